@@ -1,0 +1,93 @@
+"""What requests may ask for, and what engines may do, over two tensor ranks: the same outputs as on one."""
+
+import numpy as np
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.registry import Registry
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, drain, every_kind, greedy, prompts, request, running, tokens_of
+from frame.testing.thread_executor import with_threads
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("features")
+    return make_checkpoint(path, "llama", tokenizer=True)
+
+
+def both(folder, serve, **settings):
+    """What `serve(engine)` gives over one rank and over two."""
+    found = []
+    for size in (1, 2):
+        values = {**SMALL, "model": str(folder), "num_threads": 1, "tensor_parallel_size": size, **settings}
+        values["executor"] = "inline" if size == 1 else "threads"
+        with running(from_flat(values), with_threads(Registry.load())) as engine:
+            found.append(serve(engine))
+    return found
+
+
+def served(engine):
+    outputs = drain(engine, every_kind(prompts(400), 3))
+    return {name: tokens_of(found) for name, found in outputs.items()}
+
+
+def test_every_kind_of_request(folder):
+    one, two = both(folder, served)
+    assert one == two
+
+
+def test_log_probabilities(folder):
+    def serve(engine):
+        outputs = drain(engine, [request("a", prompts(400)[0], logprobs=3, prompt_logprobs=2)])["a"]
+        return [row for output in outputs if output.logprobs is not None for row in np.ravel(output.logprobs.logprobs)]
+
+    one, two = both(folder, serve)
+    assert len(one) == 12 * 4
+    np.testing.assert_allclose(one, two, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_gpu_blocks_override": 12},  # requests are preempted
+        {"max_num_batched_tokens": 16},  # prompts are computed in chunks
+        {"speculator": "ngram", "plugin": {"ngram": {"prompt_lookup_max": 3}}},
+        {"deterministic": True},
+        {"async_scheduling": False},
+    ],
+    ids=["preemption", "chunks", "speculation", "deterministic", "synchronous"],
+)
+def test_ways_to_compute(folder, settings):
+    given = [*prompts(400), [7, 8, 9] * 12]
+    one, two = both(folder, lambda engine: greedy(engine, given, 20), **settings)
+    assert one == two
+
+
+def test_prefixes_are_found_again(folder):
+    def serve(engine):
+        first = greedy(engine, prompts(400))
+        again = greedy(engine, prompts(400))
+        assert again == first
+        return first, engine.stats().prefix_hits
+
+    one, two = both(folder, serve)
+    assert one == two
+    assert two[1] > 0
+
+
+def test_sleep_and_new_weights(folder, tmp_path):
+    make_checkpoint(tmp_path, "llama", seed=5)
+
+    def serve(engine):
+        before = greedy(engine, prompts(400))
+        engine.call("sleep", {"keep": ("weights",)})
+        engine.call("wake_up", {"tags": ("weights", "kv_cache")})
+        assert greedy(engine, prompts(400)) == before
+        engine.call("update_weights", {"model": str(tmp_path)})
+        after = greedy(engine, prompts(400))
+        assert after != before
+        return before, after
+
+    one, two = both(folder, serve)
+    assert one == two
