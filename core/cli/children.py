@@ -83,10 +83,10 @@ def _serve_engine(
     return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 
 
-def _serve_worker(descriptor: int) -> int:
+def _serve_worker(descriptor: int, heartbeat: int) -> int:
     from ..worker.worker_process import serve_worker
 
-    return serve_worker(descriptor)
+    return serve_worker(descriptor, heartbeat)
 
 
 def _render_templates(descriptor: int) -> int:
@@ -134,7 +134,7 @@ CHILDREN: Mapping[str, Child] = MappingProxyType({
     # the engine of `frame serve` and `AsyncLLM`
     "engine": Child(_serve_engine, {**_FROM_PARENT, "plugins_file": Path, "socket": str}, {"journal_fd": int}),
     # a worker of the executor `process`
-    "worker": Child(_serve_worker, _SOCKET),
+    "worker": Child(_serve_worker, {**_SOCKET, "heartbeat": int}),
     # renders the chat templates of clients for an API process
     "template": Child(_render_templates, _SOCKET),
     # tries grammars for an engine

@@ -176,6 +176,9 @@ class UnconnectedGroup(ProcessGroup):
 class Collectives(ABC):
     """Makes the process groups of one worker, and ends them."""
 
+    #: collectives that this worker has called, by which a worker that lags behind the others is found; 0 where unknown
+    num_calls: int = 0
+
     @abstractmethod
     def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
         """A group of mesh ranks, this worker among them, with a communicator of its own; all its ranks must call it."""

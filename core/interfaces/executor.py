@@ -122,8 +122,14 @@ class SpawnedWorker(WorkerProtocol, Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable when something has arrived."""
 
-    def begin_close(self) -> None:
-        """Tells the process to end, without waiting for that as `close` does."""
+    def silent_seconds(self) -> float:
+        """Seconds since the process ran last; it also runs while it waits for a device or for other workers."""
+
+    def progress(self) -> tuple[int, int]:
+        """(the newest step that it began, collectives that it called): where it lags, the others wait for it."""
+
+    def begin_close(self, *, kills: bool = False) -> None:
+        """Tells the process to end, or kills it, without waiting for that as `close` does."""
 
 
 class WorkerFactory(Protocol):

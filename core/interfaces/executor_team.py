@@ -31,6 +31,7 @@ class TeamExecutor(Executor):
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         self.team: list[WorkerProtocol] = []
+        self._broken: DeadWorkerError | None = None
         self._answering: list[int] = []  # the ranks whose results count, first the one that has the tokens
         try:
             for placement in setup.placements:
@@ -73,7 +74,19 @@ class TeamExecutor(Executor):
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
         return self._together(lambda worker: worker.call(method, arguments, timeout), ends=False)
 
+    def broken(self, message: str, *, killed: bool = False) -> DeadWorkerError:
+        """The error of a team that cannot go on, which `check` raises from now on."""
+        self._broken = DeadWorkerError(message, killed=killed)
+        return self._broken
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker is gone, hangs, or does not do what the others do."""
+        return self._broken is not None
+
     def check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
         for rank, worker in enumerate(self.team):
             try:
                 worker.check()
@@ -124,7 +137,7 @@ class TeamStep:
             if isinstance(outcome, Exception):
                 error = self._executor.named(rank, outcome)
                 if late:
-                    raise DeadWorkerError(f"worker {late[0]} did not end a step that failed: {error}") from outcome
+                    raise self._executor.broken(f"worker {late[0]} did not end a step that failed: {error}")
                 raise error from None
         return [result for rank in self._answering for result in cast("list[StepResult]", self._outcomes[rank])]
 

@@ -61,6 +61,11 @@ class Worker:
         return self.started.opened.platform
 
     @property
+    def num_collectives(self) -> int:
+        """Collectives that this worker has called since its start."""
+        return self._start.collectives.num_calls
+
+    @property
     def model(self) -> Model:
         """The model that serves."""
         return self.started.model

@@ -28,6 +28,7 @@ from ..processes.channel import Channel
 from ..processes.python_command import python_command
 from ..startup.openmp import child_environment
 from .factory import worker_of
+from .heartbeat import Heartbeat, HeartbeatMemory
 
 T = TypeVar("T")
 
@@ -118,15 +119,17 @@ class RemoteWorker:
     def __init__(self, recipe: bytes, progress: Callable[[str], None]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._progress = progress
+        self._heartbeat = HeartbeatMemory()
+        passed = theirs.fileno(), self._heartbeat.descriptor
         self._steps: deque[RemoteStep] = deque()
         self._values: deque[Value | Failure] = deque()
         self._asked = False  # a call is not answered yet
         self._num_unheard = 0  # answers still to come whose callers have timed out
         with theirs:
             self._process = subprocess.Popen(
-                python_command("frame", "worker", str(theirs.fileno())),
+                python_command("frame", "worker", str(passed[0]), "--heartbeat", str(passed[1])),
                 stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=passed,
                 env=child_environment(),
             )
         if self._process.stdin is None:
@@ -160,9 +163,9 @@ class RemoteWorker:
         if self._process.poll() is not None:
             raise _death(self._process.returncode)
 
-    def begin_close(self) -> None:
+    def begin_close(self, *, kills: bool = False) -> None:
         self._channel.close()
-        if self._asked:  # it may wait for other workers, or load for minutes, and then find the channel closed
+        if kills or self._asked:  # it may wait for other workers, or load for minutes, and then find the channel closed
             self._process.kill()
 
     def close(self) -> None:
@@ -172,9 +175,16 @@ class RemoteWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._heartbeat.close()
 
     def fileno(self) -> int:
         return self._channel.fileno()
+
+    def silent_seconds(self) -> float:
+        return self._heartbeat.silent_seconds()
+
+    def progress(self) -> tuple[int, int]:
+        return self._heartbeat.progress()
 
     def read_arrived(self) -> None:
         """Takes what has arrived, without waiting; raises `DeadWorkerError` at the end."""
@@ -237,13 +247,14 @@ def _death(status: int | str) -> DeadWorkerError:
     return DeadWorkerError(f"the worker process died with exit status {status}", killed=status == -signal.SIGKILL)
 
 
-def serve_worker(descriptor: int) -> int:
+def serve_worker(descriptor: int, heartbeat: int) -> int:
     """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
     recipe = sys.stdin.buffer.read()
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
     loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
+    Heartbeat(heartbeat, lambda: (loop.step, worker.num_collectives))
     try:
         with contextlib.suppress(ConnectionError):  # the engine has closed its end with answers unread
             while (message := channel.receive()) is not None:
@@ -266,17 +277,17 @@ class _WorkerLoop:
         self._worker = worker
         self._channel = channel
         self._culprit = culprit
-        self._step = 0
+        self.step = 0
         self._failed: Exception | None = None
 
     def handle(self, message: ToWorker) -> None:
         """Does what a message asks for; answers to steps come later, by `answer_oldest`."""
         if isinstance(message, Execute):
-            self._step = message.plan.step
+            self.step = message.plan.step
             self._failed = self._try(partial(self._worker.execute, message.plan))
         elif isinstance(message, Sample):
             outcome: Any = self._failed or self._try(partial(self._worker.sample, message.masks))
-            self.unanswered.append((self._step, outcome))
+            self.unanswered.append((self.step, outcome))
         else:
             while self.unanswered:
                 self.answer_oldest()

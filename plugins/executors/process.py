@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from frame.interfaces import (
     DeadWorkerError,
@@ -19,6 +18,10 @@ from frame.interfaces import (
     step_outcome,
 )
 
+from .process_options import ProcessOptions
+
+#: Seconds without a sign of life after which a process is taken to be stopped.
+SILENT_SECONDS = 3.0
 #: Seconds that the other workers get to end a step in which one has failed: they may wait for it in a collective.
 FAILED_STEP_SECONDS = 10.0
 
@@ -26,10 +29,10 @@ FAILED_STEP_SECONDS = 10.0
 class ProcessExecutor(TeamExecutor):
     """Sends steps as msgpack over sockets; waits for an answer only when the engine asks for it."""
 
-    def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
+    def __init__(self, setup: ExecutorSetup, options: ProcessOptions | None = None) -> None:
         self._spawned: list[SpawnedWorker] = []
         self._trailing: list[tuple[int, StepHandle]] = []  # of steps that are answered, by workers still at them
-        super().__init__(setup, options)
+        super().__init__(setup, options or ProcessOptions())
 
     @classmethod
     def supports(cls, mesh: Mesh) -> str | None:
@@ -41,15 +44,17 @@ class ProcessExecutor(TeamExecutor):
 
     def outcomes(self, handles: Sequence[StepHandle], answering: Sequence[int]) -> list[StepOutcome]:
         self._look_at_trailing()
-        latest: float | None = None
+        latest, hangs_at = None, time.monotonic() + self.options.step_timeout_seconds
         while True:
             found = [self._outcome(rank, handle) for rank, handle in enumerate(handles)]
             if all(found[rank] is not None for rank in answering):
                 break
             if latest is None and any(isinstance(outcome, Exception) for outcome in found):
                 latest = time.monotonic() + FAILED_STEP_SECONDS
-            left = None if latest is None else latest - time.monotonic()
-            if left is not None and left <= 0:
+            left = (hangs_at if latest is None else latest) - time.monotonic()
+            if left <= 0 and latest is None:
+                raise self._hanging()
+            if left <= 0:
                 break
             select.select(self._spawned, [], [], left)
         self._trailing += [(rank, handle) for rank, handle in enumerate(handles) if found[rank] is None]
@@ -57,14 +62,37 @@ class ProcessExecutor(TeamExecutor):
 
     def close(self) -> None:
         for worker in self._spawned:
-            worker.begin_close()
+            worker.begin_close(kills=self.is_broken)
         super().close()
 
     def _outcome(self, rank: int, handle: StepHandle) -> StepOutcome:
         try:
             return step_outcome(handle) if handle.ready() else None
         except DeadWorkerError as error:
-            raise self.named(rank, error) from None
+            raise self.broken(str(self.named(rank, error)), killed=error.killed) from None
+
+    def _hanging(self) -> DeadWorkerError:
+        """Names the worker that the others most probably wait for."""
+        count, seconds = len(self._spawned), self.options.step_timeout_seconds
+        silent = [worker.silent_seconds() for worker in self._spawned]
+        progress = [worker.progress() for worker in self._spawned]
+        worst, behind = max(range(count), key=silent.__getitem__), min(range(count), key=progress.__getitem__)
+        if silent[worst] > SILENT_SECONDS:
+            return self._hangs(worst, f"its process has not run for {silent[worst]:.0f} seconds")
+        (step, calls), (newest, most) = progress[behind], max(progress)
+        if (step, calls) < (newest, most):
+            why = f"it is at step {step} and collective {calls}, others at step {newest} and collective {most}"
+            return self._hangs(behind, why)
+        return self.broken(
+            f"no worker answered a step for {seconds:g} seconds; all {count} run and have called the same collectives, "
+            "so that a device or the network hangs"
+        )
+
+    def _hangs(self, rank: int, why: str) -> DeadWorkerError:
+        seconds = self.options.step_timeout_seconds
+        return self.broken(
+            f"worker {rank} of {len(self._spawned)} hangs, no step was answered for {seconds:g} seconds: {why}"
+        )
 
     def _look_at_trailing(self) -> None:
         """Raises `DeadWorkerError` for a worker that failed where others did not: its state differs from theirs."""
@@ -74,4 +102,4 @@ class ProcessExecutor(TeamExecutor):
             if outcome is None:
                 self._trailing.append((rank, handle))
             elif isinstance(outcome, Exception):
-                raise self.named(rank, DeadWorkerError(f"failed in a step that other workers ended: {outcome}"))
+                raise self.broken(f"worker {rank} failed in a step that other workers ended: {outcome}")

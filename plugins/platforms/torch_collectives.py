@@ -197,6 +197,7 @@ class TorchGroup(ProcessGroup):
     def sum_in_place(self, tensor: Tensor) -> Tensor:
         """As `all_reduce`, into `tensor` itself, which is contiguous."""
         if tensor.numel() and not self._owner.is_silent:
+            self._owner.num_calls += 1
             self._group.allreduce([tensor]).wait()
         return tensor
 
@@ -205,6 +206,7 @@ class TorchGroup(ProcessGroup):
             return self._silent.all_reduce(tensor)
         out = tensor.clone(memory_format=torch.contiguous_format)
         if out.numel():
+            self._owner.num_calls += 1
             self._group.allreduce([out]).wait()
         return out
 
@@ -215,6 +217,7 @@ class TorchGroup(ProcessGroup):
         if sizes is None or len(set(sizes)) == 1:
             out = tensor.new_empty((self.size, *tensor.shape))
             if out.numel():
+                self._owner.num_calls += 1
                 self._group._allgather_base(out.view(-1), tensor.contiguous().view(-1)).wait()
             return out.movedim(0, dim).flatten(dim, dim + 1)
         moved = tensor.movedim(dim, 0)
@@ -238,12 +241,14 @@ class TorchGroup(ProcessGroup):
             raise ValueError(f"{moved.shape[0]} rows cannot be scattered over {self.size} ranks without sizes")
         out = moved.new_empty((moved.shape[0] // self.size, *moved.shape[1:]))
         if out.numel():
+            self._owner.num_calls += 1
             self._group._reduce_scatter_base(out, moved).wait()
         scattered: Tensor = out.movedim(0, dim).contiguous()
         return scattered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         if tensor.numel() and not self._owner.is_silent:
+            self._owner.num_calls += 1
             options = _options.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
             self._group.broadcast([tensor], options).wait()

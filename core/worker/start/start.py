@@ -75,14 +75,14 @@ class WorkerStart:
         self._progress = progress
         self._stages: list[tuple[str, float]] = []
         self._loaded: _Loaded | None = None
-        self._collectives: Collectives = NoCollectives()
+        self.collectives: Collectives = NoCollectives()
 
     def load(self) -> WorkerFacts:
         """Opens the device and loads the model."""
         opened = self._timed("device", self._open)
         opened.steps.kernels.compile_ahead(partial(rehearse, opened))
         opened = self._timed("rendezvous", opened.connected) if opened.placement.mesh.size > 1 else opened
-        self._collectives = opened.collectives
+        self.collectives = opened.collectives
         memory, config = opened.platform.memory(), opened.config
         before = memory.snapshot()
         parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
@@ -135,7 +135,7 @@ class WorkerStart:
     def close(self) -> None:
         """Drops a model that was loaded and got no KV cache, and ends the process groups."""
         self._loaded = None
-        self._collectives.close()
+        self.collectives.close()
 
     def _timed(self, stage: str, work: Callable[[], T]) -> T:
         self._progress(stage)

@@ -170,7 +170,15 @@ class FakeWorker:
         """There is nothing to wait for."""
         raise NotImplementedError("a fake worker has no descriptor")
 
-    def begin_close(self) -> None:
+    def silent_seconds(self) -> float:
+        """It always runs."""
+        return 0.0
+
+    def progress(self) -> tuple[int, int]:
+        """It counts nothing."""
+        return 0, 0
+
+    def begin_close(self, *, kills: bool = False) -> None:
         """There is no process to end."""
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+"""A worker that dies or hangs, at any moment, ends its engine soon and is named; nothing of the engine stays."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.executor import DeadWorkerError
+from frame.core.plugin_host.registry import Registry
+from frame.offline.in_process import make_engine
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, prompts, request
+from frame.testing.executor_suite import children
+
+TIMEOUT = {"plugin": {"process": {"step_timeout_seconds": 4.0}}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("lost"), "llama")
+
+
+def start(folder, **settings):
+    values = {"model": str(folder), "tensor_parallel_size": 2, "num_threads": 1, **SMALL, **settings}
+    return make_engine(from_flat(values), Registry.load())
+
+
+def processes(engine):
+    return [worker._process for worker in engine.executor.team]
+
+
+def step_for(engine, seconds):
+    latest = time.monotonic() + seconds
+    while time.monotonic() < latest:
+        engine.step()
+
+
+def ends(engine, pattern, seconds):
+    """Steps until the engine ends with such an error, within so many seconds; closes it."""
+    began = time.monotonic()
+    with pytest.raises(DeadWorkerError, match=pattern):
+        step_for(engine, 30)
+    engine.close()
+    assert time.monotonic() - began < seconds
+    assert all(process.poll() is not None for process in processes(engine))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("steps", [0, 1, 4], ids=["before a step", "in the prompt", "in decodes"])
+def test_a_killed_worker_is_named_at_once(folder, rank, steps):
+    engine = start(folder)
+    for place, prompt in enumerate(prompts(400)):
+        engine.add(request(str(place), prompt, 60))
+    for _ in range(steps):
+        engine.step()
+    processes(engine)[rank].kill()
+    ends(engine, f"worker {rank} of 2: the worker process died with exit status -9|did not end a step", 10)
+
+
+def test_a_stopped_worker_is_named_by_its_silence(folder):
+    engine = start(folder, **TIMEOUT)
+    engine.add(request("a", prompts(400)[0], 60))
+    engine.step()
+    os.kill(processes(engine)[1].pid, signal.SIGSTOP)
+    ends(
+        engine, r"worker 1 of 2 hangs, no step was answered for 4 seconds: its process has not run for \d+ seconds", 10
+    )
+
+
+def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
+    before = children()
+    killed = []
+
+    def kill() -> None:
+        deadline = time.monotonic() + 20
+        while len(found := sorted(children() - before)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        killed.append(found[1])
+        os.kill(found[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(DeadWorkerError, match="worker 1 of 2: the worker process died with exit status -9"):
+        start(folder)
+    thread.join()
+    assert time.monotonic() - began < 10
+    assert not children() - before
+
+
+def test_workers_do_not_outlive_a_killed_engine(folder, tmp_path):
+    import subprocess
+    import sys
+
+    code = f"""
+import sys, time
+from frame import LLM
+llm = LLM(model={str(folder)!r}, skip_tokenizer_init=True, tensor_parallel_size=2, num_threads=1, **{SMALL!r})
+print(*(worker._process.pid for worker in llm.llm_engine.core.executor.team), flush=True)
+time.sleep(60)
+"""
+    engine = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in engine.stdout.readline().split()]
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGSTOP)  # the other one will wait for it for good
+    engine.kill()
+    engine.wait()
+    engine.stdout.close()
+    os.kill(workers[1], signal.SIGCONT)
+    deadline = time.monotonic() + 15
+    while any(os.path.exists(f"/proc/{pid}") for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
