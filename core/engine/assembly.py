@@ -22,6 +22,7 @@ from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
+from ..parallel.layout import check_layout
 from ..parallel.rendezvous import Rendezvous, placements_of
 from ..plugin_host.isolation import culprit
 from ..plugin_host.model_choice import choose_model
@@ -68,6 +69,7 @@ class EngineStart:
         self._checkpoint = read_checkpoint(config)
         self._config = config = resolve_budget(config, self._checkpoint, registry)
         choose_model(self._checkpoint, registry)  # imports it
+        check_layout(config, mesh_of(config), self._checkpoint, registry)
         self._engine_id = secrets.token_hex(8)
         workers = make_workers(config, registry, progress, self._engine_id)
         self._executor = self._make_executor(workers)

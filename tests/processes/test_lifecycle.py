@@ -288,7 +288,7 @@ def test_a_broken_tokenizer_ends_the_start_with_one_sentence(tmp_path: Path) -> 
         (("--max-num-seqs", "many"), "many", None),
         (("--attention-backend", "fa9"), "fa9", 1),
         (("--no-such-flag", "1"), "no-such-flag", 2),
-        (("-tp", "2"), "tensor_parallel_size 2", 1),
+        (("-tp", "3"), "cannot be split over 3 ranks; sizes that work: 1, 2, ", 1),
     ],
 )
 def test_bad_settings_end_at_once_with_one_sentence(arguments: tuple[str, ...], words: str, status: int | None) -> None:

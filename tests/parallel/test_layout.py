@@ -1,0 +1,54 @@
+"""Divisions that a model does not allow are refused before anything is loaded, with the sizes that work."""
+
+import time
+
+import pytest
+
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.flat import from_flat
+from frame.core.parallel.layout import check_layout
+from frame.core.plugin_host.registry import Registry
+from frame.interfaces import Mesh
+from frame.testing.checkpoints import make_checkpoint
+
+
+def check(folder, size):
+    config = from_flat({"model": str(folder)})
+    check_layout(config, Mesh(tensor=size), read_checkpoint(config), Registry.load())
+
+
+def refused(folder, size):
+    with pytest.raises(ConfigError) as raised:
+        check(folder, size)
+    return str(raised.value)
+
+
+def test_heads_that_do_not_divide(tmp_path):
+    make_checkpoint(tmp_path, "llama", num_attention_heads=8, num_key_value_heads=4)
+    said = refused(tmp_path, 3)
+    assert said == (
+        "tensor_parallel_size 3: the attention heads of model.layers.0.self_attn: 8 cannot be split over 3 ranks; "
+        "sizes that work: 1, 2, 4, 8"
+    )
+    check(tmp_path, 4)
+
+
+def test_inner_sizes_and_experts_that_do_not_divide(tmp_path):
+    make_checkpoint(
+        tmp_path, "llama", hidden_size=96, num_attention_heads=12, num_key_value_heads=12, intermediate_size=80
+    )
+    assert refused(tmp_path, 3).startswith("tensor_parallel_size 3: the outputs of model.layers.0.mlp.gate_proj: 80 ")
+
+
+def test_a_large_model_is_tried_at_once(tmp_path):
+    """64 sizes of a model of 80 layers, none of which has memory."""
+    import json
+
+    make_checkpoint(tmp_path, "llama")
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sizes, "num_key_value_heads": 8, "head_dim": 128}))
+    began = time.monotonic()
+    assert refused(tmp_path, 3).endswith("sizes that work: 1, 2, 4, 8, 16, 32, 64")
+    assert time.monotonic() - began < 5
