@@ -13,7 +13,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..interfaces.wire import decode, encode
@@ -88,6 +89,23 @@ class Channel:
             with contextlib.suppress(BlockingIOError):
                 rest = rest[self._socket.send(rest, socket.MSG_DONTWAIT) :]
 
+    def send_part(self, frame: memoryview) -> int:
+        """Hands over what the peer takes at once of a `pack`ed frame; returns the number of bytes."""
+        return self._socket.send(frame, socket.MSG_DONTWAIT)
+
+    def send_descriptors(self, descriptors: Sequence[int]) -> None:
+        """Gives the peer copies of open files, which it takes by `receive_descriptors` before its next message."""
+        socket.send_fds(self._socket, [b"\0"], descriptors)
+
+    def receive_descriptors(self, count: int) -> list[int]:
+        """The files of the peer's `send_descriptors`, which are this process's to close; raises `OSError` without."""
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, count)
+        if len(descriptors) != count:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise ConnectionError(errno.EPROTO, f"the peer sent {len(descriptors)} open files instead of {count}")
+        return list(descriptors)
+
     def receive(self) -> Any:
         """The next message, None at the end. Raises `ValueError` for an invalid one, `OSError` for a broken socket."""
         header = self._read(_LENGTH.size)
@@ -121,6 +139,31 @@ class Channel:
                 return None
             view = view[count:]
         return data
+
+
+def send_to_all(
+    channels: Sequence[Channel], frame: bytes, read: Callable[[int], None], timeout: float | None = None
+) -> None:
+    """Sends one `pack`ed frame over every channel, each as quickly as its peer takes it.
+
+    `read(i)` is called whenever something arrives from peer i meanwhile, as in `Channel.send`, and when it is gone.
+    Raises `TimeoutError` with the peers that have not taken all of it after `timeout` seconds.
+    """
+    rests = {index: memoryview(frame) for index in range(len(channels))}
+    latest = None if timeout is None else time.monotonic() + timeout
+    while rests:
+        left = None if latest is None else max(0.0, latest - time.monotonic())
+        readable, writable, _ = select.select(channels, [channels[index] for index in rests], [], left)
+        for index, channel in enumerate(channels):
+            if channel in readable:
+                read(index)
+            elif channel in writable:
+                with contextlib.suppress(BlockingIOError):
+                    rests[index] = rests[index][channel.send_part(rests[index]) :]
+                if not rests[index]:
+                    del rests[index]
+        if rests and left == 0.0:
+            raise TimeoutError(f"peers {sorted(rests)} of {len(channels)} did not take a message in {timeout:g} s")
 
 
 class _Reader(asyncio.StreamReader):
