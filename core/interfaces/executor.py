@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -132,6 +133,22 @@ class SpawnedWorker(WorkerProtocol, Protocol):
         """Tells the process to end, or kills it, without waiting for that as `close` does."""
 
 
+class SpawnedTeam(Protocol):
+    """Spawned workers that are told everything at once, steps and calls, so that all do it in the same order."""
+
+    def execute(self, plan: StepPlan) -> None:
+        """As `WorkerProtocol.execute`, of all. Raises `DeadWorkerError` naming a worker that takes nothing."""
+
+    def sample(self, masks: bytes = b"") -> list[StepHandle]:
+        """As `WorkerProtocol.sample`, of all; by rank."""
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        """As `WorkerProtocol.call`, of all; the answers by rank. Errors name the worker."""
+
+    def close(self) -> None:
+        """Frees what they share. The workers are closed each by itself. May be called twice."""
+
+
 class WorkerFactory(Protocol):
     """Makes the workers of an engine for its executor, which decides in which process each runs."""
 
@@ -140,6 +157,9 @@ class WorkerFactory(Protocol):
 
     def spawn(self, placement: Placement) -> SpawnedWorker:
         """A worker in a process of its own (`python -m frame worker`); it ends with its parent."""
+
+    def join(self, workers: Sequence[SpawnedWorker]) -> SpawnedTeam:
+        """Has all workers of an engine, which it spawned and allocated, take messages together from now on."""
 
     def recipe(self, placement: Placement) -> bytes:
         """JSON from which a process elsewhere makes the worker with `worker_of`."""

@@ -68,8 +68,12 @@ class TeamExecutor(Executor):
             worker.execute(plan)
 
     def sample(self, masks: bytes = b"") -> StepHandle:
-        handles = [worker.sample(masks) for worker in self.team]
+        handles = self.launch_draws(masks)
         return handles[0] if len(handles) == 1 else TeamStep(self, handles, self._answering)
+
+    def launch_draws(self, masks: bytes) -> list[StepHandle]:
+        """Has every worker draw tokens for the step executed last; by rank what each will have made of it."""
+        return [worker.sample(masks) for worker in self.team]
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
         return self._together(lambda worker: worker.call(method, arguments, timeout), ends=False)
@@ -95,11 +99,7 @@ class TeamExecutor(Executor):
 
     def named(self, rank: int, error: Exception) -> Exception:
         """`error` of the worker `rank`, which its message names where there are several."""
-        if len(self.setup.placements) == 1 or not isinstance(error, RuntimeError | ValueError | TimeoutError):
-            return error
-        named = copy(error)
-        named.args = (f"worker {rank} of {len(self.setup.placements)}: {error}", *error.args[1:])
-        return named
+        return named_error(rank, len(self.setup.placements), error)
 
     def close(self) -> None:
         for worker in self.team:
@@ -140,6 +140,15 @@ class TeamStep:
                     raise self._executor.broken(f"worker {late[0]} did not end a step that failed: {error}")
                 raise error from None
         return [result for rank in self._answering for result in cast("list[StepResult]", self._outcomes[rank])]
+
+
+def named_error(rank: int, num_workers: int, error: Exception) -> Exception:
+    """`error` of the worker `rank`, which its message names where there are several."""
+    if num_workers == 1 or not isinstance(error, RuntimeError | ValueError | TimeoutError):
+        return error
+    named = copy(error)
+    named.args = (f"worker {rank} of {num_workers}: {error}", *error.args[1:])
+    return named
 
 
 def step_outcome(handle: StepHandle) -> StepOutcome:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..config.tree import FrameConfig
-from ..interfaces.executor import SpawnedWorker, WorkerProtocol
+from ..interfaces.executor import SpawnedTeam, SpawnedWorker, WorkerProtocol
 from ..interfaces.mesh import Placement
 from ..interfaces.wire import decode, encode
 from ..plugin_host.registry import Registry
@@ -40,6 +40,12 @@ class Workers:
         from .worker_process import RemoteWorker
 
         return RemoteWorker(self.recipe(placement), self._progress)
+
+    def join(self, workers: Sequence[SpawnedWorker]) -> SpawnedTeam:
+        """The workers of one engine, told everything by one broadcast through shared memory."""
+        from .worker_team import WorkerTeam
+
+        return WorkerTeam(workers)
 
     def recipe(self, placement: Placement) -> bytes:
         """JSON from which `worker_of` makes this worker elsewhere; raises `ConfigError` for what JSON cannot hold."""

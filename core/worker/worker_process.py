@@ -1,6 +1,7 @@
 """A worker in a process of its own: the proxy in the engine's process, and the loop on the other side.
 
-Steps are sent without waiting; answers are matched in order. Messages are typed msgpack; callables do not travel.
+Steps are sent without waiting; answers are matched in order. Messages are typed msgpack; callables do not travel. The
+workers of one engine get them by a broadcast (`worker_team`), a single one by its socket; answers come by sockets.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ..interfaces.executor import DeadWorkerError, StepHandle, WorkerFacts, WorkerReady
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
+from ..interfaces.wire import Borrowed
 from ..plugin_host.isolation import culprit
+from ..processes.broadcast import BroadcastReader, BroadcastWriter, RingShape
 from ..processes.channel import Channel
 from ..processes.python_command import python_command
 from ..startup.openmp import child_environment
@@ -45,7 +48,14 @@ class Execute(msgspec.Struct, tag=True):
 class Sample(msgspec.Struct, tag=True):
     """Engine to worker: sample the step executed last."""
 
-    masks: bytes = b""
+    masks: Borrowed = Borrowed(b"")
+
+
+class Attach(msgspec.Struct, tag=True):
+    """Engine to worker, by socket: what follows comes by a broadcast of this shape, whose files come next; answered."""
+
+    shape: RingShape
+    reader: int
 
 
 class Call(msgspec.Struct, tag=True):
@@ -82,7 +92,7 @@ class Failure(msgspec.Struct, tag=True):
     culprit: str = ""
 
 
-ToWorker = Execute | Sample | Call
+ToWorker = Execute | Sample | Call | Attach
 FromWorker = WorkerStage | Sampled | Value | Failure
 
 
@@ -136,7 +146,8 @@ class RemoteWorker:
             raise RuntimeError("the worker process has no standard input")
         with self._process.stdin as stdin:
             stdin.write(recipe)
-        self._channel = Channel(ours, FromWorker)
+        self.channel = Channel(ours, FromWorker)
+        self._attached = False
 
     def load(self) -> WorkerFacts:
         self._progress("worker process")
@@ -149,14 +160,11 @@ class RemoteWorker:
         self._send(Execute(plan))
 
     def sample(self, masks: bytes = b"") -> StepHandle:
-        self._send(Sample(masks))
-        self._steps.append(RemoteStep(self))
-        return self._steps[-1]
+        self._send(Sample(Borrowed(masks)))
+        return self.expect_step()
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        for name, value in (arguments or {}).items():
-            if callable(value):
-                raise ValueError(f"{method}: {name} is a callable, which cannot travel to a worker process; name it")
+        refuse_callables(method, arguments)
         return self._ask(Call(method, arguments), timeout)
 
     def check(self) -> None:
@@ -164,7 +172,7 @@ class RemoteWorker:
             raise _death(self._process.returncode)
 
     def begin_close(self, *, kills: bool = False) -> None:
-        self._channel.close()
+        self.channel.close()
         if kills or self._asked:  # it may wait for other workers, or load for minutes, and then find the channel closed
             self._process.kill()
 
@@ -178,7 +186,7 @@ class RemoteWorker:
         self._heartbeat.close()
 
     def fileno(self) -> int:
-        return self._channel.fileno()
+        return self.channel.fileno()
 
     def silent_seconds(self) -> float:
         return self._heartbeat.silent_seconds()
@@ -188,13 +196,13 @@ class RemoteWorker:
 
     def read_arrived(self) -> None:
         """Takes what has arrived, without waiting; raises `DeadWorkerError` at the end."""
-        while self._channel.readable():
+        while self.channel.readable():
             self.read_one()
 
     def read_one(self) -> None:
         """Waits for one message and gives it to the step or call that it answers."""
         try:
-            message = self._channel.receive()
+            message = self.channel.receive()
         except OSError:
             message = None
         if message is None:
@@ -210,28 +218,61 @@ class RemoteWorker:
         else:
             self._values.append(message)
 
-    def _ask(self, call: Call, timeout: float | None = None) -> Any:
-        """The worker's answer; raises `TimeoutError` after `timeout` seconds, and a later answer is then dropped."""
+    def attach(self, writer: BroadcastWriter, reader: int) -> None:
+        """Has the worker take its messages from a broadcast from now on, and none by its socket."""
+        self.expect_value()
+        self._send(Attach(writer.shape, reader))
+        self.channel.send_descriptors(writer.descriptors(reader))
+        self._attached = True
+        self._value("attach", None)
+
+    def expect_step(self) -> RemoteStep:
+        """The handle of a step that the worker was told to sample."""
+        self._steps.append(RemoteStep(self))
+        return self._steps[-1]
+
+    def expect_value(self) -> None:
+        """Notes that the worker is about to be asked something."""
         self._asked = True
-        self._send(call)
-        latest = None if timeout is None else time.monotonic() + timeout
-        while not self._values:
-            if latest is not None and not self._channel.readable(latest - time.monotonic()):
-                self._num_unheard += 1
-                self._asked = False
-                raise TimeoutError(
-                    f"a worker did not answer {call.method} within {timeout:g} seconds; it goes on with it"
-                )
-            self.read_one()
+
+    def has_value(self) -> bool:
+        """Whether the worker has answered what it was asked; takes what has arrived."""
+        self.read_arrived()
+        return bool(self._values)
+
+    def take_value(self) -> Any:
+        """The answer that arrived; raises what the worker raised."""
         self._asked = False
         answer = self._values.popleft()
         if isinstance(answer, Failure):
             raise WorkerError(answer.message if answer.kind == "ValueError" else f"{answer.kind}: {answer.message}")
         return answer.value
 
+    def forget_value(self) -> None:
+        """Drops the answer to come, for which nobody waits any more."""
+        self._num_unheard += 1
+        self._asked = False
+
+    def _ask(self, call: Call, timeout: float | None = None) -> Any:
+        """The worker's answer; raises `TimeoutError` after `timeout` seconds, and a later answer is then dropped."""
+        self.expect_value()
+        self._send(call)
+        return self._value(call.method, timeout)
+
+    def _value(self, method: str, timeout: float | None) -> Any:
+        latest = None if timeout is None else time.monotonic() + timeout
+        while not self._values:
+            if latest is not None and not self.channel.readable(latest - time.monotonic()):
+                self.forget_value()
+                raise TimeoutError(unanswered(method, timeout))
+            self.read_one()
+        return self.take_value()
+
     def _send(self, message: ToWorker) -> None:
+        if self._attached:
+            raise RuntimeError("this worker takes its messages from a broadcast to all workers")
         try:
-            self._channel.send(message, self.read_one)
+            self.channel.send(message, self.read_one)
         except OSError:
             self._lost()
 
@@ -241,6 +282,18 @@ class RemoteWorker:
         except subprocess.TimeoutExpired:
             status = "none: it closed its socket"
         raise _death(status)
+
+
+def refuse_callables(method: str, arguments: dict[str, Any] | None) -> None:
+    """Raises `ValueError` for an argument that cannot be sent."""
+    for name, value in (arguments or {}).items():
+        if callable(value):
+            raise ValueError(f"{method}: {name} is a callable, which cannot travel to a worker process; name it")
+
+
+def unanswered(method: str, seconds: float | None) -> str:
+    """What is said of a worker that takes too long."""
+    return f"a worker did not answer {method} within {seconds:g} seconds; it goes on with it"
 
 
 def _death(status: int | str) -> DeadWorkerError:
@@ -257,14 +310,30 @@ def serve_worker(descriptor: int, heartbeat: int) -> int:
     Heartbeat(heartbeat, lambda: (loop.step, worker.num_collectives))
     try:
         with contextlib.suppress(ConnectionError):  # the engine has closed its end with answers unread
-            while (message := channel.receive()) is not None:
-                loop.handle(message)
-                # Launch what has been sent already before waiting for the device.
-                while loop.unanswered and not channel.readable():
-                    loop.answer_oldest()
+            _serve(loop, channel)
     finally:
         worker.close()
     return 0
+
+
+def _serve(loop: _WorkerLoop, channel: Channel) -> None:
+    """Takes messages from the socket, and from a broadcast once it is attached to one, until the engine is gone."""
+    source: Channel | BroadcastReader = channel
+    while True:
+        if isinstance(source, BroadcastReader):
+            if not source.read(loop.handle):
+                return
+        elif (message := channel.receive()) is None:
+            return
+        elif isinstance(message, Attach):
+            files = channel.receive_descriptors(2)
+            source = BroadcastReader(message.shape, message.reader, files, channel, ToWorker)
+            channel.send(Value(None))
+        else:
+            loop.handle(message)
+        # Launch what has been sent already before waiting for the device.
+        while loop.unanswered and not source.readable():
+            loop.answer_oldest()
 
 
 class _WorkerLoop:
@@ -280,13 +349,14 @@ class _WorkerLoop:
         self.step = 0
         self._failed: Exception | None = None
 
-    def handle(self, message: ToWorker) -> None:
+    def handle(self, message: Execute | Sample | Call) -> None:
         """Does what a message asks for; answers to steps come later, by `answer_oldest`."""
         if isinstance(message, Execute):
             self.step = message.plan.step
             self._failed = self._try(partial(self._worker.execute, message.plan))
         elif isinstance(message, Sample):
-            outcome: Any = self._failed or self._try(partial(self._worker.sample, message.masks))
+            masks = cast("bytes", message.masks.data)  # of a broadcast a read-only view, which serves as well
+            outcome: Any = self._failed or self._try(partial(self._worker.sample, masks))
             self.unanswered.append((self.step, outcome))
         else:
             while self.unanswered:

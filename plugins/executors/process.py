@@ -1,24 +1,34 @@
-"""The process executor: workers in processes of their own on this machine, so that host work overlaps with devices."""
+"""The process executor: workers in processes of their own on this machine, so that host work overlaps with devices.
+
+Several workers are told everything by one broadcast through shared memory, a single one by its socket.
+"""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from frame.interfaces import (
     DeadWorkerError,
     ExecutorSetup,
+    KVLayout,
     Mesh,
     Placement,
+    SpawnedTeam,
     SpawnedWorker,
     StepHandle,
     StepOutcome,
+    StepPlan,
     TeamExecutor,
+    WorkerReady,
     step_outcome,
 )
 
 from .process_options import ProcessOptions
+
+T = TypeVar("T")
 
 #: Seconds without a sign of life after which a process is taken to be stopped.
 SILENT_SECONDS = 3.0
@@ -27,10 +37,11 @@ FAILED_STEP_SECONDS = 10.0
 
 
 class ProcessExecutor(TeamExecutor):
-    """Sends steps as msgpack over sockets; waits for an answer only when the engine asks for it."""
+    """Sends steps as msgpack; waits for an answer only when the engine asks for it."""
 
     def __init__(self, setup: ExecutorSetup, options: ProcessOptions | None = None) -> None:
         self._spawned: list[SpawnedWorker] = []
+        self._joined: SpawnedTeam | None = None
         self._trailing: list[tuple[int, StepHandle]] = []  # of steps that are answered, by workers still at them
         super().__init__(setup, options or ProcessOptions())
 
@@ -41,6 +52,34 @@ class ProcessExecutor(TeamExecutor):
     def make(self, placement: Placement) -> SpawnedWorker:
         self._spawned.append(self.workers.spawn(placement))
         return self._spawned[-1]
+
+    def allocate(self, layout: KVLayout) -> list[WorkerReady]:
+        ready = super().allocate(layout)
+        if len(self._spawned) > 1:
+            self._joined = self.workers.join(self._spawned)
+        return ready
+
+    def execute(self, plan: StepPlan) -> None:
+        if (team := self._joined) is None:
+            super().execute(plan)
+        else:
+            self._tell(lambda: team.execute(plan))
+
+    def launch_draws(self, masks: bytes) -> list[StepHandle]:
+        if (team := self._joined) is None:
+            return super().launch_draws(masks)
+        return self._tell(lambda: team.sample(masks))
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        if (team := self._joined) is None:
+            return super().call(method, arguments, timeout)
+        return self._tell(lambda: team.call(method, arguments, timeout))
+
+    def _tell(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except DeadWorkerError as error:
+            raise self.broken(str(error), killed=error.killed) from None
 
     def outcomes(self, handles: Sequence[StepHandle], answering: Sequence[int]) -> list[StepOutcome]:
         self._look_at_trailing()
@@ -64,6 +103,8 @@ class ProcessExecutor(TeamExecutor):
         for worker in self._spawned:
             worker.begin_close(kills=self.is_broken)
         super().close()
+        if self._joined is not None:
+            self._joined.close()
 
     def _outcome(self, rank: int, handle: StepHandle) -> StepOutcome:
         try:

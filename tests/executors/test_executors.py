@@ -159,7 +159,7 @@ def test_a_long_prompt_and_a_large_answer_pass_each_other(folder):
     lengths = {"hf_overrides": {"max_position_embeddings": 8192}, "num_gpu_blocks_override": 1200}
     chunks = {"max_num_batched_tokens": 256, "long_prefill_token_threshold": 128, "max_num_partial_prefills": 2}
     engine = start(folder, "process", max_logprobs=-1, **lengths, **chunks, max_long_partial_prefills=2)
-    connection = engine.executor.team[0]._channel._socket
+    connection = engine.executor.team[0].channel._socket
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ids = np.full(6000, 7, np.int32)
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)

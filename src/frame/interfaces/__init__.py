@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.executor import (
         DeadWorkerError as DeadWorkerError,
         Executor as Executor,
+        SpawnedTeam as SpawnedTeam,
         SpawnedWorker as SpawnedWorker,
         StepHandle as StepHandle,
         WorkerDescription as WorkerDescription,

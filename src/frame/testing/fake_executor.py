@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from frame.core.interfaces.executor import Executor, StepHandle, WorkerFacts, WorkerReady
+from frame.core.interfaces.executor import Executor, SpawnedTeam, SpawnedWorker, StepHandle, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.step import StepPlan
@@ -36,6 +36,29 @@ class FakeExecutor(Executor):
         self.worker.close()
 
 
+class FakeTeam:
+    """Implements `SpawnedTeam` by calling each worker in turn."""
+
+    def __init__(self, workers: Sequence[SpawnedWorker]) -> None:
+        self._workers = workers
+
+    def execute(self, plan: StepPlan) -> None:
+        """To every worker."""
+        for worker in self._workers:
+            worker.execute(plan)
+
+    def sample(self, masks: bytes = b"") -> list[StepHandle]:
+        """From every worker."""
+        return [worker.sample(masks) for worker in self._workers]
+
+    def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:
+        """Of every worker."""
+        return [worker.call(method, arguments, timeout) for worker in self._workers]
+
+    def close(self) -> None:
+        """Fake workers share nothing."""
+
+
 class FakeWorkers:
     """Implements `WorkerFactory` with workers of this process, local or not; `made` holds them in order."""
 
@@ -51,6 +74,10 @@ class FakeWorkers:
     def spawn(self, placement: Placement) -> FakeWorker:
         """A worker in this process, too: fake workers have no process of their own."""
         return self.local(placement)
+
+    def join(self, workers: Sequence[SpawnedWorker]) -> SpawnedTeam:
+        """These workers, called in turn."""
+        return FakeTeam(workers)
 
     def recipe(self, placement: Placement) -> bytes:
         """Fake workers live in this process only."""

@@ -1,0 +1,187 @@
+"""Two worker processes that are told everything by one broadcast do what one worker does, in the same order."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.executor import DeadWorkerError
+from frame.core.interfaces.step import StepResult
+from frame.core.interfaces.wire import Borrowed
+from frame.core.plugin_host.registry import Registry
+from frame.core.processes.broadcast import BroadcastWriter, RingShape
+from frame.core.processes.channel import Channel
+from frame.core.worker import worker_team
+from frame.core.worker.worker_process import (
+    Attach,
+    Call,
+    Execute,
+    FromWorker,
+    Sample,
+    Sampled,
+    ToWorker,
+    Value,
+    _serve,
+    _WorkerLoop,
+)
+from frame.core.worker.worker_team import WorkerTeam
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.connector_suite import empty_plan
+from frame.testing.engines import SMALL, drain, every_kind, prompts, running, tokens_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("team"), "llama", tokenizer=True)
+
+
+def engine(folder, size):
+    values = {**SMALL, "model": str(folder), "num_threads": 1, "tensor_parallel_size": size}
+    values["executor"] = "inline" if size == 1 else "process"
+    return running(from_flat(values), Registry.load())
+
+
+def served(one):
+    outputs = drain(one, every_kind(prompts(400), 3))
+    return {name: tokens_of(found) for name, found in outputs.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    with engine(folder, 1) as one:
+        return served(one)
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    with engine(folder, 2) as made:
+        yield made
+
+
+def test_two_workers_give_the_tokens_of_one_with_grammars(two, expected):
+    assert isinstance(two.executor._joined, WorkerTeam)
+    sent = two.executor._joined._writer._count
+    assert served(two) == expected
+    assert two.executor._joined._writer._count > sent + 20
+
+
+def test_messages_larger_than_a_chunk_give_the_same_tokens(folder, expected, monkeypatch):
+    monkeypatch.setattr(worker_team, "RingShape", partial(RingShape, num_chunks=2, chunk_bytes=512))
+    with engine(folder, 2) as small:
+        assert served(small) == expected
+
+
+def test_calls_reach_all_and_errors_name_the_worker(two):
+    assert [facts["platform"] for facts in two.executor.call("describe")] == ["cpu", "cpu"]
+    with pytest.raises(RuntimeError, match=r"worker [01] of 2: no worker method 'fly'"):
+        two.executor.call("fly")
+    with pytest.raises(ValueError, match="run: function is a callable, which cannot travel"):
+        two.executor.call("run", {"function": print})
+    with pytest.raises(RuntimeError, match="this worker takes its messages from a broadcast"):
+        two.executor.team[1].call("describe")
+    assert len(two.executor.call("describe")) == 2
+
+
+def test_a_call_that_one_worker_is_late_with_ends_and_steps_follow_it(two, expected):
+    pid = two.executor.team[1]._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match=r"worker 1 of 2: a worker did not answer describe within 0\.2 seconds"):
+            two.executor.call("describe", timeout=0.2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert served(two) == expected
+    assert len(two.executor.call("describe", timeout=60)) == 2
+
+
+class Recorded:
+    """A worker that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def execute(self, plan):
+        self.told.append(plan.step)
+        if plan.step == 13:
+            raise ValueError("unlucky")
+
+    def sample(self, masks):
+        self.told.append(bytes(masks))
+        result = StepResult(step=0, token_ids=np.zeros((0, 1), np.int32), num_tokens=np.zeros(0, np.int32))
+        return SimpleNamespace(results=lambda: [result])
+
+    def call(self, method, arguments):
+        self.told.append(method)
+        return arguments
+
+
+def test_steps_masks_and_calls_keep_their_order():
+    """Over a ring of two chunks, which is always full, with masks that do not fit into a chunk."""
+    ours, theirs = socket.socketpair()
+    engine_side, worker_side = Channel(ours, FromWorker), Channel(theirs, ToWorker)
+    writer = BroadcastWriter(RingShape(1, num_chunks=2, chunk_bytes=2048))
+    worker = Recorded()
+    serving = threading.Thread(target=_serve, args=[_WorkerLoop(worker, worker_side), worker_side])
+    serving.start()
+    try:
+        engine_side.send(Attach(writer.shape, 0))
+        engine_side.send_descriptors(writer.descriptors(0))
+        assert isinstance(engine_side.receive(), Value)
+        answers, expected = [], []
+
+        def take(reader):
+            while engine_side.readable():
+                answers.append(engine_side.receive())
+
+        for step in range(60):
+            masks = bytes([step]) * (step * 101)
+            messages = [Execute(empty_plan(step)), Sample(Borrowed(masks))]
+            expected += [step, *([] if step == 13 else [masks])]
+            if step % 7 == 0:
+                messages.append(Call("echo", {"step": step}))
+                expected.append("echo")
+            for message in messages:
+                writer.write(message, [engine_side], check=take, timeout=30)
+        deadline = time.monotonic() + 30
+        while len(answers) < 60 + 9 and time.monotonic() < deadline:
+            engine_side.readable(1)
+            take(0)
+        assert worker.told == expected
+        assert [answer.value["step"] for answer in answers if isinstance(answer, Value)] == list(range(0, 60, 7))
+        assert sum(isinstance(answer, Sampled) for answer in answers) == 59
+        assert [answer.message for answer in answers if not isinstance(answer, (Value, Sampled))] == ["unlucky"]
+    finally:
+        engine_side.close()
+        serving.join()
+        worker_side.close()
+        writer.close()
+
+
+def test_a_worker_that_dies_in_a_call_is_named(folder):
+    with engine(folder, 2) as made:
+        os.kill(made.executor.team[1]._process.pid, signal.SIGKILL)
+        with pytest.raises(DeadWorkerError, match="worker 1 of 2: the worker process died with exit status -9"):
+            made.executor.call("describe")
+        assert made.executor.is_broken
+
+
+def test_a_worker_that_takes_nothing_is_named(folder, monkeypatch):
+    monkeypatch.setattr(worker_team, "RingShape", partial(RingShape, num_chunks=2))
+    with engine(folder, 2) as made:
+        monkeypatch.setattr(worker_team, "LATE_SECONDS", 0.2)
+
+        def execute_ten():
+            for step in range(10):
+                made.executor.execute(empty_plan(step))
+
+        os.kill(made.executor.team[1]._process.pid, signal.SIGSTOP)
+        with pytest.raises(DeadWorkerError, match=r"workers hang: readers \[1\] of 2 have not finished message"):
+            execute_ten()
+        assert made.executor.is_broken
