@@ -87,6 +87,9 @@ class ExecutorConfig(Section):
     )
     tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
     pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)
+    enable_expert_parallel: bool = setting(
+        False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
+    )
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
         None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1

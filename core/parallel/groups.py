@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..interfaces.collectives import Collectives, Groups, UnconnectedGroup
+from collections.abc import Mapping
+
+from ..interfaces.collectives import Collectives, Groups, ProcessGroup, UnconnectedGroup
 from ..interfaces.mesh import Axis, Mesh, Placement
 
 #: The axes along which the workers of one engine exchange tensors; engines of a dense model never wait for each other.
@@ -11,18 +13,32 @@ ENGINE_AXES: tuple[Axis, ...] = ("tensor", "pipeline", "decode_context", "prefil
 
 def axes_of(mesh: Mesh) -> tuple[Axis, ...]:
     """The axes for which workers of `mesh` make groups; those of size one have none."""
-    axes = [*ENGINE_AXES, *(("expert", "data") if mesh.expert_parallel and mesh.size > 1 else ())]
+    own = mesh.expert_parallel and mesh.size > 1 and not _experts_over_tensor(mesh)
+    axes = [*ENGINE_AXES, *(("expert", "data") if own else ())]
     return tuple(axis for axis in axes if len(mesh.ranks(axis, 0)) > 1)
 
 
 def make_groups(placement: Placement, collectives: Collectives) -> Groups:
     """The groups of one worker; all workers of its mesh must call this at the same time."""
     mesh, rank = placement.mesh, placement.rank
-    return Groups.of(**{axis: collectives.group(axis, mesh.ranks(axis, rank)) for axis in axes_of(mesh)})
+    made = {axis: collectives.group(axis, mesh.ranks(axis, rank)) for axis in axes_of(mesh)}
+    return Groups.of(**_with_experts(mesh, made))
 
 
 def unconnected_groups(placement: Placement) -> Groups:
     """Groups of the same sizes without the other workers, for rehearsals of a step and for predictions."""
     mesh, rank = placement.mesh, placement.rank
-    axes = axes_of(mesh)
-    return Groups.of(**{axis: UnconnectedGroup(mesh.index(axis, rank), len(mesh.ranks(axis, rank))) for axis in axes})
+    made = {axis: UnconnectedGroup(mesh.index(axis, rank), len(mesh.ranks(axis, rank))) for axis in axes_of(mesh)}
+    return Groups.of(**_with_experts(mesh, made))
+
+
+def _with_experts(mesh: Mesh, made: Mapping[Axis, ProcessGroup]) -> dict[str, ProcessGroup]:
+    """`made`, with the tensor group as that of experts where these are spread over it alone."""
+    groups: dict[str, ProcessGroup] = {str(axis): group for axis, group in made.items()}
+    if _experts_over_tensor(mesh) and "tensor" in groups:
+        groups["expert"] = groups["tensor"]
+    return groups
+
+
+def _experts_over_tensor(mesh: Mesh) -> bool:
+    return mesh.expert_parallel and mesh.data == 1 and mesh.prefill_context == 1

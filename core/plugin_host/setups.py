@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 def mesh_of(config: FrameConfig) -> Mesh:
     """The parallel axes that the configuration asks for."""
-    return Mesh(pipeline=config.executor.pipeline_parallel_size, tensor=config.executor.tensor_parallel_size)
+    executor = config.executor
+    return Mesh(
+        pipeline=executor.pipeline_parallel_size,
+        tensor=executor.tensor_parallel_size,
+        expert_parallel=executor.enable_expert_parallel,
+    )
 
 
 def engine_setup(config: FrameConfig, max_model_len: int) -> EngineSetup:

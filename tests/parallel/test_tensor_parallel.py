@@ -29,6 +29,14 @@ def test_two_ranks_give_the_tokens_of_one(family, tmp_path):
     assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
 
 
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.matrix)])
+def test_whole_experts_on_each_rank(size, tmp_path):
+    """Four experts over three ranks: the last one has none. Heads divide by all sizes."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 48}
+    make_checkpoint(tmp_path, "qwen3-moe", num_experts=4, **sizes)
+    assert tokens(tmp_path, size, enable_expert_parallel=True) == tokens(tmp_path, 1)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAITS])
 def test_every_family_over_two_ranks(family, tmp_path):

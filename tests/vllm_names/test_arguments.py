@@ -81,7 +81,7 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
     [
         ("-q awq", "quantization='awq' cannot be honoured: quantised weights are not supported yet"),
         ("-dp 2", "data_parallel_size=2 cannot be honoured: an engine runs on one device so far"),
-        ("-ep", "enable_expert_parallel=True cannot be honoured"),
+        ("--enable-eplb", "experts are not balanced or moved between devices yet"),
         ("--grpc", "requests come over HTTP only"),
         ("--cpu-offload-gb 4", "weights stay on the device"),
         ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "requests give chat_template_kwargs"),

@@ -31,7 +31,7 @@ _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_LORA = "adapters are not supported yet"
 _NO_RANKS = "an engine runs on one device so far"
-_NO_EXPERT_PARALLEL = "expert parallelism is not supported yet"
+_NO_EXPERT_PARALLEL = "experts are not balanced or moved between devices yet"
 _NO_OFFLOAD = "weights stay on the device"
 _NO_STATES = "models with state-space layers are not supported yet"
 _NO_QUANTISATION = "quantised weights are not supported yet"
@@ -89,7 +89,6 @@ _EXPERTS = {
     **_switches(
         _NO_EXPERT_PARALLEL, "enable_eplb enable_elastic_ep enable_ep_weight_filter enable_return_routed_experts"
     ),
-    "enable_expert_parallel": Unused(_NO_EXPERT_PARALLEL, (None, False), switch=True, short="-ep"),
     **_free("eplb_config expert_placement_strategy all2all_backend"),
 }
 
