@@ -102,7 +102,8 @@ class ExpertBalance:
     `group` are the ranks that share the experts, with a communicator of its own. Loads of the last `window` steps
     count; a placement begins every `interval` steps, or once the last one is in place. In a step a rank sends and
     receives at most `rows_per_step` experts. `record` is given the loads of every interval by rank 0. Takes memory for
-    the experts of one layer. Raises `ValueError` for weights that cannot be moved.
+    the experts of one layer, and in a round for twice `rows_per_step` experts. Raises `ValueError` for weights
+    that cannot be moved.
     """
 
     def __init__(
