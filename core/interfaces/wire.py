@@ -32,6 +32,13 @@ class Borrowed:
         self.data = data
 
 
+def check_dtype(dtype: str) -> str:
+    """Returns `dtype`; raises `ValueError` for one that arrays between processes may not have."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"array dtype {dtype!r} is not accepted; there are: {', '.join(sorted(_DTYPES))}")
+    return dtype
+
+
 def _encode_array(value: Any) -> Any:
     if isinstance(value, Borrowed):
         return value.data
@@ -51,9 +58,7 @@ def _decode_array(kind: type, value: Any) -> Any:
     if kind is not np.ndarray:
         raise TypeError(f"{kind.__name__} cannot be received from another process")
     dtype, shape, data = value
-    if dtype not in _DTYPES:
-        raise ValueError(f"array dtype {dtype!r} is not accepted; there are: {', '.join(sorted(_DTYPES))}")
-    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+    return np.frombuffer(data, dtype=check_dtype(dtype)).reshape(shape).copy()
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)

@@ -15,15 +15,12 @@ An idle reader sleeps in `poll` on its socket and an eventfd, which the writer r
 less than a microsecond for each reader, and no wake-up is lost: a reader that finds nothing resets the eventfd, looks
 again, and only then sleeps.
 
-Memory order. Both sides call `_fence` between touching flags and touching data, so that no processor may swap these:
-the data is complete before a reader's flag is zeroed, and read before it is set. On x86 stores stay in order and so do
-loads; ARM keeps neither. CPython has no fence, but a lock: taking it is a load-acquire, releasing it a store-release.
-One pair is not enough on ARM, since accesses from both sides may move into it. Of two pairs in a row, what stands
-before the first release stays before it, what stands after the second acquire stays after it, and an acquire never
-passes an earlier release (ARMv8 keeps those in order): a full fence. A reader looks at the flags, calls `_fence`, and
-looks again. Its own flag zeroed says that the data is complete. But its first look may have found "written" as the
-chunk's previous use left it, while the writer is still zeroing, perhaps in overlapping stores; the second look finds
-"written" cleared then. A flag is one byte, so that it is never half written.
+Memory order. Both sides call the fence between touching flags and touching data: the data is complete before a reader's
+flag is zeroed, and read before it is set. On x86 stores stay in order and so do loads; ARM keeps neither, and the fence
+does on both (`shared_memory.Fence` says why). A reader looks at the flags, calls the fence, and looks again. Its own
+flag zeroed says that the data is complete. But its first look may have found "written" as the chunk's previous use left
+it, while the writer is still zeroing, perhaps in overlapping stores; the second look finds "written" cleared then. A
+flag is one byte, so that it is never half written.
 
 Knows no step and no worker.
 """
@@ -31,12 +28,10 @@ Knows no step and no worker.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import select
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,14 +40,13 @@ import msgspec
 
 from ..interfaces.wire import decoder_apart, encode, encoder_apart
 from .channel import Channel, pack, send_to_all
+from .shared_memory import Fence, make_memory
 
 #: Number of the message, where in the chunk its msgpack begins, and how long it is (`_OVERFLOW`: it comes by socket).
 _HEADER = struct.Struct("<QII")
 _OVERFLOW = 0xFFFFFFFF
 #: Data begins at multiples of this, so that copies to and from it run at full speed.
 _ALIGNMENT = 64
-#: What may not happen to the memory any more: who shrinks it would end every process that maps it.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: Looks that a writer takes at a full ring without sleeping, and its longest sleep after them.
 _EAGER_LOOKS = 50
 _LONGEST_SLEEP_SECONDS = 1e-3
@@ -88,7 +82,7 @@ class _Ring:
         self._map = mmap.mmap(memory, shape.num_bytes)
         self._bytes = memoryview(self._map)
         self._flags = self._bytes[shape.num_chunks * shape.chunk_bytes :]
-        self._lock = threading.Lock()
+        self._fence = Fence()
         self._count = 0  # messages so far
         self._enter_chunk()
 
@@ -96,12 +90,6 @@ class _Ring:
         index = self._count % self.shape.num_chunks
         self._chunk = self._bytes[index * self.shape.chunk_bytes :][: self.shape.chunk_bytes]
         self._written = index * self.shape.flags_per_chunk
-
-    def _fence(self) -> None:
-        with self._lock:
-            pass
-        with self._lock:
-            pass
 
     def _unmap(self) -> None:
         with contextlib.suppress(BufferError):  # a consumer kept a view; the memory ends with the process then
@@ -115,11 +103,9 @@ class BroadcastWriter(_Ring):
     """The side that sends; used by one thread at a time."""
 
     def __init__(self, shape: RingShape) -> None:
-        self._memory = os.memfd_create("frame-broadcast", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._memory = make_memory("frame-broadcast", shape.num_bytes)
         self._bells: list[int] = []
         try:
-            os.ftruncate(self._memory, shape.num_bytes)
-            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
             super().__init__(shape, self._memory)
             for _ in range(shape.num_readers):
                 self._bells.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
