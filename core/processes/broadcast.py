@@ -132,9 +132,10 @@ class BroadcastWriter(_Ring):
         """Gives `message` to all readers, whose sockets are `channels`, encoded once; waits while the ring is full.
 
         Meanwhile `check(reader)` is called for those that are late: it takes what they have sent, since two sides that
-        only send wait for each other for ever, and raises when the reader is dead. Raises `TimeoutError` naming the
-        late readers after `timeout` seconds, and `FrameTooLargeError` or `TypeError` for what cannot be sent; nothing
-        was sent then. `apart=False` is for messages with arrays in fields of no declared type.
+        only send wait for each other for ever, and raises when the reader is dead. Raises `FrameTooLargeError` or
+        `TypeError` for what cannot be sent, and `TimeoutError` naming the late readers after `timeout` seconds; nothing
+        was sent then, unless the message is larger than a chunk, when the broadcast cannot go on. `apart=False` is for
+        messages with arrays in fields of no declared type.
         """
         self._wait_until_writable(check, timeout)
         self._flags[self._written] = 0

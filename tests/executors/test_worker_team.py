@@ -175,7 +175,7 @@ def test_a_worker_that_dies_in_a_call_is_named(folder):
 def test_a_worker_that_takes_nothing_is_named(folder, monkeypatch):
     monkeypatch.setattr(worker_team, "RingShape", partial(RingShape, num_chunks=2))
     with engine(folder, 2) as made:
-        monkeypatch.setattr(worker_team, "LATE_SECONDS", 0.2)
+        monkeypatch.setattr(worker_team, "LATE_SECONDS", 1.0)
 
         def execute_ten():
             for step in range(10):
