@@ -57,7 +57,9 @@ PARTS = (
                                    "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_cascade.py "
+                                   "tests/gpu/test_all_reduce_kernels.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
+    Part("two-devices", gpu_tests("tests/gpu/test_tensor_parallel.py"), 180),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
     Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
@@ -93,7 +95,7 @@ PARTS = (
 )  # fmt: skip
 #: Parts in the order in which a call runs them that asks for a plan.
 PLANS = {
-    "tests": ("kernel-tests", "start", "engine-tests", "leaks", "libraries"),
+    "tests": ("kernel-tests", "start", "engine-tests", "leaks", "libraries", "two-devices"),
     "targets": (
         *(part.name for part in PARTS if part.name.startswith("target-")),
         "table",

@@ -49,6 +49,12 @@ QWEN_14B: dict[str, Any] = {
 }  # fmt: skip
 
 
+#: wants two devices: --extra '{"tensor_parallel_size": 2}'
+LLAMA_70B: dict[str, Any] = {
+    **LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Run:
     """`requests` prompts of `tokens_in` (low, high) ids, behind `shared` ids of all, continued by `tokens_out`."""
@@ -82,6 +88,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
     "llama-8b": (LLAMA, 20480, SHORT + LONG),
     "qwen3-14b": (QWEN_14B, 4096, [RAGGED]),
     "qwen3-30b-a3b": (QWEN_MOE, 16384, SHORT),
+    "llama-70b": (LLAMA_70B, 8192, [*SHORT[:2], Run(256, (256, 768), (128, 384))]),
 }
 
 
@@ -154,7 +161,7 @@ def main() -> None:
     """Reads the arguments and measures each model."""
     parser = argparse.ArgumentParser(description="Offline throughput on a GPU, random weights.")
     parser.add_argument("--engine", default="frame", help="Importable module with LLM and SamplingParams.")
-    parser.add_argument("--models", default=",".join(MODELS), help="Comma-separated: " + ", ".join(MODELS))
+    parser.add_argument("--models", default=",".join(list(MODELS)[:-1]), help="Comma-separated: " + ", ".join(MODELS))
     parser.add_argument("--runs", default="", help="Comma-separated numbers of each model's runs; all by default.")
     parser.add_argument("--extra", default="{}", type=json.loads, help="JSON of more arguments of LLM.")
     parser.add_argument("--json", type=Path, help="Where results are written, for benchmarks/table.py.")
