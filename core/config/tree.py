@@ -82,8 +82,8 @@ class ExecutorConfig(Section):
     platform: str = setting("auto", "Platform plugin; auto: the preferred one whose device this machine has.")
     executor: str = setting(
         "auto",
-        "Executor plugin: inline (the worker is in the engine's process), process (workers have their own processes); "
-        "auto: inline for one worker, process for several.",
+        "Executor plugin: inline (the worker is in the engine's process), process (workers have their own processes), "
+        "external (under torchrun, see docs/many-devices.md); auto: inline for one worker, process for several.",
     )
     tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
     pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)

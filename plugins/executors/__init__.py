@@ -24,4 +24,11 @@ def frame_executors() -> list[Provider]:
             options="frame.plugins.executors.process_options:ProcessOptions",
             preference=5,
         ),
+        Provider(
+            "external",
+            "frame.plugins.executors.external:ExternalExecutor",
+            api=">=0.2.dev1,<0.3",
+            summary="one worker in each of several processes that torchrun started, which all run the same engine",
+            preference=1,
+        ),
     ]

@@ -82,13 +82,21 @@ class TorchCollectives(Collectives):
 
 
 def open_store(placement: Placement) -> Any:
-    """The store through which workers find one another; the worker of rank 0 serves a TCP store."""
+    """The store through which workers find one another.
+
+    At "tcp://HOST:PORT" the worker of rank 0 serves it, at "store://HOST:PORT/PREFIX" another process does, in which
+    the keys of these workers begin with the prefix.
+    """
     where, world = urlsplit(placement.rendezvous), placement.mesh.size
     seconds = timedelta(seconds=RENDEZVOUS_SECONDS)
     if where.scheme == "file" and where.path:
         store = distributed.FileStore(where.path, world)
         store.set_timeout(seconds)
         return store
+    if where.scheme == "store" and where.hostname and where.port:
+        with _explained(f"rendezvous {placement.rendezvous}"):
+            served = distributed.TCPStore(where.hostname, where.port, is_master=False, timeout=seconds)
+        return distributed.PrefixStore(where.path.strip("/"), served)
     if where.scheme == "tcp" and where.hostname and where.port:
         with _explained(f"rendezvous {placement.rendezvous}"):
             serves = placement.rank == 0
@@ -101,7 +109,9 @@ def open_store(placement: Placement) -> Any:
                 wait_for_workers=False,
                 master_listen_fd=listener.detach() if listener is not None else None,
             )
-    raise ValueError(f"rendezvous {placement.rendezvous!r} is neither file:///PATH nor tcp://HOST:PORT")
+    raise ValueError(
+        f"rendezvous {placement.rendezvous!r} is none of file:///PATH, tcp://HOST:PORT, store://HOST:PORT/PREFIX"
+    )
 
 
 def _listener(host: str, port: int) -> socket.socket:

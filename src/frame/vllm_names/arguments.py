@@ -69,7 +69,11 @@ def _one_of(argument: str, value: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _executor(value: Any) -> dict[str, Any]:
-    return {"executor": {"uni": "inline", "mp": "process"}.get(value, value) if isinstance(value, str) else value}
+    return {
+        "executor": {"uni": "inline", "mp": "process", "external_launcher": "external"}.get(value, value)
+        if isinstance(value, str)
+        else value
+    }
 
 
 def _transfer(value: Any) -> dict[str, Any]:
