@@ -66,8 +66,9 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """One worker of a mesh: its rank, and its place among the workers of its machine, which is the device's index.
 
-    Workers find one another at `rendezvous`: "file:///PATH" on one machine, "tcp://HOST:PORT" on several; "" where
-    there is one worker. `address` is the host name or address at which others reach this worker; "" for one machine.
+    Workers find one another at `rendezvous`: "file:///PATH" on one machine, "tcp://HOST:PORT" on several, and in the
+    store of a launcher "store://HOST:PORT/PREFIX"; "" where there is one worker. `address` is the host name or address
+    at which others reach this worker; "" for one machine.
     """
 
     rank: int = 0

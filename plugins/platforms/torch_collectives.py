@@ -175,9 +175,11 @@ class GlooHost(HostGroup):
 class TorchGroup(ProcessGroup):
     """A communicator of torch: gloo in host memory, NCCL on CUDA devices, whose calls enter the current stream."""
 
-    def __init__(self, name: str, rank: int, size: int, group: Any, host: HostGroup, owner: TorchCollectives) -> None:
+    def __init__(
+        self, name: str, rank: int, size: int, communicator: Any, host: HostGroup, owner: TorchCollectives
+    ) -> None:
         self.name, self.rank, self.size, self.host = name, rank, size, host
-        self._group = group
+        self.communicator = communicator
         self._owner = owner
         self._silent = UnconnectedGroup(rank, size)
         self._begun: dict[int, list[Any]] = {}  # sums that are on their way, by the address of their tensor
@@ -193,7 +195,7 @@ class TorchGroup(ProcessGroup):
 
     def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
         if not self._owner.is_silent:
-            work = self._group.allreduce([tensor[rows]])
+            work = self.communicator.allreduce([tensor[rows]])
             self._begun.setdefault(tensor.data_ptr(), []).append(work)
 
     def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
@@ -208,7 +210,7 @@ class TorchGroup(ProcessGroup):
         """As `all_reduce`, into `tensor` itself, which is contiguous."""
         if tensor.numel() and not self._owner.is_silent:
             self._owner.num_calls += 1
-            self._group.allreduce([tensor]).wait()
+            self.communicator.allreduce([tensor]).wait()
         return tensor
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ class TorchGroup(ProcessGroup):
         out = tensor.clone(memory_format=torch.contiguous_format)
         if out.numel():
             self._owner.num_calls += 1
-            self._group.allreduce([out]).wait()
+            self.communicator.allreduce([out]).wait()
         return out
 
     def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
@@ -228,7 +230,7 @@ class TorchGroup(ProcessGroup):
             out = tensor.new_empty((self.size, *tensor.shape))
             if out.numel():
                 self._owner.num_calls += 1
-                self._group._allgather_base(out.view(-1), tensor.contiguous().view(-1)).wait()
+                self.communicator._allgather_base(out.view(-1), tensor.contiguous().view(-1)).wait()
             return out.movedim(0, dim).flatten(dim, dim + 1)
         moved = tensor.movedim(dim, 0)
         most = max(sizes)
@@ -252,7 +254,7 @@ class TorchGroup(ProcessGroup):
         out = moved.new_empty((moved.shape[0] // self.size, *moved.shape[1:]))
         if out.numel():
             self._owner.num_calls += 1
-            self._group._reduce_scatter_base(out, moved).wait()
+            self.communicator._reduce_scatter_base(out, moved).wait()
         scattered: Tensor = out.movedim(0, dim).contiguous()
         return scattered
 
@@ -261,25 +263,25 @@ class TorchGroup(ProcessGroup):
             self._owner.num_calls += 1
             options = _options.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
-            self._group.broadcast([tensor], options).wait()
+            self.communicator.broadcast([tensor], options).wait()
         return tensor
 
     def all_to_all(self, tensor: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
         out = tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
         if self._owner.is_silent:
             return out
-        self._group.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
+        self.communicator.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
         return out
 
     def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
         for tensor in tensors.values():
             if tensor.numel() and not self._owner.is_silent:
-                self._group.send([tensor], to, 0).wait()
+                self.communicator.send([tensor], to, 0).wait()
 
     def receive(self, into: Mapping[str, Tensor], source: int) -> None:
         for tensor in into.values():
             if tensor.numel() and not self._owner.is_silent:
-                self._group.recv([tensor], source, 0).wait()
+                self.communicator.recv([tensor], source, 0).wait()
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ def test_groups_of_different_ranks_overlap():
 
 @pytest.mark.parametrize("where", ["", "http://x", "tcp://host", "file:"])
 def test_another_rendezvous_is_refused(where):
-    with pytest.raises(ValueError, match="is neither file:///PATH nor tcp://HOST:PORT"):
+    with pytest.raises(ValueError, match="is none of file:///PATH, tcp://HOST:PORT, store://HOST:PORT/PREFIX"):
         TorchCollectives(Placement(mesh=Mesh(tensor=2), rendezvous=where))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import NormLayer, Placement
+from frame.interfaces import HostGroup, NormLayer, Placement
 from frame.kernels import all_reduce as kernels
 from frame.ops import Ops
 
@@ -52,7 +53,9 @@ class CudaCollectives(TorchCollectives):
             logger.warning("sums over the tensor group: NCCL, which is slower for few tokens: %s", error)
             return made
         self._memories.append(memory)
-        group = PeerGroup(made, memory.buffers, self._ops)
+        parts = made.name, made.rank, made.size, made.communicator, made.host, self
+        group = PeerGroup(*parts, memory.buffers, self._ops)
+        group.overlap_bytes = OVERLAP_BYTES
         logger.info("sums over the tensor group: kernels up to %d KiB, then NCCL", group.most_bytes >> 10)
         return group
 
@@ -69,8 +72,18 @@ class PeerGroup(TorchGroup):
     Where bits must not depend on the batch, the kernels sum everything, in parts, and norms are kernels of their own.
     """
 
-    def __init__(self, nccl: TorchGroup, buffers: kernels.PeerBuffers, ops: Ops) -> None:
-        vars(self).update(vars(nccl))
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        communicator: Any,
+        host: HostGroup,
+        owner: TorchCollectives,
+        buffers: kernels.PeerBuffers,
+        ops: Ops,
+    ) -> None:
+        super().__init__(name, rank, size, communicator, host, owner)
         self._buffers = buffers
         self._ops = ops
         self.most_bytes = min(buffers.plain_bytes, MOST_BYTES.get(self.size, _MOST_BYTES_OF_OTHERS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,22 +31,21 @@ def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
-        collectives = None
         try:
             placement = Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous.address)
             collectives = TorchCollectives(placement)
             results[rank] = work(collectives.group("tensor", range(size)))
         except BaseException as error:  # handed to the caller below
             failures.append(error)
-        finally:
-            if collectives is not None and failures:
-                collectives.close()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(seconds)
+    latest = time.monotonic() + seconds
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < latest:
+        time.sleep(0.002)
+        if failures:  # the others may wait for that rank, and then end with this process
+            latest = min(latest, time.monotonic() + 1)
     rendezvous.close()
     if failures:
         raise failures[0]
