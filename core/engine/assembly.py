@@ -77,6 +77,9 @@ class EngineStart:
     def _make_executor(self, workers: WorkerFactory) -> Executor:
         config, mesh = self._config, mesh_of(self._config)
         provider = executor_provider(config, self._registry)
+        if mesh.engine_size > 1:
+            experts = ", whole experts on each" if mesh.expert_parallel else ""
+            logger.info("layout: %d devices, layers divided over all of them%s", mesh.engine_size, experts)
         self._rendezvous = Rendezvous(mesh.engine_size > 1)
         placements = placements_of(mesh, self._rendezvous.address)
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
