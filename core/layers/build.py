@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,15 +16,12 @@ from ..interfaces.model import Model, Shard
 from ..ops import Ops
 from .attention import Attention
 from .cached import CachedLayer
-from .embedding import Head, VocabEmbedding
+from .embedding import Head, VocabEmbedding, VocabRows
 from .experts import Experts
 from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
 from .norm import LayerNorm, RMSNorm
+from .stages import AbsentLayer, Layers, Stage, split_layers
 from .weights import WeightMap
-
-
-class Layers(nn.ModuleList):
-    """Layers that a model only calls one after another: a warm-up may leave out those that repeat earlier ones."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +33,8 @@ class Build:
 
     `config` is the Hugging Face configuration object of the (text) model. `max_model_len` counts the tokens of the
     longest request, prompt and output, which is the length of position tables; 0 is what the checkpoint says. `caches`
-    holds every layer with a cache by its name, in the order in which they were made.
+    holds every layer with a cache by its name, those of other stages too, in the order in which they were made.
+    `pipeline_layers` are the layers of each pipeline stage; empty: evenly.
     """
 
     config: Any
@@ -47,6 +46,7 @@ class Build:
     device_type: str
     deterministic: bool = False
     max_model_len: int = 0
+    pipeline_layers: Sequence[int] = ()
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -58,11 +58,32 @@ class Build:
         return WeightMap(model)
 
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
-        """Returns `make(i)` for the layers of this pipeline stage; layers of other stages pass their input on."""
-        size = self.groups.pipeline.size
-        if size != 1:
-            raise ValueError(f"layers cannot be split into {size} pipeline stages yet; use 1")
-        return Layers([make(index) for index in range(count)])
+        """Returns `make(i)` for the layers of this pipeline stage, in order; those of other stages have no memory."""
+        group = self.groups.pipeline
+        here = split_layers(count, group.size, self.pipeline_layers)[group.rank]
+        present, absent = list[nn.Module](), list[nn.Module]()
+        for index in range(count):  # in one order, so that the layers with a cache have one order on all ranks
+            if index in here:
+                present.append(make(index))
+            else:
+                with self._without_memory():
+                    absent.append(make(index))
+        return Layers(present, here.start, absent)
+
+    @property
+    def stage(self) -> Stage:
+        """Which stage is built: a model embeds tokens in the first one only, and norms its result in the last one."""
+        group = self.groups.pipeline
+        return Stage(group.rank == 0, group.rank == group.size - 1)
+
+    @contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        """Parts that are made within the context are of another stage: on the meta device."""
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
 
     def linear(
         self,
@@ -167,14 +188,30 @@ class Build:
         )
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
-        """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary."""
-        return VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard)
+        """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary.
+
+        Only the first pipeline stage has one; in others calling it raises `RuntimeError`.
+        """
+        if self.stage.first:
+            return VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard)
+        with self._without_memory():
+            slots = VocabEmbedding(self, prefix, num_embeddings, dim, shard=shard).weight_slots
+        return AbsentLayer(prefix, slots, num_embeddings=num_embeddings, dim=dim, shard=shard)
 
     def head(
         self, prefix: str, hidden_size: int, vocab_size: int, *, tied: nn.Module | None = None, bias: bool = False
     ) -> nn.Module:
-        """Returns the output projection [N, hidden_size] → [N, vocab_size]; `tied` shares an embedding's weights."""
-        return Head(self, prefix, hidden_size, vocab_size, tied=tied, bias=bias)
+        """Returns the output projection [N, hidden_size] → [N, vocab_size]; `tied` shares an embedding's weights.
+
+        Only the last pipeline stage has one, and loads the weights of an embedding that is in another stage itself.
+        """
+        with nullcontext() if self.stage.last else self._without_memory():
+            table = VocabEmbedding(self, tied.prefix, **tied.options) if isinstance(tied, AbsentLayer) else tied
+            head = Head(self, prefix, hidden_size, vocab_size, tied=table, bias=bias)
+        if self.stage.last:
+            return head
+        own: list[Head | VocabRows] = [head] if tied is not None else [head, head.table]
+        return AbsentLayer(prefix, lambda: [slot for part in own for slot in part.weight_slots()])
 
     def norm(
         self,

@@ -69,7 +69,7 @@ class Head(nn.Module):
             raise ValueError(f"{prefix} can only be tied to an embedding that is sharded like it, not to {tied}")
         self.prefix, self.vocab_size, self.group, self.ops = prefix, vocab_size, group, build.ops
         self.tied = tied is not None
-        self.table = (
+        self.table: VocabRows = (
             tied if isinstance(tied, VocabEmbedding) else VocabRows(build, prefix, vocab_size, hidden_size, group)
         )
         self.bias = empty_parameter(build, self.table.num_rows) if bias else None

@@ -32,7 +32,8 @@ class WeightSlot:
     `shape` is the whole tensor's in the checkpoint and `index` the piece of it that this rank takes. The piece, its
     last two axes swapped when `transposed`, is copied into `parameter[region]`. A slot without parameter is a tensor
     that may be present and is not read; an `optional` one may be missing. The empty shape is a single number, however
-    it is stored. A fused tensor names in `covers` the tensors that it stands for.
+    it is stored. A fused tensor names in `covers` the tensors that it stands for. One whose parameter is on the meta
+    device belongs to another pipeline stage: its tensor must be there and is not read.
     """
 
     name: str
@@ -43,6 +44,11 @@ class WeightSlot:
     transposed: bool = False
     covers: tuple[str, ...] = ()
     optional: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether this rank reads the tensor."""
+        return self.parameter is not None and not self.parameter.is_meta
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a checkpoint tensor of `shape` may fill this slot."""
@@ -67,7 +73,8 @@ class WeightMap:
         self._renames = [(re.compile(pattern), replacement) for pattern, replacement in model.renames]
         self._ignores = [re.compile(pattern) for pattern in model.ignores]
         self._slots: dict[str, list[WeightSlot]] = {}
-        for module in model.modules():
+        absent = [layer for module in model.modules() for layer in getattr(module, "absent", ())]
+        for module in (part for whole in (model, *absent) for part in whole.modules()):
             for slot in getattr(module, "weight_slots", list)():
                 self._slots.setdefault(slot.name, []).append(slot)
         self._required = [
@@ -117,7 +124,8 @@ class WeightMap:
                     continue
                 if not slot.fits(tensor.shape):
                     raise WeightError(self._complaint([], [], [_misshaped(name, tensor.shape, slot.shape)]))
-                slot.write(tensor[slot.index] if slot.index else tensor)
+                if slot.is_read:
+                    slot.write(tensor[slot.index] if slot.index else tensor)
             names.add(name)
         return names
 
@@ -139,7 +147,7 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
     filled: set[int] = set()
     for tensor, slots in plan:
         for slot in slots:
-            if slot.parameter is not None:
+            if slot.parameter is not None and slot.is_read:
                 target = slot.target(slot.parameter)
                 pieces.append((target, partial(tensor.read, slot.index)))
                 num_bytes += target.numel() * tensor.dtype.itemsize

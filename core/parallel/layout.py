@@ -17,7 +17,8 @@ from ..config.model_config import ModelConfig
 from ..config.tree import FrameConfig
 from ..interfaces.mesh import Mesh, Placement
 from ..interfaces.setup import ModelSetup
-from ..layers.build import Build, Layers
+from ..layers.build import Build
+from ..layers.stages import Layers
 from ..ops import Ops
 from ..plugin_host.model_choice import model_provider
 from ..plugin_host.registry import Registry

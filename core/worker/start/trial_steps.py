@@ -12,8 +12,8 @@ from ...interfaces.kv_layout import with_blocks
 from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
-from ...layers.build import Layers
 from ...layers.cached import CachedLayer
+from ...layers.stages import Layers
 from ...parallel.groups import unconnected_groups
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
