@@ -38,6 +38,11 @@ class Sketch(Build):
 
 def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:
     """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
+    if mesh.pipeline > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size {mesh.pipeline}: no model runs in stages yet; use 1, and tensor_parallel_size for "
+            "several devices"
+        )
     if mesh.tensor == 1:
         return
 

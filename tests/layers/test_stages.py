@@ -169,7 +169,7 @@ def test_engines_refuse_stages_until_they_run_them(tmp_path):
     make_checkpoint(tmp_path, "llama")
     values = {**SMALL, "model": str(tmp_path), "executor": "threads", "pipeline_parallel_size": 2}
     with (
-        pytest.raises(ValueError, match="cannot run 2 pipeline stages yet; use pipeline_parallel_size 1"),
+        pytest.raises(ValueError, match="pipeline_parallel_size 2: no model runs in stages yet; use 1"),
         running(from_flat(values), with_threads(Registry.load())),
     ):
         pass
