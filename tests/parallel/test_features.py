@@ -6,7 +6,8 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import make_checkpoint
-from frame.testing.engines import SMALL, drain, every_kind, greedy, prompts, request, running, tokens_of
+from frame.testing.engines import SMALL, drain, every_kind, greedy, pooled, prompts, request, running, tokens_of
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from frame.testing.thread_executor import with_threads
 
 
@@ -91,3 +92,11 @@ def test_sleep_and_new_weights(folder, tmp_path):
 
     one, two = both(folder, serve)
     assert one == two
+
+
+@pytest.mark.parametrize("family", ["bert-classes", "qwen3", "llama-classes"])
+def test_pooled_rows(family, tmp_path):
+    make_pooling_checkpoint(tmp_path, family)
+    one, two = both(tmp_path, lambda engine: pooled(engine, prompts(60)), num_gpu_blocks_override=None)
+    for first, second in zip(one, two, strict=True):
+        np.testing.assert_allclose(first, second, atol=1e-5)
