@@ -280,7 +280,7 @@ def _launch(
         return
     packed = x.nbytes <= buffers.packed_bytes if packed is None else packed
     size = triton.next_power_of_2(words)
-    as_words = [None if one is None else one.view(torch.int32) for one in (x, residual, weight, out, total)]
+    as_words = [None if one is None else one.view(-1).view(torch.int32) for one in (x, residual, weight, out, total)]
     _sum[(min(rows, MAX_PROGRAMS),)](
         *as_words, buffers.addresses, buffers.state,
         0 if rehearsed else rows, words, num_words,

@@ -1,4 +1,21 @@
+import socket
+
+import pytest
+
 from frame.testing import ExecutorSuite
 from tests.contract.installed import classes
 
 globals().update(classes(ExecutorSuite))
+
+
+@pytest.fixture(autouse=True)
+def launched(request, monkeypatch):
+    """What torchrun tells the only process that it starts, for the executor that is for its processes."""
+    if request.cls is None or request.cls.plugin != "frame-llm:external":
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))

@@ -14,10 +14,9 @@ from frame.plugins.platforms.cuda.platform import CudaPlatform
 from frame.testing import make_setup
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_an_executor_that_runs_one_worker_is_refused(name: str) -> None:
+def test_an_executor_that_runs_one_worker_is_refused() -> None:
     with pytest.raises(PluginError, match=re.escape("executor 'inline' cannot be used here: it runs one worker")):
-        LLM(executor="inline", **{name: 2})
+        LLM(executor="inline", tensor_parallel_size=2)
 
 
 def test_a_worker_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

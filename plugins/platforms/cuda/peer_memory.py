@@ -24,6 +24,11 @@ PACKED_BYTES, PLAIN_BYTES = 256 << 10, 32 << 20
 MAX_RANKS = 8
 
 
+def plain_bytes(size: int) -> int:
+    """Bytes of the tensor that travels alone among `size` ranks: whole stores of 16 bytes, whatever `size` is."""
+    return PLAIN_BYTES // size // 16 * 16
+
+
 class PeerMemoryError(RuntimeError):
     """The GPUs cannot reach each other's memory; says why."""
 
@@ -39,7 +44,7 @@ class PeerMemory:
         self._allocated = 0
         self._device = device
         state = torch.zeros(2, dtype=torch.int64, device=device)
-        placeholder = PeerBuffers(rank, size, state, state, PACKED_BYTES, PLAIN_BYTES // size)
+        placeholder = PeerBuffers(rank, size, state, state, PACKED_BYTES, plain_bytes(size))
         try:
             mine, handle, reason = *self._allocate(placeholder.num_bytes), ""
         except PeerMemoryError as error:
@@ -53,7 +58,7 @@ class PeerMemory:
                     reason = f"rank {rank} cannot open the memory of rank {peer}: {error}"
         self._agree(host, reason)
         table = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self.buffers = PeerBuffers(rank, size, table, state, PACKED_BYTES, PLAIN_BYTES // size)
+        self.buffers = PeerBuffers(rank, size, table, state, PACKED_BYTES, plain_bytes(size))
         self._agree(host, self._probe(host))
 
     def close(self) -> None:
