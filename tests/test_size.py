@@ -6,10 +6,10 @@ from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "core"
 #: Physical lines of all of core's Python.
-MOST_LINES = 28_600
+MOST_LINES = 30_000
 
 
-def test_core_has_at_most_28_600_lines() -> None:
+def test_core_stays_small() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in CORE.rglob("*.py")}
     total = sum(lines.values())
     largest = sorted(lines, key=lambda path: -lines[path])[:5]

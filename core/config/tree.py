@@ -87,6 +87,9 @@ class ExecutorConfig(Section):
     )
     tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
     pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)
+    pipeline_layers: list[int] = setting(
+        [], "Layers of each pipeline stage, as 20,22,22,16; default: as many in each, those left over not in the last."
+    )
     enable_expert_parallel: bool = setting(
         False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
     )

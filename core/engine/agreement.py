@@ -42,6 +42,7 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
             bytes_of_pools=fact.pool_bytes,
         )
         for fact in facts
+        if any(fact.pool_bytes) or not any(any(other.pool_bytes) for other in facts)  # a stage may keep nothing
     ]
     pools = tuple(map(min, zip(*(one.pools for one in fitting), strict=True)))
     return structs.replace(layout, pools=pools, numerics=numerics(mesh, facts), model=first.model)

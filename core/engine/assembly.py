@@ -119,7 +119,8 @@ class EngineStart:
                 policy=make("scheduler", config.scheduler.scheduling_policy, policy_setup, config),
                 connector=connector,
                 max_model_len=info.max_model_len,
-                max_in_flight=executor.max_in_flight if config.scheduler.async_scheduling else 1,
+                max_in_flight=_max_in_flight(config, executor),
+                num_stages=mesh_of(config).pipeline,
                 compiler=compiler,
                 prefix_tile_rows=info.prefix_tile_rows,
                 prefix_costs=info.prefix_costs,
@@ -135,6 +136,14 @@ class EngineStart:
             )
             undo.pop_all()
         return engine
+
+
+def _max_in_flight(config: FrameConfig, executor: Executor) -> int:
+    """Steps that are launched at once: one for each pipeline stage, and one that waits."""
+    if not config.scheduler.async_scheduling:
+        return 1
+    stages = mesh_of(config).pipeline
+    return max(executor.max_in_flight, stages + 1 if stages > 1 else 0)
 
 
 def _fitting_length(config: FrameConfig, layout: KVLayout, max_model_len: int) -> int:

@@ -70,7 +70,8 @@ class ProcessGroup(ABC):
     def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
         """Begins to sum `tensor[rows]` over ranks, in place, beside what the caller launches next.
 
-        When all `parts_of` its rows were begun, `all_reduce_normed` must be called with the tensor, and completes them.
+        When all `parts_of` its rows were begun, `all_reduce_normed` or `all_reduce` must be called with the tensor, and
+        completes them in place.
         """
         raise NotImplementedError(f"{type(self).__name__} begins no sums of {rows} of {tuple(tensor.shape)}")
 
@@ -92,7 +93,11 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
-        """Sends contiguous tensors to one rank, in the order of the mapping; may return before they have arrived."""
+        """Sends contiguous tensors to one rank, in the order of the mapping; returns before they have arrived.
+
+        The tensors may be changed at once. Where they are large, it may wait for the rank to receive what was sent two
+        calls before; small ones, of less than 1 MiB together, never make it wait.
+        """
 
     @abstractmethod
     def receive(self, into: Mapping[str, Tensor], source: int) -> None:
@@ -202,7 +207,11 @@ class NoCollectives(Collectives):
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one worker, over which layers, requests and steps are divided; see `Mesh`."""
+    """The process groups of one worker, over which layers, requests and steps are divided; see `Mesh`.
+
+    `drawn` has the ranks of `pipeline`: on it the tokens that the last stage has drawn go back to the first, beside
+    what stages hand on.
+    """
 
     tensor: ProcessGroup
     pipeline: ProcessGroup
@@ -210,6 +219,7 @@ class Groups:
     data: ProcessGroup
     decode_context: ProcessGroup
     prefill_context: ProcessGroup
+    drawn: ProcessGroup
 
     @classmethod
     def single(cls) -> Groups:
@@ -218,6 +228,6 @@ class Groups:
 
     @classmethod
     def of(cls, **groups: ProcessGroup) -> Groups:
-        """Groups by axis; the others have one rank."""
+        """Groups by axis, or by name; the others have one rank."""
         axes = cls.__dataclass_fields__
         return cls(**{axis: groups.get(axis) or SingleGroup() for axis in axes})

@@ -87,15 +87,29 @@ def slot_bytes(layout: KVLayout, pool: int) -> list[int]:
     return widths
 
 
+def part_of(layout: KVLayout, layers: Collection[str]) -> KVLayout:
+    """The layout with `layers` alone, numbered anew; its groups stay, even where they have no layer left."""
+    groups = []
+    for group in layout.groups:
+        kept = [(name, spec) for name, spec in zip(group.layers, group.specs, strict=True) if name in layers]
+        groups.append(replace(group, layers=tuple(name for name, _ in kept), specs=tuple(spec for _, spec in kept)))
+    return replace(layout, groups=tuple(groups))
+
+
 def pool_bytes(layout: KVLayout) -> tuple[int, ...]:
     """Bytes of a block of each pool, over all layer slots."""
     return tuple(sum(slot_bytes(layout, pool)) for pool in range(len(layout.pools)))
 
 
-def full_bytes(layout: KVLayout, num_requests: int, max_model_len: int) -> int:
-    """Bytes that `num_requests` of `max_model_len` tokens need, null blocks included."""
+def full_bytes(
+    layout: KVLayout, num_requests: int, max_model_len: int, bytes_of_pools: Sequence[int] | None = None
+) -> int:
+    """Bytes that `num_requests` of `max_model_len` tokens need, null blocks included.
+
+    `bytes_of_pools` are as for `with_blocks`.
+    """
     blocks = 1 + num_requests * sum(group.blocks_for(max_model_len) for group in layout.groups if group.pool == 0)
-    tokens, *states = pool_bytes(layout)
+    tokens, *states = bytes_of_pools or pool_bytes(layout)
     return blocks * tokens + (1 + num_requests) * sum(states)
 
 

@@ -7,7 +7,7 @@ adapters and expert maps attach there, so that models know none of them. Knows n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -51,16 +51,24 @@ class ModelInputs:
 
     `positions` int64 [1, T] is the place of each token in its sequence; models whose tokens have more coordinates get
     more rows. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T]. `segments` int64 [T] says of which
-    text of a pair each token is (0 or 1); None when no row holds a pair.
+    text of a pair each token is (0 or 1); None when no row holds a pair. `stage` are the tensors that the pipeline
+    stage before handed on, by the names in `Model.stage_tensors`; the first stage has none.
     """
 
     positions: Tensor
     ids: Tensor | None = None
     embeds: Tensor | None = None
     segments: Tensor | None = None
+    stage: Mapping[str, Tensor] = field(default_factory=dict)
 
     def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns `embeds` [T, hidden_size] where given, else `embed(ids)`; raises `ValueError` without either."""
+        """Returns what the first layer of this pipeline stage is given, [T, hidden_size].
+
+        That is `stage["hidden"]` in all stages but the first one, there `embeds` where given, else `embed(ids)`. Raises
+        `ValueError` without any of these.
+        """
+        if self.stage:
+            return self.stage["hidden"]
         if self.embeds is not None:
             return self.embeds
         if self.ids is None:
@@ -99,6 +107,9 @@ class Model(nn.Module, ABC):
     segments: ClassVar[bool] = False
     #: whether `forward` reads values on the host, or branches by them, so that no step is captured
     needs_python: ClassVar[bool] = False
+    #: names of the tensors, each [T, hidden_size] in the model's dtype, that a pipeline stage hands on to the next; a
+    #: model without any cannot be divided into stages
+    stage_tensors: ClassVar[Sequence[str]] = ()
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         super().__init__()
@@ -108,8 +119,11 @@ class Model(nn.Module, ABC):
         self._make_weights = setup.build.weights
 
     @abstractmethod
-    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        """Returns the hidden states [T, hidden_size] of the tokens in `inputs`."""
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor | dict[str, Tensor]:
+        """Returns the hidden states [T, hidden_size] of the tokens in `inputs`.
+
+        Every pipeline stage but the last returns what `stage_tensors` names; a Tensor alone means "hidden".
+        """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from .embedding import Head, VocabEmbedding, VocabRows
 from .experts import Experts
 from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
 from .norm import LayerNorm, RMSNorm
-from .stages import AbsentLayer, Layers, Stage, split_layers
+from .stages import AbsentLayer, Layers, Stage, StageEnd, split_layers
 from .weights import WeightMap
 
 
@@ -34,6 +34,7 @@ class Build:
     `config` is the Hugging Face configuration object of the (text) model. `max_model_len` counts the tokens of the
     longest request, prompt and output, which is the length of position tables; 0 is what the checkpoint says. `caches`
     holds every layer with a cache by its name, those of other stages too, in the order in which they were made.
+    `own_caches` are those of this stage.
     `pipeline_layers` are the layers of each pipeline stage; empty: evenly.
     """
 
@@ -48,6 +49,8 @@ class Build:
     max_model_len: int = 0
     pipeline_layers: Sequence[int] = ()
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
+    own_caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
+    _elsewhere: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.max_model_len <= 0:
@@ -79,11 +82,19 @@ class Build:
     @contextmanager
     def _without_memory(self) -> Iterator[None]:
         """Parts that are made within the context are of another stage: on the meta device."""
-        device, self.device = self.device, torch.device("meta")
+        device, self.device, self._elsewhere = self.device, torch.device("meta"), True
         try:
             yield
         finally:
-            self.device = device
+            self.device, self._elsewhere = device, False
+
+    def add_cache(self, layer: CachedLayer) -> None:
+        """Called by each layer with a cache when it is made; raises `ValueError` where another has its name."""
+        if layer.name in self.caches:
+            raise ValueError(f"two layers with a cache are called {layer.name!r}")
+        self.caches[layer.name] = layer
+        if not self._elsewhere:
+            self.own_caches[layer.name] = layer
 
     def linear(
         self,
@@ -233,6 +244,23 @@ class Build:
                 raise ValueError(f"{prefix}: only an RMS norm completes a sum over ranks")
             return LayerNorm(self, prefix, dim, eps)
         return RMSNorm(self, prefix, dim, eps, offset, partial=partial)
+
+    def final_norm(
+        self,
+        prefix: str,
+        dim: int,
+        *,
+        eps: float,
+        kind: Literal["rms", "layer"] = "rms",
+        offset: float = 0.0,
+        partial: bool = False,
+    ) -> nn.Module:
+        """Returns what follows a model's layers: in the last pipeline stage `norm`, in others what completes sums."""
+        if self.stage.last:
+            return self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial)
+        with self._without_memory():
+            norm = self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial)
+        return StageEnd(norm, self.groups.tensor if partial else SingleGroup())
 
     def experts(
         self,

@@ -42,13 +42,11 @@ class CachedLayer(nn.Module, ABC):
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()
-        if name in build.caches:
-            raise ValueError(f"two layers with a cache are called {name!r}")
         self.name = name
         self.plan_index = -1
         self.planned_by: Planner | None = None
         self.kv_cache: Tensor | None = None
-        build.caches[name] = self
+        build.add_cache(self)
 
     @abstractmethod
     def kv_spec(self) -> AnyKVSpec | None:

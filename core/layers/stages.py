@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..interfaces.collectives import ProcessGroup
 from .weights import WeightSlot
 
 
@@ -71,3 +72,23 @@ class AbsentLayer(nn.Module):
     def forward(self, *tensors: Any) -> NoReturn:
         """Raises `RuntimeError`: the model has to ask `build.stage` before it calls such a part."""
         raise RuntimeError(f"{self.prefix} belongs to another pipeline stage and cannot be called in this one")
+
+
+class StageEnd(nn.Module):
+    """Takes the place of the final norm in a stage that is not the last: gives the sum that the next stage starts from.
+
+    What it is called with beside a residual is this rank's part of a sum over `group`. `norm` is on the meta device:
+    its checkpoint tensors are known and not read.
+    """
+
+    def __init__(self, norm: nn.Module, group: ProcessGroup) -> None:
+        super().__init__()
+        self.absent = (norm,)
+        self._group = group
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """x, or with a residual (x + residual) twice, as a norm gives (normed, sum); all [T, hidden_size]."""
+        if residual is None:
+            return x
+        total = (self._group.all_reduce(x) if self._group.size > 1 else x) + residual
+        return total, total

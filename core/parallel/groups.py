@@ -22,14 +22,20 @@ def make_groups(placement: Placement, collectives: Collectives) -> Groups:
     """The groups of one worker; all workers of its mesh must call this at the same time."""
     mesh, rank = placement.mesh, placement.rank
     made = {axis: collectives.group(axis, mesh.ranks(axis, rank)) for axis in axes_of(mesh)}
-    return Groups.of(**_with_experts(mesh, made))
+    groups = _with_experts(mesh, made)
+    if mesh.pipeline > 1:
+        groups["drawn"] = collectives.group("drawn", mesh.ranks("pipeline", rank))
+    return Groups.of(**groups)
 
 
 def unconnected_groups(placement: Placement) -> Groups:
     """Groups of the same sizes without the other workers, for rehearsals of a step and for predictions."""
     mesh, rank = placement.mesh, placement.rank
     made = {axis: UnconnectedGroup(mesh.index(axis, rank), len(mesh.ranks(axis, rank))) for axis in axes_of(mesh)}
-    return Groups.of(**_with_experts(mesh, made))
+    groups = _with_experts(mesh, made)
+    if "pipeline" in groups:
+        groups["drawn"] = groups["pipeline"]
+    return Groups.of(**groups)
 
 
 def _with_experts(mesh: Mesh, made: Mapping[Axis, ProcessGroup]) -> dict[str, ProcessGroup]:

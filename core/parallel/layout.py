@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from ..config.checkpoint import Checkpoint
@@ -18,9 +19,9 @@ from ..config.tree import FrameConfig
 from ..interfaces.mesh import Mesh, Placement
 from ..interfaces.setup import ModelSetup
 from ..layers.build import Build
-from ..layers.stages import Layers
+from ..layers.stages import Layers, split_layers
 from ..ops import Ops
-from ..plugin_host.model_choice import model_provider
+from ..plugin_host.model_choice import choose_model, model_provider
 from ..plugin_host.registry import Registry
 from .groups import unconnected_groups
 
@@ -32,34 +33,47 @@ class Sketch(Build):
     """Builds few of a model's layers, which stand for the others."""
 
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
-        """The first, a middle and the last one."""
+        """The first, a middle and the last one; raises `ValueError` where `count` cannot be divided into stages."""
+        split_layers(count, self.groups.pipeline.size, self.pipeline_layers)
         return Layers([make(index) for index in dict.fromkeys((0, count // 2, count - 1)) if index >= 0])
 
 
 def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:
     """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
-    if mesh.pipeline > 1:
-        raise ConfigError(
-            f"pipeline_parallel_size {mesh.pipeline}: no model runs in stages yet; use 1, and tensor_parallel_size for "
-            "several devices"
-        )
-    if mesh.tensor == 1:
-        return
+    _check_stages(config, mesh, checkpoint, registry)
 
-    def why_not(size: int) -> str | None:
-        placement = Placement(mesh=Mesh(tensor=size, expert_parallel=mesh.expert_parallel))
+    def why_not(tried: Mesh) -> str | None:
         try:
-            _sketch(config, placement, checkpoint, registry)
+            _sketch(config, Placement(mesh=tried), checkpoint, registry)
         except ConfigError:
             raise
         except ValueError as error:
             return str(error.__cause__ or error)
         return None
 
-    if reason := why_not(mesh.tensor):
-        works = [size for size in range(1, MOST_RANKS + 1) if why_not(size) is None]
-        sizes = ", ".join(map(str, works)) or "none"
-        raise ConfigError(f"tensor_parallel_size {mesh.tensor}: {reason}; sizes that work: {sizes}")
+    for axis in ("tensor", "pipeline"):
+        asked: int = getattr(mesh, axis)
+        alone = Mesh(expert_parallel=mesh.expert_parallel)
+        if asked > 1 and (reason := why_not(structs.replace(alone, **{axis: asked}))):
+            tried = {size: structs.replace(alone, **{axis: size}) for size in range(1, MOST_RANKS + 1)}
+            sizes = ", ".join(str(size) for size, one in tried.items() if why_not(one) is None) or "none"
+            raise ConfigError(f"{axis}_parallel_size {asked}: {reason}; sizes that work: {sizes}")
+
+
+def _check_stages(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:
+    """Raises `ConfigError` for what does not go with pipeline stages."""
+    layers, asked = config.executor.pipeline_layers, f"pipeline_parallel_size {mesh.pipeline}"
+    if mesh.pipeline == 1:
+        if layers:
+            raise ConfigError(
+                f"pipeline_layers {','.join(map(str, layers))} says what each pipeline stage has, and there is one; "
+                f"set pipeline_parallel_size to {len(layers)}, or leave it out"
+            )
+        return
+    if (speculator := config.speculation.speculator) is not None:
+        raise ConfigError(f"{asked}: drafts of speculator {speculator!r} need the whole model on each device; use 1")
+    if not (model := choose_model(checkpoint, registry)).stage_tensors:
+        raise ConfigError(f"{asked}: model {model.__name__} cannot be divided into stages; use 1")
 
 
 def _sketch(config: FrameConfig, placement: Placement, checkpoint: Checkpoint, registry: Registry) -> Any:
@@ -73,5 +87,6 @@ def _sketch(config: FrameConfig, placement: Placement, checkpoint: Checkpoint, r
         kv_dtype=dtype,
         device_type="meta",
         max_model_len=1,
+        pipeline_layers=config.executor.pipeline_layers,
     )
     return registry.make("model", model_provider(checkpoint, registry), ModelSetup(build), config)

@@ -134,6 +134,7 @@ class Decoder(Model):
     #: a checkpoint of the model without its head has no "model." in its names
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
+    stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
 
     def __init__(
         self,
@@ -150,7 +151,9 @@ class Decoder(Model):
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
         self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))
-        self.norm = build.norm("model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset, partial=partial)
+        self.norm = build.final_norm(
+            "model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset, partial=partial
+        )
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
 

@@ -23,6 +23,7 @@ class GPT2LMHeadModel(Model):
     """The original stack of pre-norm layers, with residual sums outside the norms."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^transformer\.", ""),)
+    stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
     ignores: ClassVar[Sequence[str]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
@@ -35,12 +36,12 @@ class GPT2LMHeadModel(Model):
         self.tokens = build.embedding("wte", vocab_size, hidden_size)
         self.positions = build.embedding("wpe", config.max_position_embeddings, hidden_size, shard=False)
         self.layers = build.layers(config.num_hidden_layers, lambda index: GPT2Layer(build, f"h.{index}", index))
-        self.norm = build.norm("ln_f", hidden_size, eps=config.layer_norm_epsilon, kind="layer")
+        self.norm = build.final_norm("ln_f", hidden_size, eps=config.layer_norm_epsilon, kind="layer")
         tied = self.tokens if config.tie_word_embeddings else None
         self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        hidden = inputs.embedded(self.tokens) + self.positions(inputs.positions[0])
+        hidden = inputs.embedded(lambda ids: self.tokens(ids) + self.positions(inputs.positions[0]))
         for layer in self.layers:
             hidden = layer(hidden, step)
         out: Tensor = self.norm(hidden)

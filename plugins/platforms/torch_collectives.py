@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -34,6 +35,8 @@ _options: Any = torch._C._distributed_c10d
 RENDEZVOUS_SECONDS = 600.0
 #: Seconds after which a collective of a step fails where the library notices it.
 STEP_SECONDS = 1800.0
+#: Of what `send` has on its way: so many calls may be larger than so many bytes together, as each keeps a copy.
+MOST_SENDS, MOST_SENT_BYTES = 2, 1 << 20
 
 
 class TorchCollectives(Collectives):
@@ -183,6 +186,7 @@ class TorchGroup(ProcessGroup):
         self._owner = owner
         self._silent = UnconnectedGroup(rank, size)
         self._begun: dict[int, list[Any]] = {}  # sums that are on their way, by the address of their tensor
+        self._sent = deque[tuple[list[Any], list[Tensor]]]()  # what each call of `send` has on its way
         #: bytes of a part of a sum that is worth being begun before the rest is computed, 0 for none; the most parts
         self.overlap_bytes, self.overlap_parts = 0, 4
 
@@ -199,12 +203,14 @@ class TorchGroup(ProcessGroup):
             self._begun.setdefault(tensor.data_ptr(), []).append(work)
 
     def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
-        begun = self._begun.pop(x.data_ptr(), None)
-        if begun is None:
-            return norm(self.sum_in_place(x), residual)
-        for work in begun:
+        return norm(x if self._completes(x) else self.sum_in_place(x), residual)
+
+    def _completes(self, tensor: Tensor) -> bool:
+        """Ends a sum that was begun; returns whether there was one."""
+        begun = self._begun.pop(tensor.data_ptr(), None)
+        for work in begun or ():
             work.wait()
-        return norm(x, residual)
+        return begun is not None
 
     def sum_in_place(self, tensor: Tensor) -> Tensor:
         """As `all_reduce`, into `tensor` itself, which is contiguous."""
@@ -216,6 +222,8 @@ class TorchGroup(ProcessGroup):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if self._owner.is_silent:
             return self._silent.all_reduce(tensor)
+        if self._completes(tensor):
+            return tensor
         out = tensor.clone(memory_format=torch.contiguous_format)
         if out.numel():
             self._owner.num_calls += 1
@@ -274,13 +282,25 @@ class TorchGroup(ProcessGroup):
         return out
 
     def send(self, tensors: Mapping[str, Tensor], to: int) -> None:
-        for tensor in tensors.values():
-            if tensor.numel() and not self._owner.is_silent:
-                self.communicator.send([tensor], to, 0).wait()
+        copies = [tensor.clone() for tensor in tensors.values() if tensor.numel()]
+        if self._owner.is_silent:
+            return
+        self._owner.num_calls += 1
+        self._sent.append(([self.communicator.send([copy], to, 0) for copy in copies], copies))
+        while len(self._sent) > MOST_SENDS and self._sent_bytes() > MOST_SENT_BYTES:
+            works, _ = self._sent.popleft()
+            for work in works:
+                work.wait()
+
+    def _sent_bytes(self) -> int:
+        return sum(copy.nbytes for _, copies in self._sent for copy in copies)
 
     def receive(self, into: Mapping[str, Tensor], source: int) -> None:
+        if self._owner.is_silent:
+            return
+        self._owner.num_calls += 1
         for tensor in into.values():
-            if tensor.numel() and not self._owner.is_silent:
+            if tensor.numel():
                 self.communicator.recv([tensor], source, 0).wait()
 
 

@@ -5,15 +5,10 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from frame.core.config.flat import from_flat
 from frame.core.interfaces.collectives import Groups, UnconnectedGroup
 from frame.core.layers.stages import Stage, split_layers
 from frame.core.layers.weights import load_weights
-from frame.core.plugin_host.registry import Registry
 from frame.interfaces import Model, ModelSetup
-from frame.testing.checkpoints import make_checkpoint
-from frame.testing.engines import SMALL, running
-from frame.testing.thread_executor import with_threads
 from tests.layers.test_weights import MemoryLoader, make_build
 
 pytestmark = pytest.mark.product
@@ -163,13 +158,3 @@ def test_chosen_layers():
     assert len(built(0, 2, pipeline_layers=(1, 4))[1].layers) == 1
     with pytest.raises(ValueError, match="2,2 counts 4 layers in all, and the model has 5"):
         built(0, 2, pipeline_layers=(2, 2))
-
-
-def test_engines_refuse_stages_until_they_run_them(tmp_path):
-    make_checkpoint(tmp_path, "llama")
-    values = {**SMALL, "model": str(tmp_path), "executor": "threads", "pipeline_parallel_size": 2}
-    with (
-        pytest.raises(ValueError, match="pipeline_parallel_size 2: no model runs in stages yet; use 1"),
-        running(from_flat(values), with_threads(Registry.load())),
-    ):
-        pass

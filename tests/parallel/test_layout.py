@@ -11,6 +11,7 @@ from frame.core.parallel.layout import check_layout
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import Mesh
 from frame.testing.checkpoints import make_checkpoint
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 
 def check(folder, size):
@@ -52,3 +53,29 @@ def test_a_large_model_is_tried_at_once(tmp_path):
     began = time.monotonic()
     assert refused(tmp_path, 3).endswith("sizes that work: 1, 2, 4, 8, 16, 32, 64")
     assert time.monotonic() - began < 5
+
+
+def test_stages(tmp_path):
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=3)
+
+    def said(size, **settings):
+        config = from_flat({"model": str(tmp_path), **settings})
+        with pytest.raises(ConfigError) as raised:
+            check_layout(config, Mesh(pipeline=size), read_checkpoint(config), Registry.load())
+        return str(raised.value)
+
+    assert said(4) == (
+        "pipeline_parallel_size 4: 3 layers cannot be divided into 4 pipeline stages; use 3; sizes that work: 1, 2, 3"
+    )
+    assert "2,2 counts 4 layers in all, and the model has 3; sizes that work: " in said(2, pipeline_layers=[2, 2])
+    assert said(1, pipeline_layers=[2, 1]).endswith("set pipeline_parallel_size to 2, or leave it out")
+    assert said(2, speculator="ngram").startswith(
+        "pipeline_parallel_size 2: drafts of speculator 'ngram' need the whole"
+    )
+
+
+def test_models_that_cannot_be_divided_into_stages(tmp_path):
+    make_pooling_checkpoint(tmp_path, "bert-classes")
+    config = from_flat({"model": str(tmp_path)})
+    with pytest.raises(ConfigError, match="model BertForSequenceClassification cannot be divided into stages; use 1"):
+        check_layout(config, Mesh(pipeline=2), read_checkpoint(config), Registry.load())

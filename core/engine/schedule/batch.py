@@ -54,6 +54,13 @@ class Batch:
         """Tokens in the cache once all launched steps are done, should all drafts be rejected."""
         return int(self.num_computed[slot] - self.num_unsure[slot])
 
+    def share(self, decodes: np.ndarray, num_steps: int) -> np.ndarray:
+        """Those of the slots `decodes` that belong into the next of `num_steps` steps, in their order.
+
+        They are an even part of all running requests, those that were in a step longest ago.
+        """
+        return decodes if num_steps == 1 else self.slots.longest_ago(decodes, -(-len(self) // num_steps))
+
     def enter(self, request: Request, num_computed: int, covered: int) -> int:
         """Gives the request a slot, all of whose fields are set anew; returns the slot."""
         slot = self.slots.take()

@@ -40,7 +40,10 @@ _STEPS_PER_SWAP = 4
 
 
 class Scheduler:
-    """Called by the engine loop alone. `max_in_flight` plans may be launched before the oldest is answered."""
+    """Called by the engine loop alone. `max_in_flight` plans may be launched before the oldest is answered.
+
+    Where the model has `num_stages`, decoding requests are spread over as many steps, so that every stage has one.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Scheduler:
         connector: ConnectorScheduler,
         max_model_len: int,
         max_in_flight: int,
+        num_stages: int = 1,
         compiler: GrammarCompiler,
         prefix_tile_rows: int = 0,
         prefix_costs: PrefixCosts | None = None,
@@ -62,6 +66,7 @@ class Scheduler:
         self._swaps = type(policy).gives_way is not SchedulerPolicy.gives_way
         self._limits = RequestLimits(config.scheduler, layout, max_model_len)
         self._max_in_flight = max_in_flight
+        self._num_stages = num_stages
         self._hasher = BlockHasher(config.cache.prefix_caching_hash_algo, layout)
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
         fewest = config.attention.shared_prefix_min_tokens
@@ -134,7 +139,7 @@ class Scheduler:
         self._counts.fill(0)
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
         order, todo = self._batch.order, self._todo()
-        decodes = order[todo == 1]
+        decodes = self._batch.share(order[todo == 1], self._num_stages)
         self._continue_decodes(draft, decodes)
         draft.no_room = draft.budget == 0  # the decoding requests take all tokens of the step
         several = todo > 1

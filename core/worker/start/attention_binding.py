@@ -11,7 +11,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import AttentionSpec, CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import AnyKVSpec, KVLayout
-from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, plan_layout, why_not_served
+from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served
 from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
 from ...interfaces.step import PrefixCosts
@@ -74,7 +74,8 @@ class BoundLayers:
 class ChosenBackends:
     """The provider chosen for each spec of the layers, and a layout that all of them accept, still without blocks.
 
-    `not_deterministic` says why one of them cannot give equal bits in any batch; "" when all can.
+    `layers` are those of this pipeline stage; providers, specs and layout are of all stages. `not_deterministic` says
+    why one of them cannot give equal bits in any batch; "" when all can.
     """
 
     layers: Mapping[str, CachedLayer]
@@ -86,6 +87,11 @@ class ChosenBackends:
     config: FrameConfig
     registry: Registry
 
+    @property
+    def own_part(self) -> KVLayout:
+        """The layout with the layers of this pipeline stage alone, which are those that take memory here."""
+        return part_of(self.layout, self.layers)
+
     def build(self, layout: KVLayout, ops: Ops) -> BoundLayers:
         """One backend for each group and spec, then one for each spec of the layers without a cache.
 
@@ -93,7 +99,8 @@ class ChosenBackends:
         """
         group_of = {layer: index for index, group in enumerate(layout.groups) for layer in group.layers}
         shared: dict[tuple[int, object], list[CachedLayer]] = {}
-        for name in (*group_of, *(name for name in self.layers if name not in group_of)):
+        kept = [name for name in group_of if name in self.layers]
+        for name in (*kept, *(name for name in self.layers if name not in group_of)):
             layer = self.layers[name]
             asks = layer.backend_spec or (type(layer), layer.kv_spec())
             shared.setdefault((group_of.get(name, -1), asks), []).append(layer)
@@ -115,8 +122,16 @@ class ChosenBackends:
         return BoundLayers(planned)
 
 
-def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, registry: Registry) -> ChosenBackends:
-    """Chooses what serves a model's layers; raises with each candidate's reasons."""
+def choose_backends(
+    layers: Mapping[str, CachedLayer],
+    config: FrameConfig,
+    registry: Registry,
+    own: Mapping[str, CachedLayer] | None = None,
+) -> ChosenBackends:
+    """Chooses what serves a model's layers; raises with each candidate's reasons.
+
+    `own` are those of this pipeline stage, where others have the rest.
+    """
     providers: dict[AttentionSpec, Provider] = {}
     multiples: dict[AttentionSpec, int] = {}
     size, not_deterministic = config.cache.block_size, ""
@@ -132,4 +147,6 @@ def choose_backends(layers: Mapping[str, CachedLayer], config: FrameConfig, regi
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
     of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
     layout = plan_layout(kept, size, of_layers)
-    return ChosenBackends(layers, providers, kept, of_layers, layout, not_deterministic, config, registry)
+    return ChosenBackends(
+        layers if own is None else own, providers, kept, of_layers, layout, not_deterministic, config, registry
+    )

@@ -67,8 +67,6 @@ def build_model(
     config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry, groups: Groups
 ) -> tuple[Model, Build]:
     """The model of the checkpoint's architecture on the platform's device, its weights not yet read."""
-    if (stages := groups.pipeline.size) > 1:  # its steps would give the hidden states of one stage
-        raise ValueError(f"an engine cannot run {stages} pipeline stages yet; use pipeline_parallel_size 1")
     dtype = resolve_dtype(config, checkpoint, platform)
     kv_name = config.cache.kv_cache_dtype
     provider = model_provider(checkpoint, registry)
@@ -82,6 +80,7 @@ def build_model(
         device_type=platform.device_type,
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
+        pipeline_layers=config.executor.pipeline_layers,
     )
     return registry.make("model", provider, ModelSetup(build), config), build
 

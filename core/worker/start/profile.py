@@ -43,15 +43,19 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     num_rows = min(config.scheduler.max_num_seqs * draws, num_tokens)
     device, ops = platform.device, platform.ops()
     plans, row = list[Any](), _one_row(num_tokens, device)
-    for layer in loaded.build.caches.values():
+    for layer in loaded.build.own_caches.values():
         planner = NoAttention() if layer.backend_spec is not None else layer.planner(None)
         size = kept.block_bytes(0) if (kept := layer.kv_spec()) is not None else 0
         layer.bind(torch.zeros((2, size), dtype=torch.uint8, device=device), None, len(plans), planner)
         plans.append(planner.plan(row))
     ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
-    hidden = loaded.model(ModelInputs(positions[None], ids), ForwardStep(plans=plans, batches=[row] * len(plans)))
-    if checkpoint.pooling is not None:
+    stage, dtype = loaded.build.stage, loaded.build.dtype
+    shape, names = (num_tokens, loaded.build.config.hidden_size), () if stage.first else loaded.model.stage_tensors
+    given = {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
+    inputs = ModelInputs(positions[None], ids, stage=given)
+    hidden = loaded.model(inputs, ForwardStep(plans=plans, batches=[row] * len(plans)))
+    if checkpoint.pooling is not None or not stage.last:
         platform.streams().synchronize()
         return
     logits = loaded.model.logits(hidden[:num_rows]).float()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
@@ -14,6 +16,7 @@ from ..device import Device
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
+from ..step.handover import PipelineStage, WholeModel
 from ..step.prefix_tiles import PrefixTiles
 from ..step.request_state import RequestTables
 from ..step.runner import Runner
@@ -60,4 +63,19 @@ def make_runner(
         connector=connector,
         pooling=NullPooling() if plan is None else make_pooling(config, plan, model, opened.registry, platform),
         prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
+        stage=_stage(opened, model, device, tables),
+    )
+
+
+def _stage(opened: OpenDevice, model: Model, device: Device, tables: RequestTables) -> WholeModel:
+    if opened.groups.pipeline.size == 1:
+        return WholeModel()
+    return PipelineStage(
+        opened.groups,
+        device,
+        tables.token_ids,
+        model.stage_tensors,
+        max_tokens=opened.config.scheduler.max_num_batched_tokens,
+        hidden_size=model.config.hidden_size,
+        dtype=getattr(torch, opened.dtype),
     )

@@ -14,7 +14,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.collectives import Collectives, NoCollectives
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
 from ...interfaces.kv import KVLayout
-from ...interfaces.kv_layout import full_bytes, pool_bytes
+from ...interfaces.kv_layout import full_bytes, part_of, pool_bytes
 from ...interfaces.mesh import Placement
 from ...interfaces.model import Model
 from ...interfaces.platform import MemorySnapshot
@@ -90,7 +90,7 @@ class WorkerStart:
         weights = loaded.model
         memory.claim("weights", list(weights.parameters()))
         loaded = compiled(loaded, opened.steps)
-        chosen = choose_backends(loaded.build.caches, config, opened.registry)
+        chosen = choose_backends(loaded.build.caches, config, opened.registry, loaded.build.own_caches)
         kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, chosen, before))
         bound = chosen.build(chosen.layout, opened.platform.ops())
         described = WorkerDescription(
@@ -105,7 +105,7 @@ class WorkerStart:
         return WorkerFacts(
             kv_specs=chosen.kv_specs,
             kv_bytes=kv_bytes,
-            pool_bytes=pool_bytes(chosen.layout),
+            pool_bytes=pool_bytes(chosen.own_part),
             block_multiples=chosen.block_multiples,
             digest=_digest(self._loaded, bound),
             model=loaded.digest,
@@ -168,7 +168,8 @@ def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBacke
         profile_step(config, checkpoint, loaded, platform)
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    needed = full_bytes(chosen.layout, config.scheduler.max_num_seqs, checkpoint.max_model_len)
+    sizes = config.scheduler.max_num_seqs, checkpoint.max_model_len
+    needed = full_bytes(chosen.layout, *sizes, pool_bytes(chosen.own_part))
     share = cache.gpu_memory_utilization
     return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved
 
@@ -182,6 +183,7 @@ def _digest(loaded: _Loaded, bound: BoundLayers) -> str:
         "platform": described.platform,
         "dtype": described.dtype,
         "attention": described.attention,
+        "layers": list(loaded.chosen.layers),
     }
     return block_numerics(loaded.chosen.layout, bound.backends, facts)
 
@@ -191,7 +193,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     config, platform = opened.config, opened.platform
     bound = loaded.chosen.build(layout, platform.ops())
     with platform.memory().pool("kv_cache"):
-        memory = KVMemory(layout, platform.device)
+        memory = KVMemory(part_of(layout, loaded.chosen.layers), platform.device)
     platform.memory().claim("kv_cache", memory.slots)
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
@@ -204,7 +206,9 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
         logger.info("no step is captured: %s", "; ".join(against))
     steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)
-    return memory, make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)
+    runner = make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)
+    runner.stage.connect()
+    return memory, runner
 
 
 def _record(runner: Runner) -> None:

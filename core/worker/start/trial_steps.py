@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...interfaces.kv_layout import with_blocks
+from ...interfaces.kv_layout import part_of, with_blocks
 from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
@@ -61,7 +61,7 @@ class TrialSteps:
             opened, loaded = self._opened, self._loaded
             layout = with_blocks(self._chosen.layout, 0, 2)
             bound = self._chosen.build(layout, opened.platform.ops())
-            bound.bind(KVMemory(layout, opened.platform.device))
+            bound.bind(KVMemory(part_of(layout, self._chosen.layers), opened.platform.device))
             steps, connector = Steps(shapes=opened.steps.shapes), opened.connector(layout, None)
             self._made = make_runner(opened, layout, loaded.model, bound, steps, connector), bound
         return self._made
@@ -75,7 +75,7 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
     )
     model.finish_load()
     loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0)
-    chosen = choose_backends(build.caches, opened.config, opened.registry)
+    chosen = choose_backends(build.caches, opened.config, opened.registry, build.own_caches)
     TrialSteps(opened, compiled(loaded, opened.steps), chosen).run()
 
 

@@ -14,6 +14,7 @@ from ...interfaces.model import ForwardStep, LayerHooks, Model, ModelInputs
 from ...interfaces.platform_steps import StepShape
 from ...layers.cached import CachedLayer, Planner
 from ...ops.step import StepBuffers
+from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
 from .step_inputs import StepInputs
 
@@ -22,7 +23,7 @@ from .step_inputs import StepInputs
 class ForwardPass:
     """Implements `Forward` for inputs in the runner's buffers; `planners[i]` plans for number i of `inputs.batches()`.
 
-    `segments` says which text of a pair each token is of, once the positions are there.
+    `segments` says which text of a pair each token is of, once the positions are there. `stage` is this pipeline stage.
     """
 
     model: Model
@@ -30,6 +31,7 @@ class ForwardPass:
     inputs: StepInputs
     hooks: LayerHooks
     segments: Callable[[], Tensor | None]
+    stage: WholeModel
 
     def step(self) -> ForwardStep:
         self.inputs.fill()
@@ -39,9 +41,10 @@ class ForwardPass:
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         step = step or self.step()
-        inputs = ModelInputs(self.inputs.positions[None], self.inputs.input_ids, segments=self.segments())
-        hidden: Tensor = self.model(inputs, step)
-        return hidden
+        positions = self.inputs.positions
+        given = self.stage.given(len(positions))
+        inputs = ModelInputs(positions[None], self.inputs.input_ids, segments=self.segments(), stage=given)
+        return self.stage.packed(self.model(inputs, step))
 
 
 class CapturedInputs:

@@ -1,8 +1,9 @@
 """The runner: one list of phases for every model and platform.
 
-finish → add → extend → shape → "writes": staged writes, rows → connector begin → "forward": inputs, attention plans,
-model → connector end | "draw": logits, sample, keep → "drafts": propose → copy out. A step without tokens ends
-with the writes and the connector. The platform runs what stands in quotes. Anything rarer than "every model" lives in a
+finish → add → extend → shape → "writes": what other stages send, staged writes, rows → connector begin → "forward":
+inputs, attention plans, model → next stage → connector end | "draw": logits, sample, keep → "drafts": propose → copy
+out. A step without tokens ends with the writes and the connector; one of an earlier pipeline stage draws nothing. The
+platform runs what stands in quotes. Anything rarer than "every model" lives in a
 collaborator with a null default. Where the plan says so, a shape is captured after all that. Knows no scheduling, no
 text and no particular device.
 """
@@ -31,6 +32,7 @@ from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
 from .forward_pass import CapturedInputs, ForwardPass
+from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
 from .speculation import NoSpeculation
@@ -64,6 +66,7 @@ class Runner:
         connector: ConnectorWorker,
         pooling: NullPooling,
         prefixes: PrefixTiles,
+        stage: WholeModel,
     ) -> None:
         self.device = device
         self.model = model
@@ -84,12 +87,13 @@ class Runner:
         self.prompt_logprobs = PromptLogprobs(device, sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
+        self.stage = stage
         self.plain_draw = PlainDraw(device, model, sampler, tables.token_ids, buffers)
-        others = {"token ids": tables.token_ids, **sampler.memory()}
+        others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.captured_inputs = CapturedInputs(model, buffers, prefixes, others)
         # each keeps state by slot and hears of requests that leave and come, in this order
-        self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling)
+        self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling) if stage.draws else ()
         self._executed: _Executed | None = None
         self._untold: TransferReport | None = None  # what the connector reported in a step that was not sampled
         self._pending: deque[PendingStep] = deque()
@@ -101,8 +105,16 @@ class Runner:
         A step that raises leaves the state changes in place and nothing to sample; its connector step is not ended.
         """
         self._executed = None
-        self._apply_changes(plan)
         shape = self.device.shapes.choose(plan) if len(plan.slots) else NO_ROWS
+        self.stage.begin(plan, shape)
+        try:
+            self._executed = self._execute(plan, shape)
+        except BaseException:
+            self.stage.settle()
+            raise
+
+    def _execute(self, plan: StepPlan, shape: StepShape) -> _Executed:
+        self._apply_changes(plan)
         inputs = self.device.graphs.run(shape, "writes", partial(self._write, plan, shape))
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         hidden = None
@@ -111,9 +123,10 @@ class Runner:
             several = shape.max_query_len > 1 or self.connector.hooks.decode_steps
             hooks = self.connector.hooks if several else NO_HOOKS
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
+            self.stage.hand_on(hidden)
         report = self.connector.end_step(plan.finished_ids)
         self._untold = report if self._untold is None else joined(self._untold, report)
-        self._executed = PendingStep(plan, self._untold, self.sampler), shape, inputs, hidden
+        return PendingStep(plan, self._untold, self.sampler), shape, inputs, hidden
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:
@@ -122,8 +135,12 @@ class Runner:
         if executed is None:
             raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
         step, shape, inputs, hidden = executed
-        if inputs is not None and hidden is not None:
-            self._sample_rows(step, shape, inputs, hidden, masks)
+        if inputs is not None and hidden is not None and self.stage.draws:
+            try:
+                self._sample_rows(step, shape, inputs, hidden, masks)
+            except BaseException:
+                self.stage.settle()
+                raise
         if step.plan.capture:
             self.device.graphs.capture(self.run_dummy)
         step.wants_capture = self.device.graphs.wanted()
@@ -152,6 +169,7 @@ class Runner:
 
     def _write(self, plan: StepPlan, shape: StepShape) -> StepInputs | None:
         """Sends what changed to the device, and the rows of the step if it has some."""
+        self.stage.receive()
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
@@ -167,7 +185,8 @@ class Runner:
         graphs = self.device.graphs
         if graphs.checks_inputs and graphs.captures(shape, "forward"):
             self.captured_inputs.check(shape)
-        return graphs.run(shape, "forward", ForwardPass(self.model, self.planners, inputs, hooks, segments))
+        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage)
+        return graphs.run(shape, "forward", forward)
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
@@ -179,6 +198,8 @@ class Runner:
         graphs = self.device.graphs
         inputs = graphs.run(shape, "writes", partial(self.inputs.padding, shape))
         hidden = self._forward(inputs, shape)
+        if not self.stage.draws:
+            return
         if shape.padded_tokens == shape.padded_rows:
             self.plain_draw.run_dummy(shape, hidden)
         else:  # a step with prompts: what its rows draw is never captured
@@ -195,12 +216,14 @@ class Runner:
         if inputs.rows is None and not masks and self.speculation.draws_one and graphs.captures(shape, "draw"):
             drawn = self.plain_draw.run(shape, inputs.host_slots, hidden)
             if drawn is not None:
+                self.stage.give_back(drawn.packed[0])
                 step.start_copy(drawn, self.device.streams)
                 return
         if self.sampler.needs_host_tokens(inputs.host_slots):
             for earlier in self._pending:
                 earlier.result()
         sampled = graphs.run(shape, "draw", partial(self._draw, plan, inputs, hidden, masks))
+        self.stage.give_back(sampled.token_ids)
         if isinstance(sampled, VerifiedTokens):
             sampled = graphs.run(shape, "drafts", partial(self.speculation.propose, plan, inputs, sampled))
         step.start_copy(sampled, self.device.streams)

@@ -219,10 +219,8 @@ class CudaPlatform(Platform):
             placement, self.device, self._ops, shares_memory=self.options.peer_memory
         )
         mesh, rank = placement.mesh, placement.rank
-        if mesh.engine_size > 1:
-            first = rank - rank % mesh.engine_size
-            workers = collectives.host("agreement", range(first, first + mesh.engine_size))
-            self.agreement = Agreement(workers)
+        if len(alike := mesh.ranks("tensor", rank)) > 1:  # other stages launch other products
+            self.agreement = Agreement(collectives.host("agreement", alike))
         return collectives
 
     @contextmanager

@@ -19,6 +19,7 @@ class ExampleForCausalLM(Model):
         (r"^trunk\.(\d+)\.grow\.", r"layers.\1.mlp."),
         (r"^trunk\.", "layers."),
     )
+    stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
     ignores: ClassVar[Sequence[str]] = (r"trunk\.\d+\.cache_hint",)
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
@@ -28,7 +29,7 @@ class ExampleForCausalLM(Model):
         self.embedding = build.embedding("words", config.vocab_size, config.hidden_size)
         rotary = RotaryEmbedding(build, config.head_dim)
         self.layers = build.layers(config.num_hidden_layers, lambda i: ExampleLayer(build, f"layers.{i}", rotary))
-        self.norm = build.norm("last_norm", config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = build.final_norm("last_norm", config.hidden_size, eps=config.rms_norm_eps)
         self.head = build.head("head", config.hidden_size, config.vocab_size, tied=self.embedding)
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
