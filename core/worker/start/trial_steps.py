@@ -63,7 +63,9 @@ class TrialSteps:
             bound = self._chosen.build(layout, opened.platform.ops())
             bound.bind(KVMemory(part_of(layout, self._chosen.layers), opened.platform.device))
             steps, connector = Steps(shapes=opened.steps.shapes), opened.connector(layout, None)
-            self._made = make_runner(opened, layout, loaded.model, bound, steps, connector), bound
+            # stages run these steps alone: what they hand on is as good as nothing
+            alone = replace(opened, groups=unconnected_groups(opened.placement))
+            self._made = make_runner(alone, layout, loaded.model, bound, steps, connector), bound
         return self._made
 
 
