@@ -7,6 +7,7 @@ Both leave everything on the device: no count reaches the host. Knows no weights
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -20,31 +21,69 @@ _CHUNK = 512  # pairs that a program places where there are many
 
 
 @triton.jit
+def _keep_groups(merit, lane, GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr):
+    """`merit` with -inf for the experts of all but the best groups, of which there are GROUPS with GROUP experts."""
+    group = tl.arange(0, triton.next_power_of_2(GROUPS))
+    best = tl.full(group.shape, -float("inf"), tl.float32)
+    for number in tl.static_range(GROUPS):
+        own = tl.where(lane // GROUP == number, merit, -float("inf"))
+        first = tl.max(own, 0)
+        if TOP2:
+            place = tl.min(tl.where(own == first, lane, GROUPS * GROUP - 1), 0)
+            first += tl.max(tl.where(lane == place, -float("inf"), own), 0)
+        best = tl.where(group == number, first, best)
+    kept = lane < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        place = tl.min(tl.where(best == tl.max(best, 0), group, GROUPS - 1), 0)
+        kept = kept | (lane // GROUP == place)
+        best = tl.where(group == place, -float("inf"), best)
+    return tl.where(kept, merit, -float("inf"))
+
+
+@triton.jit
 def _route(
-    logits, weights, ids, experts, stride,
-    TOP_K: tl.constexpr, NORM: tl.constexpr, EXPERTS: tl.constexpr, CHAINED: tl.constexpr,
+    logits, bias, weights, ids, experts, stride, scale,
+    TOP_K: tl.constexpr, NORM: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
+    EXPERTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, EXPERTS)
-    value = tl.load(logits + row * stride + lane, mask=lane < experts, other=-float("inf")).to(tl.float32)
-    top = tl.max(value, 0)
-    value = tl.exp(value - top)
-    total = tl.sum(value, 0)
-    left = tl.where(lane < experts, value, -1.0)
-    kept = 0.0
+    inside = lane < experts
+    value = tl.load(logits + row * stride + lane, mask=inside, other=-float("inf")).to(tl.float32)
+    if SIGMOID:
+        value = 1.0 / (1.0 + tl.exp(-value))
+        finite = tl.sum(tl.where(inside, value, 0.0), 0)
+        total = 1.0
+    else:
+        value = tl.exp(value - tl.max(value, 0))
+        total = tl.sum(value, 0)
+        finite = total
+        if BIASED:  # which is in units of shares of one
+            value = value / total
+            total = 1.0
+    merit = value
+    if BIASED:
+        merit += tl.load(bias + lane, mask=inside, other=0.0)
+    merit = tl.where(inside, merit, -float("inf"))
+    if GROUPS > 1:
+        merit = _keep_groups(merit, lane, GROUPS, GROUP, TOP_GROUPS, TOP2)
+    kept = 1e-20
     choice = tl.arange(0, triton.next_power_of_2(TOP_K))
     share = tl.zeros(choice.shape, tl.float32)
     chosen = tl.zeros(choice.shape, tl.int32)
     for k in tl.static_range(TOP_K):
-        best = tl.max(left, 0)
-        place = tl.min(tl.where(left == best, lane, experts - 1), 0)
+        best = tl.max(merit, 0)
+        place = tl.min(tl.where(merit == best, lane, experts - 1), 0)
+        if BIASED:
+            best = tl.sum(tl.where(lane == place, value, 0.0), 0)
         share = tl.where(choice == k, best, share)
         chosen = tl.where(choice == k, place, chosen)
         kept += best
-        left = tl.where(lane == place, -1.0, left)
-    # a logit that is not finite must show in the output, and not only as odd choices
-    share = tl.where(total == total, share / (kept if NORM else total), total)
+        merit = tl.where(lane == place, -float("inf"), merit)
+    # a logit that is not a number must show in the output, and not only as odd choices
+    share = tl.where(finite == finite, share / (kept if NORM else total) * scale, finite)
     tl.store(weights + row * TOP_K + choice, share, mask=choice < TOP_K)
     tl.store(ids + row * TOP_K + choice, chosen, mask=choice < TOP_K)
 
@@ -162,18 +201,20 @@ class Blocks:
     num_pairs: int
 
 
-def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, spec: Any, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """As `frame.core.ops.layers.route` for logits [T, experts], the last dimension contiguous; ties: lowest id first.
 
-    One program a row: a row's bits do not depend on the batch.
+    `spec` is a `RouterSpec`. One program a row: a row's bits do not depend on the batch.
     """
     rows, experts = logits.shape
-    weights = torch.empty((rows, top_k), dtype=torch.float32, device=logits.device)
-    ids = torch.empty((rows, top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((rows, spec.top_k), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((rows, spec.top_k), dtype=torch.int32, device=logits.device)
     if rows:
         _route[(rows,)](
-            logits, weights, ids, experts, logits.stride(0),
-            TOP_K=top_k, NORM=renormalize, EXPERTS=triton.next_power_of_2(experts), num_warps=1,
+            logits, logits if bias is None else bias, weights, ids, experts, logits.stride(0), float(spec.scale),
+            TOP_K=spec.top_k, NORM=spec.renormalize, SIGMOID=spec.score == "sigmoid", BIASED=bias is not None,
+            GROUPS=spec.num_groups, GROUP=experts // spec.num_groups, TOP_GROUPS=spec.top_groups,
+            TOP2=spec.group_score == "top2", EXPERTS=triton.next_power_of_2(experts), num_warps=1,
             **chained(logits.device),
         )  # fmt: skip
     return weights, ids

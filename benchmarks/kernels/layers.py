@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.kernels.linear_invariant import microseconds, random
 from frame.core.ops import Norm, Ops
+from frame.interfaces import RouterSpec
 from frame.plugins.platforms.cuda.platform import CudaOps
 
 COPY_BYTES_PER_MICROSECOND = 4.27e6
@@ -80,7 +81,7 @@ class Layer:
         hidden = ops.linear(query.flatten(1), self.output)
         if self.down is None:
             logits, hidden, residual = ops.norm_linear(hidden, residual, self.norm, self.inner)
-            ops.route(logits, 8, True)
+            ops.route(logits, RouterSpec(logits.shape[-1], 8))
             return hidden, residual
         inner, residual = ops.norm_linear_silu_mul(hidden, residual, self.norm, self.inner)
         return ops.linear(inner, self.down), residual

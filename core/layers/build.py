@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.collectives import Groups, SingleGroup
+from ..interfaces.experts import ExpertSpec
 from ..interfaces.model import Model, Shard
 from ..ops import Ops
 from .attention import Attention
@@ -263,23 +264,13 @@ class Build:
         return StageEnd(norm, self.groups.tensor if partial else SingleGroup())
 
     def experts(
-        self,
-        prefix: str,
-        num_experts: int,
-        top_k: int,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        renormalize: bool = True,
-        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
-        reduce: bool = True,
+        self, prefix: str, spec: ExpertSpec, shared: nn.Module | None = None, *, reduce: bool = True
     ) -> nn.Module:
-        """Returns routed experts: (hidden [T, hidden_size], router logits [T, num_experts]) → [T, hidden_size].
+        """Returns routed experts: (hidden [T, H], `Routing`) → [T, H]; `reduce` is as for `linear`.
 
-        `reduce` is as for `linear`.
+        What `shared` gives for hidden is added. It must be a rank's part of a sum over the tensor group, as of a "row"
+        layer that does not reduce.
         """
-        layer = Experts(
-            self, prefix, num_experts, top_k, hidden_size, intermediate_size, renormalize=renormalize, names=names
-        )
+        layer = Experts(self, prefix, spec, shared)
         layer.reduces = reduce
         return layer

@@ -1,13 +1,16 @@
-"""Routed experts held by this rank: whole ones where there is an expert group, else its part of each."""
+"""Routed experts held by this rank: whole ones where there is an expert group, else its part of each.
+
+Knows neither who chose the experts nor how they are computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
+from ..interfaces.experts import Dispatched, ExpertMethod, ExpertSpec, LocalExchange, Routing
 from .linear import empty_parameter, split_evenly
 from .weights import WeightSlot
 
@@ -18,88 +21,132 @@ _ALL = slice(None)
 
 
 class Experts(nn.Module):
-    """Σ_k weight_k · down_e(silu(gate_e h) · up_e h) over the `top_k` experts that the router logits prefer.
+    """Σ_k weight_k · expert_k(h), and `shared`(h) where there is one, over the experts that a router chose.
 
-    Read from "PREFIX.E.gate_proj.weight" and so on, or from the two tensors of all experts, "PREFIX.gate_up_proj"
-    [E, 2 · intermediate, hidden] and "PREFIX.down_proj" [E, hidden, intermediate]. Without `reduces` the result is this
-    rank's part of a sum over the tensor group.
+    Experts are spread over the ranks of the expert group in equal runs; without one each tensor rank holds `width` of
+    the inner size of all experts. `shared` gives a rank's part of a sum over the tensor group. Without `reduces` so
+    does this layer.
     """
 
     reduces = True
+    gate_up: nn.Parameter  # from `PlainExperts`
+    down: nn.Parameter
 
-    def __init__(
-        self,
-        build: Build,
-        prefix: str,
-        num_experts: int,
-        top_k: int,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        renormalize: bool,
-        names: Sequence[str],
-    ) -> None:
+    def __init__(self, build: Build, prefix: str, spec: ExpertSpec, shared: nn.Module | None = None) -> None:
         super().__init__()
-        self.prefix, self.top_k, self.renormalize = prefix, top_k, renormalize
-        self.num_experts, self.hidden_size, self.intermediate_size = num_experts, hidden_size, intermediate_size
-        self.names, self.groups, self.ops = tuple(names), build.groups, build.ops
-        spread = self.groups.expert.size > 1
-        room = -(-num_experts // self.groups.expert.size)  # all ranks launch the same kernels
-        self.first = self.groups.expert.rank * room
-        self.count = max(0, min(room, num_experts - self.first))
-        self.group = self.groups.expert if spread else self.groups.tensor
-        self.divided = SingleGroup() if spread else self.groups.tensor
-        self.width = split_evenly(f"the inner size of {prefix}", intermediate_size, self.divided)
-        self.gate_up = empty_parameter(build, room, 2 * self.width, hidden_size)
-        self.down = empty_parameter(build, room, hidden_size, self.width)
+        self.prefix, self.spec, self.shared, self.ops = prefix, spec, shared, build.ops
+        group = build.groups.expert
+        self.num_slots = -(-spec.num_experts // group.size)  # all ranks launch the same kernels
+        self.first = group.rank * self.num_slots
+        self.count = max(0, min(self.num_slots, spec.num_experts - self.first))
+        self.group = build.groups.tensor
+        self.divided = SingleGroup() if group.size > 1 else self.group
+        self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
+        self.exchange = LocalExchange(self.first)
+        self.method: ExpertMethod = PlainExperts(build)
+        self._slots = self.method.create(self)
 
-    def forward(self, hidden: Tensor, router_logits: Tensor) -> Tensor:
-        """hidden [T, hidden_size], router_logits [T, num_experts] → [T, hidden_size], the same on every rank."""
-        weights, ids = self.ops.route(router_logits, self.top_k, self.renormalize)
-        local = ids - self.first if self.first else ids
-        out = self.ops.fused_experts(hidden, self.gate_up, self.down, weights, local)
+    def forward(self, hidden: Tensor, routing: Routing) -> Tensor:
+        """hidden [T, H] → [T, H], the same on every rank of the tensor group."""
+        sent = self.exchange.dispatch(self.method.prepare(hidden), routing, None)
+        shared = self.shared(hidden) if self.shared is not None else None
+        out = self.exchange.combine(self.method.apply(self, sent), sent)
+        out = out if shared is None else out + shared
         return self.group.all_reduce(out) if self.reduces else out
 
     def weight_slots(self) -> list[WeightSlot]:
-        slots: list[WeightSlot] = []
-        gate, up, down = self.names
-        start = self.divided.rank * self.width
-        rows = slice(start, start + self.width)
-        inner, outer = (self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size)
-        halves = (slice(0, self.width), slice(self.width, 2 * self.width))
-        for expert in range(self.num_experts):
-            name = f"{self.prefix}.{expert}"
-            local = expert - self.first
-            if not 0 <= local < self.count:  # another rank's
-                slots += [WeightSlot(f"{name}.{part}.weight", (), None) for part in self.names]
-                continue
-            here = slice(local, local + 1)
-            for part, half in zip((gate, up), halves, strict=True):
-                slots.append(WeightSlot(f"{name}.{part}.weight", inner, self.gate_up, (rows, _ALL), (here, half)))
-            slots.append(WeightSlot(f"{name}.{down}.weight", outer, self.down, (_ALL, rows), (here,)))
-        return slots + self._fused_slots(rows, halves)
+        return self._slots
 
-    def _fused_slots(self, rows: slice, halves: tuple[slice, slice]) -> list[WeightSlot]:
-        gate, up, down = self.names
-        experts, here = slice(self.first, self.first + self.count), slice(0, self.count)
-        if not self.count:
-            joined_name = f"{self.prefix}.{gate.removesuffix('_proj')}_{up}"
-            return [WeightSlot(name, (), None) for name in (joined_name, f"{self.prefix}.{down}")]
-        mine = range(experts.start, experts.stop)
-        gate_up, joined = f"{self.prefix}.{gate.removesuffix('_proj')}_{up}", (2 * self.intermediate_size,)
-        slots = [
-            WeightSlot(
-                gate_up,
-                (self.num_experts, *joined, self.hidden_size),
-                self.gate_up,
-                (experts, slice(base + rows.start, base + rows.stop), _ALL),
-                (here, half),
-                covers=tuple(f"{self.prefix}.{expert}.{part}.weight" for expert in mine),
-            )
-            for part, base, half in zip((gate, up), (0, self.intermediate_size), halves, strict=True)
-        ]
-        shape = (self.num_experts, self.hidden_size, self.intermediate_size)
-        covers = tuple(f"{self.prefix}.{expert}.{down}.weight" for expert in mine)
-        taken = experts, _ALL, rows
-        slots.append(WeightSlot(f"{self.prefix}.{down}", shape, self.down, taken, (here,), covers=covers))
-        return slots
+    def finish_load(self) -> None:
+        """Called when the last weight has arrived."""
+        self.method.finish_load(self)
+
+
+class PlainExperts(ExpertMethod):
+    """Weights in the type of the activations: `gate_up` [slots, 2 · width, H] and `down` [slots, H, width].
+
+    Read from "PREFIX.E.gate_proj.weight" and so on, or from the two tensors of all experts, "PREFIX.gate_up_proj"
+    [E, 2 · intermediate, H] and "PREFIX.down_proj" [E, H, intermediate].
+    """
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    def create(self, layer: Experts) -> list[WeightSlot]:
+        spec = layer.spec
+        if spec.activation != "silu":
+            raise ValueError(f"{layer.prefix}: experts are gated by 'silu', not by {spec.activation!r}")
+        if spec.bias:
+            raise ValueError(f"{layer.prefix}: experts with biases cannot be computed yet")
+        layer.gate_up = empty_parameter(self._build, layer.num_slots, 2 * layer.width, spec.hidden_size)
+        layer.down = empty_parameter(self._build, layer.num_slots, spec.hidden_size, layer.width)
+        return _slots_apart(layer) + _slots_fused(layer)
+
+    def rows(self, layer: Experts) -> list[Tensor]:
+        return [layer.gate_up, layer.down]
+
+    def apply(self, layer: Experts, dispatched: Dispatched) -> Tensor:
+        values, weights, slots = dispatched.values, dispatched.weights, dispatched.slots
+        if weights is None or slots is None:
+            raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
+        if not layer.spec.weights_on_input:
+            return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots)
+        scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
+        ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
+        out = layer.ops.fused_experts(scaled.flatten(0, 1), layer.gate_up, layer.down, ones, each)
+        return out.view(scaled.shape).sum(1)
+
+
+def _rows_of(layer: Experts) -> tuple[slice, tuple[slice, slice]]:
+    """The rows of gate and of up that this rank holds, and where they lie in `gate_up`."""
+    start, width = layer.divided.rank * layer.width, layer.width
+    return slice(start, start + width), (slice(0, width), slice(width, 2 * width))
+
+
+def _slots_apart(layer: Experts) -> list[WeightSlot]:
+    """Three tensors for each expert."""
+    slots: list[WeightSlot] = []
+    spec, (rows, halves) = layer.spec, _rows_of(layer)
+    gate, up, down = spec.names
+    inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
+    for expert in range(spec.num_experts):
+        name, local = f"{layer.prefix}.{expert}", expert - layer.first
+        if not 0 <= local < layer.count:  # another rank's
+            slots += [WeightSlot(f"{name}.{part}.weight", (), None) for part in spec.names]
+            continue
+        here = slice(local, local + 1)
+        for part, half in zip((gate, up), halves, strict=True):
+            slots.append(WeightSlot(f"{name}.{part}.weight", inner, layer.gate_up, (rows, _ALL), (here, half)))
+        slots.append(WeightSlot(f"{name}.{down}.weight", outer, layer.down, (_ALL, rows), (here,)))
+    return slots
+
+
+def _slots_fused(layer: Experts) -> list[WeightSlot]:
+    """Two tensors for all experts."""
+    spec, (rows, halves) = layer.spec, _rows_of(layer)
+    gate, up, down = spec.names
+    gate_up = f"{layer.prefix}.{gate.removesuffix('_proj')}_{up}"
+    if not layer.count:
+        return [WeightSlot(name, (), None) for name in (gate_up, f"{layer.prefix}.{down}")]
+    experts, here = slice(layer.first, layer.first + layer.count), slice(0, layer.count)
+    joined = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
+    slots = [
+        WeightSlot(
+            gate_up,
+            joined,
+            layer.gate_up,
+            (experts, slice(base + rows.start, base + rows.stop), _ALL),
+            (here, half),
+            covers=_covered(layer, part),
+        )
+        for part, base, half in zip((gate, up), (0, spec.intermediate_size), halves, strict=True)
+    ]
+    shape = (spec.num_experts, spec.hidden_size, spec.intermediate_size)
+    covers = _covered(layer, down)
+    slots.append(WeightSlot(f"{layer.prefix}.{down}", shape, layer.down, (experts, _ALL, rows), (here,), covers=covers))
+    return slots
+
+
+def _covered(layer: Experts, part: str) -> tuple[str, ...]:
+    """The tensors of this rank's experts for which a fused one stands."""
+    return tuple(f"{layer.prefix}.{expert}.{part}.weight" for expert in range(layer.first, layer.first + layer.count))

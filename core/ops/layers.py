@@ -6,13 +6,19 @@ Statistics of norms are taken in float32, as checkpoints were trained.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from ..interfaces.experts import RouterSpec
+
 #: (weight, eps, offset) of `rms_norm`.
 Norm = tuple[Tensor, float, float]
+#: Added to the sum of chosen scores before a division by it: sigmoids may all be 0 (DeepSeek-V3).
+SMALLEST_SUM = 1e-20
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -106,12 +112,24 @@ def map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return function(x)
 
 
-def route(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """(weights float32 [T, top_k], expert ids int32 [T, top_k]) from router logits [T, num_experts]; softmax first."""
-    weights, ids = torch.topk(logits.float().softmax(dim=-1), top_k, dim=-1)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights, ids.to(torch.int32)
+def route(logits: Tensor, spec: RouterSpec, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(weights float32 [T, top_k], expert ids int32 [T, top_k]) from router logits [T, num_experts]; see `RouterSpec`.
+
+    `bias` float32 [num_experts] is given if the router is `corrected`. Which of several equal experts is chosen is not
+    defined.
+    """
+    scores = logits.float().sigmoid() if spec.score == "sigmoid" else logits.float().softmax(dim=-1)
+    merit = scores if bias is None else scores + bias
+    if spec.num_groups > 1:
+        groups = merit.unflatten(-1, (spec.num_groups, -1))
+        best = groups.topk(2).values.sum(-1) if spec.group_score == "top2" else groups.amax(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(spec.top_groups).indices, True)
+        merit = groups.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
+    ids = torch.topk(merit, spec.top_k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if spec.renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
+    return weights * spec.scale, ids.to(torch.int32)
 
 
 def fused_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ModelSetup
-from frame.layers import RotaryEmbedding, normed_linear
+from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
+from frame.layers import RotaryEmbedding, Router, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
 from .qwen3 import qwen3_attention
@@ -28,23 +28,17 @@ class SparseMLP(nn.Module):
     def __init__(self, build: Build, prefix: str) -> None:
         super().__init__()
         config = build.config
-        if config.hidden_act != "silu":
-            raise ValueError(f"experts are gated by 'silu', not by {config.hidden_act!r}")
-        self.router = build.linear(f"{prefix}.gate", config.hidden_size, config.num_experts)
-        self.experts = build.experts(
-            f"{prefix}.experts",
-            config.num_experts,
-            config.num_experts_per_tok,
-            config.hidden_size,
-            config.moe_intermediate_size,
-            renormalize=config.norm_topk_prob,
-            reduce=False,
+        router = RouterSpec(config.num_experts, config.num_experts_per_tok, renormalize=config.norm_topk_prob)
+        experts = ExpertSpec(
+            config.num_experts, config.hidden_size, config.moe_intermediate_size, activation=config.hidden_act
         )
+        self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
+        self.experts = build.experts(f"{prefix}.experts", experts, reduce=False)
 
     def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
-        logits, normed, residual = normed_linear(norm, self.router, hidden, residual)
-        return self.experts(normed, logits), residual
+        logits, normed, residual = normed_linear(norm, self.router.linear, hidden, residual)
+        return self.experts(normed, self.router.choose(logits)), residual
 
 
 def _is_sparse(config: Any, index: int) -> bool:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import layers as reference
+from frame.interfaces import RouterSpec
 from frame.kernels import experts as kernels, routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.testing.op_cases import ROUTERS
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +39,7 @@ hopper = pytest.mark.skipif(
 
 def case(tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Inputs of fused_experts whose products are of size one."""
-    weights, ids = reference.route(torch.randn(tokens, experts), top_k, True)
+    weights, ids = reference.route(torch.randn(tokens, experts), RouterSpec(experts, top_k))
     return {
         "hidden": torch.randn(tokens, hidden).to(dtype).to(DEVICE),
         "gate_up": (torch.randn(experts, 2 * inner, hidden) / hidden**0.5).to(dtype).to(DEVICE),
@@ -97,7 +99,7 @@ def test_tokens_with_a_stride() -> None:
 def test_no_tokens() -> None:
     inputs = case(0, 4, 2, 32, 16, torch.float32)
     assert kernels.fused_experts(**inputs).shape == (0, 32)
-    weights, ids = routing.route(torch.empty(0, 4, device=DEVICE), 2, True)
+    weights, ids = routing.route(torch.empty(0, 4, device=DEVICE), RouterSpec(4, 2))
     assert weights.shape == ids.shape == (0, 2)
 
 
@@ -141,26 +143,38 @@ def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: 
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_route(experts: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
     logits = (torch.stack([torch.randperm(experts) for _ in range(3)]) / 16).to(dtype).to(DEVICE)
-    found, expected = routing.route(logits, top_k, renormalize), reference.route(logits, top_k, renormalize)
+    spec = RouterSpec(experts, top_k, renormalize=renormalize)
+    found, expected = routing.route(logits, spec), reference.route(logits, spec)
     assert torch.equal(found[1], expected[1])
     torch.testing.assert_close(found[0], expected[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ROUTERS, ids=lambda spec: f"{spec.score} {spec.top_k} of {spec.num_experts}")
+def test_routers_of_families(spec: RouterSpec) -> None:
+    logits = torch.stack([torch.randperm(spec.num_experts) for _ in range(4)]).float() / 8
+    bias = torch.randn(spec.num_experts) if spec.corrected else None
+    expected = reference.route(logits, spec, bias)
+    found = routing.route(logits.to(DEVICE), spec, None if bias is None else bias.to(DEVICE))
+    assert torch.equal(found[1].cpu(), expected[1])
+    torch.testing.assert_close(found[0].cpu(), expected[0], atol=1e-6, rtol=1e-5)
 
 
 def test_route_takes_the_lowest_id_of_a_tie() -> None:
     logits = torch.zeros(2, 10)
     logits[1, 7] = logits[1, 3] = 1.0
     logits[1, 0] = -float("inf")
-    weights, ids = routing.route(logits.to(DEVICE), 3, True)
+    weights, ids = routing.route(logits.to(DEVICE), RouterSpec(10, 3))
     assert ids.tolist() == [[0, 1, 2], [3, 7, 1]]
     torch.testing.assert_close(weights.sum(dim=1).cpu(), torch.ones(2))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_a_logit_that_is_not_a_number_shows_in_the_weights(renormalize: bool) -> None:
+def test_a_logit_that_is_not_a_number_shows_in_the_weights(renormalize: bool, score: str) -> None:
     logits = torch.randn(3, 6)
     logits[0], logits[1, 2] = float("nan"), float("nan")
-    weights, ids = routing.route(logits.to(DEVICE), 2, renormalize)
+    weights, ids = routing.route(logits.to(DEVICE), RouterSpec(6, 2, score, renormalize=renormalize))
     assert weights[:2].isnan().all()
     assert weights[2].isfinite().all()
     assert ((ids >= 0) & (ids < 6)).all()

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from frame.interfaces import RouterSpec
 from frame.kernels import (
     activation,
     all_reduce,
@@ -130,7 +131,7 @@ def routed(
     fixed: bool = False,
 ) -> None:
     """The experts of a layer with the choice of them; `fixed`: the launch that heeds no batch."""
-    weights, ids = routing.route(_empty(tokens, num_experts, dtype=dtype), top_k, True)
+    weights, ids = routing.route(_empty(tokens, num_experts, dtype=dtype), RouterSpec(num_experts, top_k))
     product = experts.fused_experts_invariant if fixed else experts.fused_experts
     gate_up = _empty(num_experts, 2 * inner, hidden, dtype=dtype)
     down = _empty(num_experts, hidden, inner, dtype=dtype)
@@ -305,6 +306,7 @@ def small_launches() -> dict[str, Callable[[], None]]:
 def choices(num_experts: int, top_k: int) -> None:
     """The choice of experts, and the sorting of few and many tokens by expert."""
     for dtype, renormalize in ((BF16, True), (BF16, False), (F32, True)):
-        routing.route(_empty(64, num_experts, dtype=dtype), top_k, renormalize)
+        spec = RouterSpec(num_experts, top_k, renormalize=renormalize)
+        routing.route(_empty(64, num_experts, dtype=dtype), spec)
     for tokens in (1, 64, 8192):
         routing.align(_empty(tokens, top_k, dtype=torch.int32), num_experts, 64)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from frame.interfaces import ExpertSpec, RouterSpec, Routing
+from frame.ops import Ops
 from frame.testing.ranks import run_ranks
 from tests.layers.test_weights import make_build
 
@@ -94,11 +96,11 @@ def test_experts_from_either_form_of_checkpoint():
     hidden, router = torch.randn(5, 6), torch.randn(5, 4)
 
     def work(group, tensors):
-        experts = make_build(group).experts("x", 4, 2, 6, 8)
+        experts = make_build(group).experts("x", ExpertSpec(4, 6, 8))
         for slot in experts.weight_slots():
             if slot.name in tensors:
                 slot.write(tensors[slot.name][slot.index])
-        return experts(hidden, router)
+        return experts(hidden, Routing(*Ops.route(router, RouterSpec(4, 2))))
 
     expected = run_ranks(1, lambda group: work(group, apart))[0]
     for tensors in (apart, fused):

@@ -10,6 +10,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from frame.core.ops import Ops
+from frame.interfaces import RouterSpec
 
 pytestmark = pytest.mark.product
 
@@ -102,7 +103,7 @@ def test_gelu_tanh_is_gpt2s() -> None:
 def test_experts_are_a_weighted_sum_of_gated_products(renormalize: bool) -> None:
     hidden, gate_up, down = torch.randn(6, 8), torch.randn(4, 10, 8), torch.randn(4, 8, 5)
     logits = torch.randn(6, 4)
-    weights, ids = Ops.route(logits, 2, renormalize)
+    weights, ids = Ops.route(logits, RouterSpec(4, 2, renormalize=renormalize))
     assert ids.dtype == torch.int32
     want = torch.zeros(6, 8).double()
     for token in range(6):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from frame.interfaces import RouterSpec
 from frame.ops import Ops
 
 _HEAD_DIM, _BLOCK, _EXPERTS = 64, 16, 64
@@ -68,7 +69,7 @@ def cases(device: str, sizes: Sizes) -> Mapping[str, Sequence[Any]]:
         "silu_mul": (floats(tokens, 2 * hidden),),
         "gelu_tanh_mul": (floats(tokens, 2 * hidden),),
         "rotary": (floats(tokens, heads, _HEAD_DIM), floats(tokens, 2, _HEAD_DIM), positions, cos_sin),
-        "route": (floats(tokens, _EXPERTS), 8, True),
+        "route": (floats(tokens, _EXPERTS), RouterSpec(_EXPERTS, 8)),
         "greedy": (logits,),
         "draw": (logits, ones, streams, positions),
         "keep_threshold": (logits, top_k, ones * 0.9),

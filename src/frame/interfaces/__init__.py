@@ -83,6 +83,17 @@ if TYPE_CHECKING:
         TeamExecutor as TeamExecutor,
         step_outcome as step_outcome,
     )
+    from frame.core.interfaces.experts import (
+        Activations as Activations,
+        Dispatched as Dispatched,
+        ExpertExchange as ExpertExchange,
+        ExpertLayout as ExpertLayout,
+        ExpertMethod as ExpertMethod,
+        ExpertSpec as ExpertSpec,
+        LocalExchange as LocalExchange,
+        RouterSpec as RouterSpec,
+        Routing as Routing,
+    )
     from frame.core.interfaces.grammar import (
         Grammar as Grammar,
         GrammarBackend as GrammarBackend,

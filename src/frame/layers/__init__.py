@@ -49,5 +49,8 @@ if TYPE_CHECKING:
         RotaryEmbedding as RotaryEmbedding,
         rope_frequencies as rope_frequencies,
     )
+    from frame.layers.router import (
+        Router as Router,
+    )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

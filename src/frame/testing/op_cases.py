@@ -7,14 +7,25 @@ compared by their arguments afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from frame.core.interfaces.experts import RouterSpec
 from frame.core.ops.step import StepBuffers, StepSizes
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+#: The routers of model families: Qwen's, OLMoE's, DeepSeek-V2's and V3's, ERNIE's, Llama 4's.
+ROUTERS = (
+    RouterSpec(8, 2),
+    RouterSpec(10, 3, renormalize=False),
+    RouterSpec(20, 4, renormalize=False, scale=16.0, num_groups=4, top_groups=2),
+    RouterSpec(32, 6, "sigmoid", scale=2.5, corrected=True, num_groups=8, top_groups=3, group_score="top2"),
+    RouterSpec(12, 3, corrected=True),
+    RouterSpec(8, 1, "sigmoid", renormalize=False),
+)
 
 
 class Draw:
@@ -35,6 +46,10 @@ class Draw:
     def ints(self, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """Whole numbers from 0 to below `high`."""
         return torch.randint(0, high, shape, generator=self._generator).to(dtype)
+
+    def permutation(self, count: int) -> Tensor:
+        """The whole numbers below `count` in any order."""
+        return torch.randperm(count, generator=self._generator)
 
 
 def _rotary(draw: Draw, interleaved: bool, rotary_dim: int) -> Arguments:
@@ -89,6 +104,12 @@ def _merge_states(draw: Draw) -> Arguments:
     lse = draw.float32(5, 4)
     lse[2] = float("-inf")
     return (draw.floats(5, 4, 16), draw.float32(5, 4), draw.floats(5, 4, 16), lse), {}
+
+
+def _route(draw: Draw, spec: RouterSpec) -> Arguments:
+    """Logits that differ by enough for every type to order them alike."""
+    logits = torch.stack([draw.permutation(spec.num_experts) for _ in range(6)]).to(draw.dtype) / 8
+    return (logits, spec, draw.float32(spec.num_experts) if spec.corrected else None), {}
 
 
 def _experts(draw: Draw) -> Arguments:
@@ -157,7 +178,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
     "merge_states": [_merge_states],
-    "route": [lambda d: ((d.floats(6, 8), 2, True), {}), lambda d: ((d.floats(6, 8), 3, False), {})],
+    "route": [partial(_route, spec=spec) for spec in ROUTERS],
     "fused_experts": [_experts],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from frame.core.interfaces.experts import RouterSpec
 from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers
@@ -84,7 +85,8 @@ def _row_ops(ops: Ops, draw: Draw, device: torch.device) -> dict[str, Callable[[
     heads, table = draw.floats(70, 3, 24).to(device), draw.float32(80, 24).to(device)
     gate_up, down = draw.floats(6, 48, 72).to(device), draw.floats(6, 72, 24).to(device)
     positions = torch.arange(70, device=device)
-    weights, ids = ops.route(logits, 2, True)
+    routed = RouterSpec(6, 2)
+    weights, ids = ops.route(logits, routed)
     return {
         "linear": lambda rows: ops.linear(x[rows], weight, bias),
         "linear_silu_mul": lambda rows: ops.linear_silu_mul(x[rows], weight),
@@ -97,7 +99,7 @@ def _row_ops(ops: Ops, draw: Draw, device: torch.device) -> dict[str, Callable[[
         "gelu_tanh_mul": lambda rows: ops.gelu_tanh_mul(gates[rows]),
         "map_rows": lambda rows: ops.map_rows(torch.tanh, x[rows]),
         "rotary": lambda rows: ops.rotary(heads[rows], heads[rows], positions[rows], table)[0],
-        "route": lambda rows: ops.route(logits[rows], 2, True)[0],
+        "route": lambda rows: ops.route(logits[rows], routed)[0],
         "fused_experts": lambda rows: ops.fused_experts(x[rows], gate_up, down, weights[rows], ids[rows]),
     }
 

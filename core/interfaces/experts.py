@@ -1,0 +1,180 @@
+"""Routed experts in three parts: who chooses them, who moves tokens to the ranks that hold them, who computes them.
+
+A router gives each token its experts and their weights (`Routing`). An `ExpertExchange` brings tokens and experts
+together, and sums what comes back. An `ExpertMethod` holds the weights of this rank's experts and multiplies. None of
+them knows the others' work. Experts lie in slots: rank r of those that share them holds the slots from
+r * `slots_per_rank`, and without replicas slot e holds expert e.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..layers.weights import WeightSlot
+    from .model import ForwardStep
+
+#: How an exchange hands tokens to experts: "tokens" is [N, H] with slots [N, k], "slots" [slots, capacity, H] with how
+#: many rows of each slot are tokens.
+ExpertLayout: TypeAlias = Literal["tokens", "slots"]
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How a token's experts are chosen and weighed, from float32 scores of its router logits.
+
+    `top_k` experts with the best scores are chosen; with `corrected` a learned bias is added to the scores for that
+    alone. With several groups of experts, which lie side by side, a token chooses among those of its `top_groups` best
+    groups only; a group is as good as its best expert ("max"), or as its two best together ("top2"). The weights are
+    the scores of the chosen, divided by their sum if `renormalize`, times `scale`. Raises `ValueError` for sizes that
+    do not fit.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    scale: float = 1.0
+    corrected: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+    def __post_init__(self) -> None:
+        if self.score not in ("softmax", "sigmoid"):
+            raise ValueError(f"no score {self.score!r} of a router; there are: softmax, sigmoid")
+        if self.group_score not in ("max", "top2"):
+            raise ValueError(f"no score {self.group_score!r} of groups of experts; there are: max, top2")
+        if self.num_groups < 1 or self.num_experts < 1 or self.num_experts % self.num_groups:
+            raise ValueError(f"{self.num_experts} experts cannot be divided into {self.num_groups} equal groups")
+        if not 1 <= self.top_groups <= self.num_groups:
+            raise ValueError(f"{self.top_groups} groups cannot be chosen of {self.num_groups}")
+        group = self.num_experts // self.num_groups
+        if not 1 <= self.top_k <= group * self.top_groups:
+            raise ValueError(f"{self.top_k} experts cannot be chosen of {group * self.top_groups}")
+        if self.group_score == "top2" and self.num_groups > 1 and group < 2:
+            raise ValueError("a group of one expert has no two best ones: score groups by max")
+
+
+@dataclass(frozen=True)
+class ExpertSpec:
+    """The experts of a layer: down(activation(gate x) · up x), with `names` = (gate, up, down) in the checkpoint.
+
+    With `weights_on_input` a token's weights multiply what its experts are given, not what they return.
+    """
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str = "silu"
+    bias: bool = False
+    weights_on_input: bool = False
+    names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+
+
+class Routing(NamedTuple):
+    """The k experts of each token: float32 `weights` [T, k] and int32 `ids` [T, k]."""
+
+    weights: Tensor
+    ids: Tensor
+
+
+@dataclass
+class Activations:
+    """What experts are given: `values` [T, H], and their `scales` where they are quantised."""
+
+    values: Tensor
+    scales: Tensor | None = None
+
+
+@dataclass
+class Dispatched(Activations):
+    """Tokens at the rank that holds their experts, as the exchange's layout says, and what its `combine` needs.
+
+    "tokens": `values` [N, H], `weights` float32 [N, k] and `slots` int32 [N, k], this rank's slots counted from 0; any
+    other number is a slot of another rank. "slots": `values` [slots, capacity, H] and `counts` int32 [slots]; the
+    exchange weighs what comes back. `handle` is the exchange's own.
+    """
+
+    weights: Tensor | None = None
+    slots: Tensor | None = None
+    counts: Tensor | None = None
+    handle: Any = None
+
+
+class ExpertExchange(ABC):
+    """Brings the tokens of ranks to the ranks that hold their experts, and the results back.
+
+    Every rank of the experts' group calls `dispatch` and `combine` in turn, layer by layer, also with no token.
+    """
+
+    #: whether it reads values on the host, so that no step is captured
+    needs_python: ClassVar[bool] = True
+    layout: ClassVar[ExpertLayout] = "tokens"
+
+    @abstractmethod
+    def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
+        """Sends this rank's T tokens; `routing.ids` are slots of all ranks. `step` holds every rank's token count."""
+
+    @abstractmethod
+    def combine(self, out: Tensor, sent: Dispatched) -> Tensor:
+        """[T, H]: this rank's part, of a sum over its tensor group, of each token's sum over its k experts.
+
+        `out` is what the experts gave: [N, H], each row summed over its local slots and weighed, or [slots, capacity,
+        H]. The sum of the parts is the same for every exchange.
+        """
+
+    def close(self) -> None:
+        """Frees buffers. May be called twice."""
+
+
+class LocalExchange(ExpertExchange):
+    """Every rank has all tokens, so nothing moves: experts of other ranks are left to them. The null object."""
+
+    needs_python = False
+
+    def __init__(self, first_slot: int = 0) -> None:
+        self._first = first_slot
+
+    def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
+        del step
+        slots = routing.ids - self._first if self._first else routing.ids
+        return Dispatched(x.values, x.scales, routing.weights, slots)
+
+    def combine(self, out: Tensor, sent: Dispatched) -> Tensor:
+        del sent
+        return out
+
+
+class ExpertMethod(ABC):
+    """Holds the weights of a layer's experts and multiplies. `layer` is the layer of experts, which has the sizes."""
+
+    #: what it takes from an exchange
+    layouts: ClassVar[Sequence[ExpertLayout]] = ("tokens",)
+
+    @abstractmethod
+    def create(self, layer: Any) -> list[WeightSlot]:
+        """Gives `layer` its parameters, at their final sizes, and returns which checkpoint tensors fill them.
+
+        Raises `ValueError` for experts that it cannot compute.
+        """
+
+    @abstractmethod
+    def rows(self, layer: Any) -> list[Tensor]:
+        """All that belongs to the experts, contiguous, each with a row for each of this rank's slots."""
+
+    @abstractmethod
+    def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
+        """What the experts give, in the shape that `ExpertExchange.combine` takes."""
+
+    def prepare(self, hidden: Tensor) -> Activations:
+        """What travels of `hidden` [T, H]; a method may quantise it."""
+        return Activations(hidden)
+
+    def finish_load(self, layer: Any) -> None:
+        """Called when the last weight has arrived, and after every later change of the weights."""

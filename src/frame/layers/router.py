@@ -1,0 +1,51 @@
+"""A router: which experts compute a token, and with what weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from frame.core.interfaces.experts import RouterSpec, Routing
+from frame.core.layers.build import Build
+from frame.core.layers.weights import WeightSlot
+
+
+class Router(nn.Module):
+    """Logits for all experts from a linear layer, and `choose`, which `spec` describes; the same on every rank.
+
+    `linear` maps [T, hidden_size] to [T, num_experts]; call it through `normed_linear`, so that one op may norm as
+    well. A `corrected` router reads its bias from the tensor `correction`, by default
+    "PREFIX.e_score_correction_bias", and keeps it in float32.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        prefix: str,
+        hidden_size: int,
+        spec: RouterSpec,
+        *,
+        bias: bool = False,
+        correction: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.ops = spec, build.ops
+        self.linear = build.linear(prefix, hidden_size, spec.num_experts, bias=bias)
+        self.correction: nn.Parameter | None = None
+        self._correction_name = correction or f"{prefix}.e_score_correction_bias"
+        if spec.corrected:
+            empty = torch.empty(spec.num_experts, dtype=torch.float32, device=build.device)
+            self.correction = nn.Parameter(empty, requires_grad=False)
+
+    def choose(self, logits: Tensor) -> Routing:
+        """The experts of each token from its logits [T, num_experts]."""
+        return Routing(*self.ops.route(logits, self.spec, self.correction))
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """hidden [T, hidden_size] → the experts of each token."""
+        return self.choose(self.linear(hidden))
+
+    def weight_slots(self) -> list[WeightSlot]:
+        if self.correction is None:
+            return []
+        return [WeightSlot(self._correction_name, (self.spec.num_experts,), self.correction)]
