@@ -10,6 +10,7 @@ from .balancers import frame_expert_balancers
 from .commands import frame_commands
 from .connectors import frame_kv_connectors
 from .endpoints import frame_endpoints
+from .exchanges import frame_expert_exchanges
 from .executors import frame_executors
 from .grammars import frame_grammars
 from .loaders import frame_weight_loaders
@@ -30,6 +31,7 @@ __all__ = [
     "frame_endpoints",
     "frame_executors",
     "frame_expert_balancers",
+    "frame_expert_exchanges",
     "frame_grammars",
     "frame_kv_connectors",
     "frame_logits_processors",

@@ -93,6 +93,10 @@ class ExecutorConfig(Section):
     enable_expert_parallel: bool = setting(
         False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
     )
+    expert_exchange: str = setting(
+        "auto",
+        "Expert exchange plugin, which moves tokens between data ranks that share experts; auto: the preferred one.",
+    )
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
         None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1

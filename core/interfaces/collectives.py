@@ -56,6 +56,8 @@ class ProcessGroup(ABC):
     rank: int = 0
     size: int = 1
     name: str = ""
+    #: whether results have meaningless values now, as in a rehearsal, so that no size may be read from them
+    is_silent: bool = False
     host: HostGroup
 
     @abstractmethod
@@ -145,6 +147,7 @@ class SingleGroup(ProcessGroup):
 class UnconnectedGroup(ProcessGroup):
     """Has a rank and a size, but no peers: its results have the right shapes and meaningless values."""
 
+    is_silent = True
     host = SingleHost()
 
     def __init__(self, rank: int, size: int) -> None:

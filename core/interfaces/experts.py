@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ..layers.weights import WeightSlot
@@ -107,19 +108,51 @@ class Dispatched(Activations):
     handle: Any = None
 
 
+@dataclass(frozen=True)
+class ExchangeSpec:
+    """What layers of experts ask of an exchange.
+
+    `num_ranks` share the experts, each with `slots_per_rank` slots; each run of `tensor_size` of them, a data rank, has
+    the same tokens, in a step at most `max_tokens` with `hidden_size` numbers of `dtype`.
+    """
+
+    hidden_size: int
+    slots_per_rank: int
+    num_ranks: int
+    tensor_size: int
+    max_tokens: int
+    dtype: torch.dtype
+    device_type: str
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Ranks with tokens of their own."""
+        return self.num_ranks // self.tensor_size
+
+
 class ExpertExchange(ABC):
     """Brings the tokens of ranks to the ranks that hold their experts, and the results back.
 
-    Every rank of the experts' group calls `dispatch` and `combine` in turn, layer by layer, also with no token.
+    Built with an `ExchangeSetup`, once for each spec of a worker's layers, which take turns. Every rank of the experts'
+    group calls `dispatch` and then `combine`, layer by layer, also with no token.
     """
 
     #: whether it reads values on the host, so that no step is captured
     needs_python: ClassVar[bool] = True
     layout: ClassVar[ExpertLayout] = "tokens"
 
+    @classmethod
+    @abstractmethod
+    def supports(cls, spec: ExchangeSpec) -> str | None:
+        """None, or every reason why it cannot serve such layers, joined by "; ". Never raises."""
+
     @abstractmethod
     def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
-        """Sends this rank's T tokens; `routing.ids` are slots of all ranks. `step` holds every rank's token count."""
+        """Sends this rank's T tokens; `routing.ids` are slots of all ranks, -1 for none.
+
+        `step.tokens_per_rank` are the tokens of each data rank; all have T without it. Raises `ValueError` where T is
+        another number than is said there of this rank.
+        """
 
     @abstractmethod
     def combine(self, out: Tensor, sent: Dispatched) -> Tensor:
@@ -140,6 +173,10 @@ class LocalExchange(ExpertExchange):
 
     def __init__(self, first_slot: int = 0) -> None:
         self._first = first_slot
+
+    @classmethod
+    def supports(cls, spec: ExchangeSpec) -> str | None:
+        return "nothing moves between data ranks" if spec.num_data_ranks > 1 else None
 
     def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
         del step

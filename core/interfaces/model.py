@@ -80,6 +80,7 @@ class ModelInputs:
 class ForwardStep:
     """What layers need in a forward pass besides inputs: `plans[g]` is the plan of KV group g, `batches[g]` its rows.
 
+    `tokens_per_rank` are the tokens of each data rank, padding included, where the experts are spread over data ranks.
     Layers with a cache have `attend` call their work, with their tensors and the step. A platform that captures what
     lies between two such layers as piecewise graphs puts its own function there.
     """
@@ -88,6 +89,14 @@ class ForwardStep:
     batches: Sequence[GroupBatch]
     hooks: LayerHooks = field(default_factory=LayerHooks)
     attend: Callable[..., Tensor] = attend
+    tokens_per_rank: tuple[int, ...] = ()
+
+
+@dataclass
+class RunningStep:
+    """The step that a model computes, for layers that are not given it. Set before each forward pass."""
+
+    step: ForwardStep | None = None
 
 
 class Model(nn.Module, ABC):
@@ -117,6 +126,7 @@ class Model(nn.Module, ABC):
         self.config = setup.build.config
         self._weights: WeightMap | None = None
         self._make_weights = setup.build.weights
+        self.running = setup.build.running
 
     @abstractmethod
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor | dict[str, Tensor]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ..layers.build import Build
     from ..ops import Ops
     from .attention import AttentionSpec
+    from .collectives import Groups
     from .executor import WorkerFactory
+    from .experts import ExchangeSpec
     from .grammar import Vocabulary
     from .kv import KVLayout, KVRole
     from .platform import Memory, Streams
@@ -108,6 +110,14 @@ class BackendSetup(Setup):
 
     spec: AttentionSpec
     ops: Ops
+
+
+@dataclass(frozen=True)
+class ExchangeSetup(Setup):
+    """For `ExpertExchange`: what layers ask of it, and the worker's groups, where `expert` merges `data`, `tensor`."""
+
+    spec: ExchangeSpec
+    groups: Groups
 
 
 @dataclass(frozen=True)

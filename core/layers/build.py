@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.collectives import Groups, SingleGroup
-from ..interfaces.experts import ExpertSpec
-from ..interfaces.model import Model, Shard
+from ..interfaces.experts import ExpertExchange, ExpertSpec
+from ..interfaces.model import Model, RunningStep, Shard
 from ..ops import Ops
 from .attention import Attention
 from .cached import CachedLayer
@@ -36,7 +36,8 @@ class Build:
     longest request, prompt and output, which is the length of position tables; 0 is what the checkpoint says. `caches`
     holds every layer with a cache by its name, those of other stages too, in the order in which they were made.
     `own_caches` are those of this stage.
-    `pipeline_layers` are the layers of each pipeline stage; empty: evenly.
+    `pipeline_layers` are the layers of each pipeline stage; empty: evenly. `exchange` makes what moves the tokens of a
+    layer of experts, with so many slots on each rank, between data ranks; None where each rank has all tokens.
     """
 
     config: Any
@@ -49,6 +50,8 @@ class Build:
     deterministic: bool = False
     max_model_len: int = 0
     pipeline_layers: Sequence[int] = ()
+    exchange: Callable[[ExpertSpec, int], ExpertExchange] | None = None
+    running: RunningStep = field(default_factory=RunningStep, init=False)
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
     own_caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
     _elsewhere: bool = field(default=False, init=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
-from ..interfaces.experts import Dispatched, ExpertMethod, ExpertSpec, LocalExchange, Routing
+from ..interfaces.experts import Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
 from .linear import empty_parameter, split_evenly
 from .weights import WeightSlot
 
@@ -42,13 +42,19 @@ class Experts(nn.Module):
         self.group = build.groups.tensor
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
-        self.exchange = LocalExchange(self.first)
+        self.exchange: ExpertExchange = LocalExchange(self.first)
+        if build.exchange is not None and build.device.type != "meta":
+            self.exchange = build.exchange(spec, self.num_slots)
+        self.running = build.running
         self.method: ExpertMethod = PlainExperts(build)
+        if (given := self.exchange.layout) not in (takes := self.method.layouts):
+            names = type(self.exchange).__name__, type(self.method).__name__
+            raise ValueError(f"{prefix}: {names[0]} hands over {given}, and {names[1]} takes {', '.join(takes)}")
         self._slots = self.method.create(self)
 
     def forward(self, hidden: Tensor, routing: Routing) -> Tensor:
         """hidden [T, H] → [T, H], the same on every rank of the tensor group."""
-        sent = self.exchange.dispatch(self.method.prepare(hidden), routing, None)
+        sent = self.exchange.dispatch(self.method.prepare(hidden), routing, self.running.step)
         shared = self.shared(hidden) if self.shared is not None else None
         out = self.exchange.combine(self.method.apply(self, sent), sent)
         out = out if shared is None else out + shared
@@ -60,6 +66,11 @@ class Experts(nn.Module):
     def finish_load(self) -> None:
         """Called when the last weight has arrived."""
         self.method.finish_load(self)
+
+
+def exchanges_of(model: nn.Module) -> list[ExpertExchange]:
+    """The exchanges of a model's layers of experts, each once."""
+    return list(dict.fromkeys(module.exchange for module in model.modules() if isinstance(module, Experts)))
 
 
 class PlainExperts(ExpertMethod):

@@ -50,6 +50,9 @@ KINDS = {
     #: Each worker of a model whose experts are balanced builds one when it starts; rank 0 of those that share experts
     #: asks it. `frame eplb simulate` builds them too.
     "balancer": Kind("frame_expert_balancers", "expert balancer", "balancer:ExpertBalancer"),
+    #: A worker whose experts are spread over data ranks builds one for layers of experts that are alike; it lives until
+    #: the worker ends.
+    "exchange": Kind("frame_expert_exchanges", "expert exchange", "experts:ExpertExchange"),
     #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
     #: The process that a user starts builds one when a model or tokenizer is named that is no folder, and drops it once

@@ -21,6 +21,7 @@ from ..interfaces.mesh import Placement
 from ..interfaces.model import Model
 from ..interfaces.platform import Platform
 from ..interfaces.step import StepPlan
+from ..layers.experts import exchanges_of
 from ..layers.weights import WeightMap, load_weights
 from ..plugin_host.registry import Registry
 from .profiler import Profiler
@@ -159,6 +160,8 @@ class Worker:
         started, self._started = self._started, None
         if started is not None:
             started.runner.connector.close()
+            for exchange in exchanges_of(started.model):
+                exchange.close()
             del self.runner
         del started
         self._start.close()

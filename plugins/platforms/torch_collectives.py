@@ -190,6 +190,11 @@ class TorchGroup(ProcessGroup):
         #: bytes of a part of a sum that is worth being begun before the rest is computed, 0 for none; the most parts
         self.overlap_bytes, self.overlap_parts = 0, 4
 
+    @property
+    def is_silent(self) -> bool:  # type: ignore[override]
+        """Whether the collectives of this worker do nothing now."""
+        return self._owner.is_silent
+
     def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
         if not self.overlap_bytes or num_rows * row_bytes < 2 * self.overlap_bytes:
             return []

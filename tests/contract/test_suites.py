@@ -19,6 +19,7 @@ HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
 BALANCERS = "tests.contract.wrong_balancers"
+EXCHANGES = "tests.contract.wrong_exchanges"
 CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
 LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
@@ -37,6 +38,10 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("balancer", f"{BALANCERS}:Wandering", "placements depend on the arguments alone", {}),
         ("balancer", f"{BALANCERS}:InPlace", "looking changes nothing", {}),
         ("balancer", f"{BALANCERS}:Gathering", "placements of a start get no worse", {}),
+        ("exchange", f"{EXCHANGES}:Staying", "tokens get what all experts give", {}),
+        ("exchange", f"{EXCHANGES}:Equal", "what is sent comes back weighed", {}),
+        ("exchange", f"{EXCHANGES}:Twice", "tokens get what all experts give", {}),
+        ("exchange", f"{EXCHANGES}:Trusting", "another number of tokens than agreed is refused", {}),
         ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
         ("source", f"{MORE}:Raising", "supports gives reasons and never raises", {}),

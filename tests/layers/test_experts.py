@@ -6,10 +6,22 @@ import pytest
 import torch
 from torch import nn
 
-from frame.interfaces import ExpertSpec, RouterSpec, Routing
+from frame.interfaces import (
+    ExchangeSpec,
+    ExpertExchange,
+    ExpertSpec,
+    ForwardStep,
+    LocalExchange,
+    Mesh,
+    RouterSpec,
+    Routing,
+)
 from frame.layers import Router
 from frame.ops import Ops
-from frame.testing.ranks import run_ranks
+from frame.plugins.exchanges.all_to_all import AllToAllExchange
+from frame.plugins.exchanges.gather import GatherExchange
+from frame.testing import make_setup
+from frame.testing.ranks import run_mesh, run_ranks
 from tests.layers.test_sharding import load
 from tests.layers.test_weights import make_build
 
@@ -101,3 +113,46 @@ def test_weights_may_scale_what_experts_are_given(top_k):
 def test_experts_that_cannot_be_computed_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         make_build().experts("x", ExpertSpec(4, 6, 8, **fields))
+
+
+@pytest.mark.parametrize("kind", [GatherExchange, AllToAllExchange])
+@pytest.mark.parametrize("mesh", [Mesh(data=2, expert_parallel=True), Mesh(data=2, tensor=2, expert_parallel=True)])
+def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type[ExpertExchange]) -> None:
+    """With shared experts, which each data rank has for itself, and three experts, unequally many for the ranks."""
+    torch.manual_seed(0)
+    tensors, down, counts = expert_tensors(3), torch.randn(6, 6), (5, 2)
+    given = [(torch.randn(count, 6), Routing(*Ops.route(torch.randn(count, 3), RouterSpec(3, 2)))) for count in counts]
+
+    def layer(build):
+        group = build.groups.tensor
+        width = 6 // group.size
+        part = load(build.linear("down", 6, 6, shard="row", reduce=False), {"down.weight": down})
+        shared = nn.Sequential(Columns(slice(group.rank * width, (group.rank + 1) * width)), part)
+        return load_some(build.experts("x", ExpertSpec(3, 6, 8), shared), tensors)
+
+    def work(groups):
+        build = make_build()
+        build.groups = groups
+        sizes = {"num_ranks": mesh.size, "tensor_size": mesh.tensor, "max_tokens": 8}
+
+        def exchange(spec: ExpertSpec, slots: int) -> ExpertExchange:
+            made = ExchangeSpec(spec.hidden_size, slots, dtype=torch.float32, device_type="cpu", **sizes)
+            return kind(make_setup("exchange", spec=made, groups=groups))
+
+        build.exchange = exchange
+        build.running.step = ForwardStep(plans=(), batches=(), tokens_per_rank=counts)
+        return layer(build)(*given[groups.data.rank])
+
+    alone = layer(make_build())
+    for rank, out in enumerate(run_mesh(mesh, work)):
+        torch.testing.assert_close(out, alone(*given[rank // mesh.tensor]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_layout_that_the_experts_do_not_take_ends_the_start():
+    class Slots(LocalExchange):
+        layout = "slots"
+
+    build = make_build()
+    build.exchange = lambda spec, slots: Slots()
+    with pytest.raises(ValueError, match="x: Slots hands over slots, and PlainExperts takes tokens"):
+        build.experts("x", ExpertSpec(4, 6, 8))

@@ -22,6 +22,7 @@ from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider
 from ...plugin_host.registry import Registry
+from .expert_exchange import exchange_maker
 from .numerics import model_digest
 
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -81,6 +82,7 @@ def build_model(
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
         pipeline_layers=config.executor.pipeline_layers,
+        exchange=exchange_maker(config, registry, groups, platform, dtype),
     )
     return registry.make("model", provider, ModelSetup(build), config), build
 

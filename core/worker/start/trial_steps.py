@@ -13,6 +13,7 @@ from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
 from ...layers.cached import CachedLayer
+from ...layers.experts import exchanges_of
 from ...layers.stages import Layers
 from ...parallel.groups import unconnected_groups
 from ..step.runner import Runner
@@ -88,6 +89,8 @@ def against_capture(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers)
         found.append("a pooling engine has no decodes")
     if model.needs_python or model.segments:
         found.append(f"model {type(model).__name__} needs Python in each step")
+    exchanges = {type(one) for one in exchanges_of(model) if one.needs_python}
+    found += [f"expert exchange {kind.__name__} needs Python in each step" for kind in exchanges]
     python = dict.fromkeys((one.backend is None, one.name) for one in bound.planned if one.planner.needs_python)
     found += [f"{'layer' if own else 'attention backend'} {name!r} needs Python in each step" for own, name in python]
     return found

@@ -41,6 +41,7 @@ class ForwardPass:
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         step = step or self.step()
+        self.model.running.step = step
         positions = self.inputs.positions
         given = self.stage.given(len(positions))
         inputs = ModelInputs(positions[None], self.inputs.input_ids, segments=self.segments(), stage=given)

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.experts import (
         Activations as Activations,
         Dispatched as Dispatched,
+        ExchangeSpec as ExchangeSpec,
         ExpertExchange as ExpertExchange,
         ExpertLayout as ExpertLayout,
         ExpertMethod as ExpertMethod,
@@ -144,6 +145,7 @@ if TYPE_CHECKING:
         Model as Model,
         ModelInputs as ModelInputs,
         ModelOutput as ModelOutput,
+        RunningStep as RunningStep,
     )
     from frame.core.interfaces.parser import (
         AssistantMessage as AssistantMessage,
@@ -245,6 +247,7 @@ if TYPE_CHECKING:
         EndpointSettings as EndpointSettings,
         EndpointSetup as EndpointSetup,
         EngineSetup as EngineSetup,
+        ExchangeSetup as ExchangeSetup,
         ExecutorSetup as ExecutorSetup,
         GrammarSetup as GrammarSetup,
         LoaderSetup as LoaderSetup,

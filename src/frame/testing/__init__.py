@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .command_suite import CommandSuite as CommandSuite
     from .connector_suite import ConnectorSuite as ConnectorSuite
     from .endpoint_suite import EndpointSuite as EndpointSuite
+    from .exchange_suite import ExpertExchangeSuite as ExpertExchangeSuite
     from .executor_suite import ExecutorSuite as ExecutorSuite
     from .fake_executor import FakeExecutor as FakeExecutor, FakeWorkers as FakeWorkers
     from .fake_serving import FakeServing as FakeServing
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .plugin_suite import PluginSuite as PluginSuite
     from .pooler_suite import PoolerSuite as PoolerSuite
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
-    from .ranks import run_ranks as run_ranks
+    from .ranks import run_mesh as run_mesh, run_ranks as run_ranks
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
     from .setups import make_setup as make_setup

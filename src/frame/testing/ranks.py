@@ -1,4 +1,4 @@
-"""Several ranks of one process group as threads of this process, over gloo."""
+"""Several ranks as threads of this process, over gloo."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from frame.core.interfaces.collectives import ProcessGroup
+from frame.core.interfaces.collectives import Groups, ProcessGroup
 from frame.core.interfaces.mesh import Mesh, Placement
+from frame.core.parallel.groups import make_groups
 from frame.core.parallel.rendezvous import Rendezvous
 
 T = TypeVar("T")
 
 
 def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.0) -> list[T]:
-    """Calls `work(group)` on each of `size` ranks at once; returns what each returned, by rank.
+    """Calls `work(group)` on each of `size` ranks of one group at once; see `run_mesh`."""
+    return run_mesh(Mesh(tensor=size), lambda groups: work(groups.tensor), seconds)
+
+
+def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> list[T]:
+    """Calls `work(groups)` on each rank of `mesh` at once; returns what each returned, by rank.
 
     Raises the first error of a rank, or `TimeoutError` for ranks that have not returned after `seconds`, which other
     ranks left waiting in a collective.
     """
     from frame.plugins.platforms.torch_collectives import TorchCollectives
 
-    if size == 1:
-        from frame.core.interfaces.collectives import SingleGroup
-
-        return [work(SingleGroup())]
-    rendezvous, mesh = Rendezvous(), Mesh(tensor=size)
+    if mesh.size == 1:
+        return [work(Groups.single())]
+    rendezvous = Rendezvous()
     results: dict[int, Any] = {}
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
             placement = Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous.address)
-            collectives = TorchCollectives(placement)
-            results[rank] = work(collectives.group("tensor", range(size)))
+            results[rank] = work(make_groups(placement, TorchCollectives(placement)))
         except BaseException as error:  # handed to the caller below
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(mesh.size)]
     for thread in threads:
         thread.start()
     latest = time.monotonic() + seconds
@@ -49,7 +52,7 @@ def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.
     rendezvous.close()
     if failures:
         raise failures[0]
-    late = [rank for rank in range(size) if rank not in results]
+    late = [rank for rank in range(mesh.size) if rank not in results]
     if late:
         raise TimeoutError(f"ranks {late} have not returned after {seconds:g} seconds")
-    return [results[rank] for rank in range(size)]
+    return [results[rank] for rank in range(mesh.size)]

@@ -11,6 +11,7 @@ from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.setup import (
     BackendSetup,
+    ExchangeSetup,
     LoaderSetup,
     ModelSetup,
     ParserSetup,
@@ -122,6 +123,8 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
 
     cpu = torch.device("cpu")
     match kind:
+        case "exchange":
+            return ExchangeSetup(changes["spec"], changes["groups"])
         case "attention":
             return BackendSetup(changes["spec"], Ops())
         case "speculator":

@@ -10,6 +10,7 @@ from .balancer_suite import ExpertBalancerSuite
 from .command_suite import CommandSuite
 from .connector_suite import ConnectorSuite
 from .endpoint_suite import EndpointSuite
+from .exchange_suite import ExpertExchangeSuite
 from .executor_suite import ExecutorSuite
 from .grammar_suite import GrammarBackendSuite
 from .loader_suite import WeightLoaderSuite
@@ -34,6 +35,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "executor": ExecutorSuite,
     "scheduler": SchedulerPolicySuite,
     "balancer": ExpertBalancerSuite,
+    "exchange": ExpertExchangeSuite,
     "speculator": SpeculatorSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,

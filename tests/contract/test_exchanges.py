@@ -1,0 +1,4 @@
+from frame.testing import ExpertExchangeSuite
+from tests.contract.installed import classes
+
+globals().update(classes(ExpertExchangeSuite))
