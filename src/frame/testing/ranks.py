@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from frame.core.interfaces.collectives import Groups, ProcessGroup
 from frame.core.interfaces.mesh import Mesh, Placement
 from frame.core.parallel.groups import make_groups
-from frame.core.parallel.rendezvous import Rendezvous
 
 T = TypeVar("T")
 
@@ -30,14 +30,19 @@ def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> 
 
     if mesh.size == 1:
         return [work(Groups.single())]
-    rendezvous = Rendezvous()
+    with TemporaryDirectory() as folder:
+        return _run(mesh, lambda placement: work(make_groups(placement, TorchCollectives(placement))), folder, seconds)
+
+
+def _run(mesh: Mesh, work: Callable[[Placement], T], folder: str, seconds: float) -> list[T]:
+    # in a file of their own, not in one that the next ranks may be given: a store writes to it when it is freed
+    rendezvous = f"file://{folder}/store"
     results: dict[int, Any] = {}
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            placement = Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous.address)
-            results[rank] = work(make_groups(placement, TorchCollectives(placement)))
+            results[rank] = work(Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous))
         except BaseException as error:  # handed to the caller below
             failures.append(error)
 
@@ -49,7 +54,6 @@ def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> 
         time.sleep(0.002)
         if failures:  # the others may wait for that rank, and then end with this process
             latest = min(latest, time.monotonic() + 1)
-    rendezvous.close()
     if failures:
         raise failures[0]
     late = [rank for rank in range(mesh.size) if rank not in results]
