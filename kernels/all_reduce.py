@@ -63,6 +63,22 @@ class PeerBuffers:
         return self.plain_at + 2 * self.size * self.plain_bytes
 
 
+def _awaiting(count: int) -> tl.constexpr:
+    """Assembly that reads `count` packets until each has the number of the call, and gives their words.
+
+    The number is the same for all. Outputs come first, then addresses, then numbers.
+    """
+    loads = [f"ld.volatile.global.v2.b32 {{${place}, number{place}}}, [${count + place}];" for place in range(count)]
+    found = [f"setp.ne.b32 missing, number0, ${2 * count};"]
+    found += [f"setp.ne.or.b32 missing, number{place}, ${2 * count}, missing;" for place in range(1, count)]
+    names = ", ".join(f"number{place}" for place in range(count))
+    lines = [".reg .pred missing;", f".reg .b32 {names};", "again:", *loads, *found, "@missing bra again;"]
+    return tl.constexpr("{ " + " ".join(lines) + " }")
+
+
+_AWAIT_ONE, _AWAIT_TWO, _AWAIT_FOUR = _awaiting(1), _awaiting(2), _awaiting(4)
+
+
 @triton.jit
 def _low(word, DTYPE: tl.constexpr):
     return (word & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
@@ -110,11 +126,28 @@ def _send(
 @triton.jit
 def _received(
     own, epoch, place, kept, part_words,
-    PEER: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr,
+    PEER: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr, AWAITED: tl.constexpr,
 ):  # fmt: skip
-    """The words that `PEER` wrote into this rank's memory, once they are there."""
+    """The words that `PEER` wrote into this rank's memory, once they are there.
+
+    AWAITED words of a thread are waited for by that thread alone; 0: all of a program's by all of its threads.
+    """
     place += ((epoch & 1) * SIZE + PEER) * part_words
-    if PACKED:
+    if PACKED and AWAITED > 0:
+        # words that are not kept are another's, which comes for certain
+        source = (own + 8 * tl.where(kept, place, tl.min(place, 0))).to(tl.int64)
+        number = epoch.to(tl.int32) + tl.zeros(place.shape, tl.int32)
+        if AWAITED == 4:
+            word = tl.inline_asm_elementwise(
+                _AWAIT_FOUR, "=r,=r,=r,=r,l,l,l,l,r,r,r,r", [source, number], tl.int32, is_pure=False, pack=4
+            )
+        elif AWAITED == 2:
+            word = tl.inline_asm_elementwise(
+                _AWAIT_TWO, "=r,=r,l,l,r,r", [source, number], tl.int32, is_pure=False, pack=2
+            )
+        else:
+            word = tl.inline_asm_elementwise(_AWAIT_ONE, "=r,l,r", [source, number], tl.int32, is_pure=False, pack=1)
+    elif PACKED:
         source = own.to(tl.pointer_type(tl.int64)) + place
         number = (epoch << 32) >> 32
         packet = tl.load(source, mask=kept, other=0, volatile=True)
@@ -132,7 +165,7 @@ def _received(
 def _finish(
     mine, before, gain, out, total, own, epoch, place, kept, part_words, words, eps, offset,
     RANK: tl.constexpr, SIZE: tl.constexpr, DTYPE: tl.constexpr,
-    PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, AWAITED: tl.constexpr,
 ):  # fmt: skip
     """Sums a row over ranks and writes it, or its sum with the residual `before` and the norm of that."""
     if tl.float32 == DTYPE:
@@ -140,7 +173,7 @@ def _finish(
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED)
+                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
             value += word.to(tl.float32, bitcast=True)
         if NORM:
             value += before.to(tl.float32, bitcast=True)
@@ -154,7 +187,7 @@ def _finish(
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED)
+                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
             low += _low(word, DTYPE).to(tl.float32)
             high += _high(word, DTYPE).to(tl.float32)
         first, second = low.to(DTYPE), high.to(DTYPE)
@@ -175,7 +208,7 @@ def _sum(
     rows, words, num_words, at, part_words, eps, offset,
     RANK: tl.constexpr, SIZE: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr,
     PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    SENDS: tl.constexpr, RECEIVES: tl.constexpr, PROGRAMS: tl.constexpr, CHAINED: tl.constexpr,
+    SENDS: tl.constexpr, RECEIVES: tl.constexpr, PROGRAMS: tl.constexpr, AWAITED: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Rows of `words` times four bytes, `num_words` in all; each program has every `num_programs`th of them."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -219,7 +252,7 @@ def _sum(
             if RECEIVES:
                 _finish(
                     mine, before, gain, out, total, own + at, epoch, place, kept, part_words, words, eps, offset,
-                    RANK, SIZE, DTYPE, PACKED, NORM, OFFSET,
+                    RANK, SIZE, DTYPE, PACKED, NORM, OFFSET, AWAITED,
                 )  # fmt: skip
         if RECEIVES:
             if tl.atomic_add(state + 1, 1) == programs - 1:  # the last program: nobody reads the number any more
@@ -280,6 +313,9 @@ def _launch(
         return
     packed = x.nbytes <= buffers.packed_bytes if packed is None else packed
     size = triton.next_power_of_2(words)
+    warps = max(4, min(32, size // 128))
+    # assembly is for the device alone
+    awaited = min(4, max(1, size // (32 * warps))) if x.is_cuda else 0
     as_words = [None if one is None else one.view(-1).view(torch.int32) for one in (x, residual, weight, out, total)]
     _sum[(min(rows, MAX_PROGRAMS),)](
         *as_words, buffers.addresses, buffers.state,
@@ -288,8 +324,8 @@ def _launch(
         (buffers.packed_bytes if packed else buffers.plain_bytes) // 4, eps, offset,
         RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=_DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
-        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS,
-        num_warps=max(4, min(32, size // 128)), **chained(x.device),
+        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=awaited,
+        num_warps=warps, **chained(x.device),
     )  # fmt: skip
 
 

@@ -20,7 +20,10 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model that memory depends on. `known` is False for a family that this file has no row for."""
+    """Sizes of a model that memory depends on. `known` is False for a family that this file has no row for.
+
+    `read_share` is the part of the weights that a token is multiplied with: of routed experts those that it chooses.
+    """
 
     num_layers: int
     num_heads: int
@@ -29,6 +32,7 @@ class Shape:
     tied: bool
     kv_specs: Mapping[str, AnyKVSpec]
     known: bool
+    read_share: float = 1.0
 
 
 def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
@@ -54,7 +58,21 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
         tied=_tied(checkpoint, config),
         kv_specs=specs,
         known=known,
+        read_share=_read_share(checkpoint.text, layers, hidden * head_dim * 2 * (heads + kv_heads), hidden),
     )
+
+
+def _read_share(text: Mapping[str, Any], layers: int, attention: int, hidden: int) -> float:
+    """As `Shape.read_share`; `attention` weights are in each layer."""
+    experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
+    if not experts:
+        return 1.0
+    chosen = int(text.get("num_experts_per_tok") or 1)
+    each = 3 * hidden * int(text.get("moe_intermediate_size") or text.get("intermediate_size") or hidden)
+    others = layers * attention + int(text.get("vocab_size") or 0) * hidden * (
+        1 if text.get("tie_word_embeddings") else 2
+    )
+    return (others + layers * chosen * each) / (others + layers * experts * each)
 
 
 def _window(config: ModelConfig, family: str, index: int) -> int:

@@ -25,9 +25,9 @@ CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256,
 CUDA_MAX_GRAPH_ROWS = 512
 #: Bytes that each of them but the largest takes, with its draws; bytes of the largest one for a library's workspace.
 CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20
-#: Tokens of steps with prompts that may be captured, and tokens times bytes of weights beyond which none is.
+#: Tokens of steps with prompts that may be captured, and tokens times bytes of weights of a layer beyond which none is.
 CUDA_PIECE_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-CUDA_PIECES_WORTHWHILE = 12e12
+CUDA_PIECES_WORTHWHILE = 3.6e11
 KV_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
@@ -99,7 +99,7 @@ def kv_budget(
         "weights": weights_bytes,
         "activations": activations,
         "graphs": graph_bytes(config, device, sizes, shape, vocab_size),
-        "piecewise graphs": int(piece_share(config, sizes, weights_bytes) * activations),
+        "piecewise graphs": int(piece_share(config, sizes, shape, weights_bytes) * activations),
         "reserve": CUDA_RESERVE_BYTES,
     }
     if device.free_bytes < requested:
@@ -143,12 +143,13 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
     return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * each
 
 
-def piece_share(config: FrameConfig, sizes: Sizes, weights_bytes: int) -> float:
+def piece_share(config: FrameConfig, sizes: Sizes, shape: Shape, weights_bytes: int) -> float:
     """Of the largest step's activations, what captured steps with prompts keep once more: all of a small model's."""
     options = config.plugin.get("cuda", {})
     off = options.get("capture_prompts") in (False, "false", "0") or options.get("graph_sizes") == []
     if config.executor.enforce_eager or off:
         return 0.0
-    most = min(sizes.max_num_batched_tokens, CUDA_PIECES_WORTHWHILE / max(1, weights_bytes))
+    worthwhile = shape.num_layers * CUDA_PIECES_WORTHWHILE / max(1.0, weights_bytes * shape.read_share)
+    most = min(sizes.max_num_batched_tokens, worthwhile)
     fitting = [size for size in {*CUDA_PIECE_SIZES, sizes.max_num_batched_tokens} if size <= most]
     return max(fitting, default=0) / sizes.max_num_batched_tokens

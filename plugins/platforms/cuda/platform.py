@@ -52,7 +52,7 @@ from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
 from .graphs.capture import Capturer
 from .graphs.cuda_graphs import CudaGraphs
-from .graphs.piecewise import PiecewiseGraphs, sizes_for
+from .graphs.piecewise import PiecewiseGraphs
 from .graphs.piecewise_capture import PieceCapturer
 from .graphs.shapes import CudaShapes
 from .products.choice import Products
@@ -166,6 +166,7 @@ class CudaPlatform(Platform):
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
         self.agreement = Agreement()
+        self._pieces: PiecewiseGraphs | None = None
         self._collectives: CudaCollectives | None = None
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
         self._open()
@@ -241,7 +242,11 @@ class CudaPlatform(Platform):
     @cached_property
     def _memory(self) -> Memory:
         captured = self.options.capture_prompts and self.options.graph_sizes and not self.setup.enforce_eager
-        return CudaMemory(self.device, self._max_tokens if captured else 0)
+        return CudaMemory(self.device, self._captured_share if captured else lambda: 0.0)
+
+    def _captured_share(self) -> float:
+        """Tokens of the largest step with prompts that is captured, as a share of the largest step's."""
+        return max(self._pieces.sizes, default=0) / self._max_tokens if self._pieces is not None else 0.0
 
     @property
     def _max_tokens(self) -> int:
@@ -255,14 +260,16 @@ class CudaPlatform(Platform):
         kernels = CudaKernels(self)
         if self.setup.enforce_eager or not self.options.graph_sizes:
             return Steps(kernels=kernels)
+        self._pieces = PiecewiseGraphs(PieceCapturer(self.device))
         graphs = CudaGraphs(
             Capturer(self.device),
             self.options,
             min(self.setup.max_num_seqs, self._max_tokens),
-            pieces=PiecewiseGraphs(PieceCapturer(self.device)),
+            pieces=self._pieces,
             max_tokens=self._max_tokens,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,
+            sums=self.setup.placement.mesh.tensor > 1,
             agree=lambda number: self.agreement.most(number),
         )
         return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
@@ -312,14 +319,14 @@ class CudaKernels(Kernels):
 class CudaMemory(Memory):
     """The device's memory as the driver and torch's allocator report it.
 
-    `max_tokens` are those of the step that is profiled where steps with prompts are captured, else 0.
+    `captured_share` says how large captured steps with prompts are, as a share of the step that is profiled.
     """
 
     needs_profile = True
 
-    def __init__(self, device: torch.device, max_tokens: int = 0) -> None:
+    def __init__(self, device: torch.device, captured_share: Callable[[], float] = lambda: 0.0) -> None:
         self._device = device
-        self._max_tokens = max_tokens
+        self._captured_share = captured_share
 
     def snapshot(self) -> MemorySnapshot:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -346,10 +353,7 @@ class CudaMemory(Memory):
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
-        captured = 0
-        if self._max_tokens:
-            share = max(sizes_for(weights_bytes, self._max_tokens), default=0) / self._max_tokens
-            captured = int(share * max(0, now.peak - weights_bytes))
+        captured = int(self._captured_share() * max(0, now.peak - weights_bytes))
         logger.debug(
             "memory: %d MiB asked for, less %d MiB of weights, %d MiB of the largest step, %d MiB of captured prompts, "
             "%d MiB outside of torch and a reserve of %d MiB",

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.model import ForwardStep
-from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, PiecewiseGraphs, sizes_for
+from frame.interfaces import ExpertSpec, RouterSpec
+from frame.layers import Router
+from frame.plugins.platforms.cuda.graphs.piecewise import SIZES, PiecewiseGraphs, read_bytes, sizes_for
+from tests.layers.test_weights import make_build
 from tests.plugins.platforms.tape import TapeCapturer
 
 WIDTH, LAYERS = 8, 3
@@ -188,9 +191,20 @@ def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
     assert {pieces.padded(tokens) for tokens in (513, 600, 8192, 100_000)} == {0}
 
 
-@pytest.mark.parametrize(("billions", "tokens"), [(0.6, 8192), (8.0, 512), (70.0, 64), (1000.0, 0)])
-def test_larger_models_are_captured_for_fewer_tokens(billions: float, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("billions", "layers", "tokens"), [(0.6, 28, 8192), (8.0, 32, 512), (70.0, 80, 192), (1000.0, 60, 0)]
+)
+def test_larger_models_are_captured_for_fewer_tokens(billions: float, layers: int, tokens: int) -> None:
     weights_bytes = int(billions * 2e9)
-    assert max(sizes_for(weights_bytes, 16384), default=0) == tokens
-    assert max(sizes_for(weights_bytes, 100), default=0) == min(tokens, 100), "a full step has its own size"
-    assert sizes_for(weights_bytes, 0) == sizes_for(weights_bytes, 1) == [], "a step of one token is a decode"
+    assert max(sizes_for(weights_bytes, layers, 16384), default=0) == tokens
+    assert max(sizes_for(weights_bytes // 2, layers, 16384, sums=True), default=0) >= min(8192, 3 * tokens)
+    assert max(sizes_for(weights_bytes, layers, 100), default=0) == min(tokens, 100), "a full step has its own size"
+    assert not [size for most in (0, 1) for size in sizes_for(weights_bytes, layers, most)], "one token is a decode"
+
+
+def test_of_routed_experts_those_count_that_a_token_reads() -> None:
+    build = make_build()
+    model = nn.Module()
+    model.router = Router(build, "gate", 8, RouterSpec(16, 4))
+    model.experts = build.experts("experts", ExpertSpec(16, 8, 32))
+    assert read_bytes(model) == (16 * 8 + 16 * 3 * 8 * 32 * 4 // 16) * build.dtype.itemsize

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import Compiler, Forward, Graphs, Model, Part, Result, Shapes, StepShape
+from frame.layers import CachedLayer
 
 from ...options import CudaOptions
 from .capture import CapturedGraph
-from .piecewise import PiecewiseGraphs, sizes_for
+from .piecewise import PiecewiseGraphs, read_bytes, sizes_for
 from .shapes import MAX_ROWS, decode_shape, kind_of, name_of, prompt_shape
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -53,6 +54,7 @@ class CudaGraphs(Graphs, Compiler):
     it runs eagerly. Ordinary steps of other shapes run in pieces, which are captured when a step needs them, or when
     all else is, but not between steps that are served: that may take too long. `limit` rows and `max_tokens` tokens
     are the most of a step. Workers of one engine must capture alike: `agree` returns the largest number that any gives.
+    `sums`: layers are summed over workers.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class CudaGraphs(Graphs, Compiler):
         max_tokens: int,
         deterministic: bool = False,
         shares_prefixes: bool = False,
+        sums: bool = False,
         agree: Callable[[int], int] = lambda number: number,
     ) -> None:
         sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
@@ -72,7 +75,7 @@ class CudaGraphs(Graphs, Compiler):
         self.checks_inputs = options.check_captured_inputs
         self._captures_draws = options.capture_draws
         self._capturer = capturer
-        self._agree = agree
+        self._agree, self._sums = agree, sums
         self._pieces = pieces
         self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
@@ -105,8 +108,9 @@ class CudaGraphs(Graphs, Compiler):
         """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
         del shapes
         if not (model.whole_prompts or model.segments):
-            weights_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-            self._pieces.sizes = sizes_for(self._agree(weights_bytes), self._max_tokens)
+            num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
+            weights_bytes, sums = self._agree(read_bytes(model)), self._sums
+            self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)
         return model
 
     def decode(self, rows: int, deterministic: bool, shared: bool) -> StepShape | None:

@@ -16,17 +16,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frame.interfaces import Forward, ForwardStep
+from frame.layers import Experts, Router
 
 logger = logging.getLogger("frame.platforms.cuda")
 
 #: Sizes in tokens; a step is padded to the next.
 SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-#: Tokens times bytes of weights beyond which the device is busy for longer than the host takes to launch kernels one by
-#: one: 20 ms at 600 TFLOP/s for weights of two bytes.
-WORTHWHILE = 12e12
+#: Tokens times bytes of weights, for each layer, beyond which the device is busy for longer than the host takes to
+#: launch kernels one by one: 0.6 ms of a layer at 600 TFLOP/s for weights of two bytes; with sums over ranks the host
+#: takes twice as long.
+WORTHWHILE, WORTHWHILE_WITH_SUMS = 3.6e11, 7.2e11
 
 #: Sizes whose first capture may fail: each failure costs the later ones a pool of memory of their own.
 _MOST_REFUSED = 3
@@ -36,12 +38,24 @@ Attend = Callable[..., Tensor]
 Replay = Callable[[], None]
 
 
-def sizes_for(weights_bytes: int, max_tokens: int) -> list[int]:
-    """The sizes worth a graph for a model with so many bytes of weights, ascending; `max_tokens` is a step's most.
+def read_bytes(model: nn.Module) -> int:
+    """Bytes of weights that a token is multiplied with: of routed experts those that it chooses."""
+    routers = [module.spec for module in model.modules() if isinstance(module, Router)]
+    share = max((spec.top_k / spec.num_experts for spec in routers), default=1.0)
+    total = 0.0
+    for module in model.modules():
+        own = sum(weight.numel() * weight.element_size() for weight in module.parameters(recurse=False))
+        total += own * share if isinstance(module, Experts) else own
+    return int(total)
 
-    A step of one token is a decode.
+
+def sizes_for(weights_bytes: int, num_layers: int, max_tokens: int, *, sums: bool = False) -> list[int]:
+    """The sizes worth a graph for a model whose tokens read so many bytes of weights, ascending.
+
+    `max_tokens` is a step's most; `sums` says whether layers are summed over ranks. A step of one token is a decode.
     """
-    most = min(max_tokens, WORTHWHILE / max(1, weights_bytes))
+    worthwhile = num_layers * (WORTHWHILE_WITH_SUMS if sums else WORTHWHILE)
+    most = min(max_tokens, worthwhile / max(1, weights_bytes))
     return sorted(size for size in {*SIZES, max_tokens} if 1 < size <= most)
 
 
