@@ -24,6 +24,7 @@ from .pause import Pause
 from .recovery.suspects import Suspects
 from .schedule.planned_step import LaunchedStep
 from .schedule.scheduler import Scheduler
+from .waves import NoWaves, Waves
 from .weight_update import update_weights
 
 logger = logging.getLogger("frame.engine")
@@ -65,6 +66,7 @@ class Engine:
         self._journal = NullJournal()
         self._pause = Pause(scheduler.lifecycle)
         self._idle_capture = IdleCapture(wants_capture)
+        self._waves = NoWaves()
         self._broken: set[str] | None = None  # the requests of a step that raised, until a step succeeds
         self._empty_failures = 0  # steps without a request that raised since then
         self._num_unrelated = 0  # steps that raised since then and had no request of the one before
@@ -84,6 +86,17 @@ class Engine:
         if not suspects:
             journal.clear()
 
+    def step_with_peers(self, ask: Callable[[int], None]) -> None:
+        """From now on steps only in waves, with other engines that share its experts; called before the first request.
+
+        `ask(number)` is called when a wave must begin; `begin_wave` then tells every engine.
+        """
+        self._waves = Waves(self.scheduler.max_in_flight, ask)
+
+    def begin_wave(self, number: int) -> None:
+        """All engines step now, until none has requests; raises `ValueError` for an engine that steps alone."""
+        self._waves.begin(number)
+
     def add(self, request: EngineRequest) -> None:
         """Queues a request; raises `ValueError` when it can never run, `RuntimeError` once the engine is closed."""
         if self._closed:
@@ -97,9 +110,9 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether requests are waiting or running, an output was not collected, or a connector still reads blocks."""
         if self._pause.stops_steps:
-            return bool(self._in_flight or self._late)
+            return bool(self._in_flight or self._late or self._waves.running)
         busy = self.scheduler.lifecycle.requests or self.scheduler.has_transfers()
-        return bool(busy or self._in_flight or self._late)
+        return bool(busy or self._in_flight or self._late or self._waves.running)
 
     def has_idle_work(self) -> bool:
         """Whether `step`, with nothing unfinished, would ready workers for later requests, for up to some 100 ms."""
@@ -114,7 +127,8 @@ class Engine:
         if self._in_flight and not answered:
             plan, handle = self._in_flight.popleft()
             outputs += self._answer(plan, handle)
-            if not (len(plan.slots) or outputs or any(len(later.slots) for later, _ in self._in_flight)):
+            rows = len(plan.slots) or any(len(later.slots) for later, _ in self._in_flight)
+            if not (rows or outputs or self._waves.running):
                 time.sleep(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
         elif not (self._in_flight or outputs):
             if self.scheduler.quarantine.active:
@@ -140,7 +154,7 @@ class Engine:
         return stats
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Calls a control method by name: pauses, sleep, profiles, reset_prefix_cache, update_weights, worker (RPC).
+        """Calls a control method by name: pauses, sleep, waves, profiles, reset_prefix_cache, update_weights, worker.
 
         `timeout` bounds what workers of other processes do for `worker`; raises `TimeoutError`.
         """
@@ -156,6 +170,7 @@ class Engine:
             "wake_up": self._wake_up,
             "is_sleeping": lambda: self._pause.asleep,
             "update_weights": self._update_weights,
+            "begin_wave": self.begin_wave,
             "reset_prefix_cache": self._reset_prefix_cache,
             "start_profile": lambda **options: self.executor.call(method, options)[0],
             "stop_profile": lambda **options: self.executor.call(method, options)[0],
@@ -185,6 +200,8 @@ class Engine:
         """
         if self._pause.asleep:
             raise RuntimeError("the engine sleeps already")
+        if self._waves.running:
+            raise RuntimeError("engines that share experts still step: pause all of them, then let each sleep")
         self._catch_up()
         self._clear_cache()
         self.executor.call("sleep", {"keep": list(keep)})
@@ -220,17 +237,20 @@ class Engine:
 
     def _launch(self) -> bool:
         """Launches steps while there is room; returns whether that needed the answers of all earlier ones."""
-        if self._pause.stops_steps:
+        stopped = self._pause.stops_steps
+        self._waves.look(not stopped and bool(self.scheduler.lifecycle.requests or self.scheduler.has_transfers()))
+        if stopped and not self._waves.running:
             return False
-        while True:
-            empty = self._idle_capture.wanted and not self._in_flight
-            plan = self.scheduler.schedule(empty, admits=self._pause.admits)
+        while self._waves.allows:
+            empty = self._waves.demands or (self._idle_capture.wanted and not self._in_flight)
+            plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped)
             if plan is None:
                 return False
             self._idle_capture.allow(plan)
             behind = bool(self._in_flight)
             if self._launch_one(plan) and behind:
                 return True
+        return False
 
     def _launch_one(self, plan: StepPlan) -> bool:
         """Launches a step; returns whether rows of it follow a grammar."""
@@ -244,6 +264,7 @@ class Engine:
             else:
                 masks = self._execute_constrained(step)
             self._in_flight.append((plan, self.executor.sample(masks)))
+            self._waves.launched()
         except Exception as error:
             self._idle_capture.answer(plan, None)
             self._fail(plan, error)
@@ -293,6 +314,7 @@ class Engine:
         self._journal.answer()
         self._broken, self._empty_failures, self._num_unrelated = None, 0, 0
         self._idle_capture.answer(plan, result)
+        self._waves.answered(result)
         return self.scheduler.update(plan, result)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
@@ -305,6 +327,8 @@ class Engine:
         blamed = self._culprit(error)
         logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
         self.executor.check()
+        if self._waves.together:
+            raise BrokenEngineError(f"a step failed in which other engines wait for this one: {error}") from error
         if not len(plan.slots):
             self._empty_failures += 1
             if self._empty_failures == MAX_EMPTY_FAILURES:
@@ -339,7 +363,7 @@ class Engine:
 
         Requires that no request runs.
         """
-        latest = time.monotonic() + TRANSFER_SECONDS
+        latest = time.monotonic() + (0.0 if self._waves.together else TRANSFER_SECONDS)
         while self.scheduler.num_transfers:
             if time.monotonic() > latest:
                 raise RuntimeError(

@@ -66,12 +66,14 @@ class RouterSpec:
 class ExpertSpec:
     """The experts of a layer: down(activation(gate x) · up x), with `names` = (gate, up, down) in the checkpoint.
 
+    Each token has `top_k` of them. Layers are called in the order in which a model makes them.
     With `weights_on_input` a token's weights multiply what its experts are given, not what they return.
     """
 
     num_experts: int
     hidden_size: int
     intermediate_size: int
+    top_k: int
     activation: str = "silu"
     bias: bool = False
     weights_on_input: bool = False
@@ -113,10 +115,11 @@ class ExchangeSpec:
     """What layers of experts ask of an exchange.
 
     `num_ranks` share the experts, each with `slots_per_rank` slots; each run of `tensor_size` of them, a data rank, has
-    the same tokens, in a step at most `max_tokens` with `hidden_size` numbers of `dtype`.
+    the same tokens, in a step at most `max_tokens` with `hidden_size` numbers of `dtype`, each for `top_k` slots.
     """
 
     hidden_size: int
+    top_k: int
     slots_per_rank: int
     num_ranks: int
     tensor_size: int

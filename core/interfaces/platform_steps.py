@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -35,7 +35,8 @@ class StepShape:
     `padded_tokens` and `padded_rows` are at least the plan's numbers of tokens and rows. `padded_samples`: rows that
     the draw takes; 0 for as many as sample. `max_query_len`: the most tokens that one row computes in this step.
     `max_seq_len`: the most tokens that one row has after it; 0 for as many as a request may have. `deterministic`: the
-    step runs on invariant ops. `shared`: its rows read prefixes that they share once for many of them.
+    step runs on invariant ops. `shared`: its rows read prefixes that they share once for many of them. Where data ranks
+    share experts, `tokens_per_rank` are the padded tokens of each; () where all run at this shape.
     """
 
     padded_tokens: int
@@ -45,6 +46,7 @@ class StepShape:
     max_seq_len: int = 0
     deterministic: bool = False
     shared: bool = False
+    tokens_per_rank: tuple[int, ...] = ()
 
 
 #: The shape of a step without rows, which only applies state changes.
@@ -70,6 +72,15 @@ class Shapes(ABC):
     @abstractmethod
     def choose(self, plan: StepPlan) -> StepShape:
         """Returns the shape of a step with rows, from its plan alone, so that all workers of an engine agree."""
+
+    def join(self, shapes: Sequence[StepShape]) -> StepShape | None:
+        """Returns the shape at which data ranks run one step together, given those of the ranks that have rows.
+
+        It must hold each of them. None, which is the default, has each rank run at its own, with `tokens_per_rank`,
+        which no graph was captured with. Depends on the shapes alone, so that all ranks agree.
+        """
+        del shapes
+        return None
 
     def pad(self, what: Length, count: int) -> int:
         """Returns how many of `what` the step handles in place of `count` (> 0): as many or more.

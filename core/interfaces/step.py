@@ -171,7 +171,8 @@ class StepResult(msgspec.Struct, kw_only=True):
     example non-finite logits); the other rows stand. `pooled[row]` float32 [rows, size] is what a pooling request gets
     whose prompt ended with this step. With a speculator, `num_drafts` [B] of each row were checked (of which
     `num_tokens - 1` held), and `num_next_drafts` [B] were proposed for its next step; else both are None. With
-    `wants_capture` the worker has more shapes to capture (`StepPlan.capture`).
+    `wants_capture` the worker has more shapes to capture (`StepPlan.capture`). `peers_busy`: this or another data rank
+    had rows in the step, where ranks share experts.
     """
 
     step: int
@@ -185,3 +186,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     num_next_drafts: np.ndarray | None = None
     transfer: TransferReport | None = None
     wants_capture: bool = False
+    peers_busy: bool = False

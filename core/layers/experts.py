@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
@@ -46,6 +47,7 @@ class Experts(nn.Module):
         if build.exchange is not None and build.device.type != "meta":
             self.exchange = build.exchange(spec, self.num_slots)
         self.running = build.running
+        self._none = torch.empty(0, spec.hidden_size, dtype=build.dtype, device=build.device)
         self.method: ExpertMethod = PlainExperts(build)
         if (given := self.exchange.layout) not in (takes := self.method.layouts):
             names = type(self.exchange).__name__, type(self.method).__name__
@@ -60,6 +62,13 @@ class Experts(nn.Module):
         out = out if shared is None else out + shared
         return self.group.all_reduce(out) if self.reduces else out
 
+    def serve(self) -> None:
+        """Computes for the tokens of other ranks alone: what a rank without requests calls instead of `forward`."""
+        weights = self._none.new_empty(0, self.spec.top_k, dtype=torch.float32)
+        routing = Routing(weights, weights.to(torch.int32))
+        sent = self.exchange.dispatch(self.method.prepare(self._none), routing, self.running.step)
+        self.exchange.combine(self.method.apply(self, sent), sent)
+
     def weight_slots(self) -> list[WeightSlot]:
         return self._slots
 
@@ -68,9 +77,14 @@ class Experts(nn.Module):
         self.method.finish_load(self)
 
 
+def experts_of(model: nn.Module) -> list[Experts]:
+    """The layers of experts in the order in which they were made."""
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
 def exchanges_of(model: nn.Module) -> list[ExpertExchange]:
     """The exchanges of a model's layers of experts, each once."""
-    return list(dict.fromkeys(module.exchange for module in model.modules() if isinstance(module, Experts)))
+    return list(dict.fromkeys(layer.exchange for layer in experts_of(model)))
 
 
 class PlainExperts(ExpertMethod):

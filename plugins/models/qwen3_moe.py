@@ -30,7 +30,11 @@ class SparseMLP(nn.Module):
         config = build.config
         router = RouterSpec(config.num_experts, config.num_experts_per_tok, renormalize=config.norm_topk_prob)
         experts = ExpertSpec(
-            config.num_experts, config.hidden_size, config.moe_intermediate_size, activation=config.hidden_act
+            config.num_experts,
+            config.hidden_size,
+            config.moe_intermediate_size,
+            config.num_experts_per_tok,
+            activation=config.hidden_act,
         )
         self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
         self.experts = build.experts(f"{prefix}.experts", experts, reduce=False)

@@ -31,6 +31,8 @@ from frame.interfaces import (
 distributed: Any = torch.distributed
 _options: Any = torch._C._distributed_c10d
 
+#: Bytes that workers tell each other in one exchange; longer messages take two.
+SMALL_BYTES = 56
 #: Seconds in which all workers must have come to the rendezvous.
 RENDEZVOUS_SECONDS = 600.0
 #: Seconds after which a collective of a step fails where the library notices it.
@@ -157,14 +159,16 @@ class GlooHost(HostGroup):
         self._name, self._size, self.group = name, size, group
 
     def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        sizes = [int(size) for size in self._all(torch.tensor([len(data)]), timeout_seconds)]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(data)] = mine
-        if not len(padded):
-            return [b""] * self._size
-        parts = self._all(padded, timeout_seconds)
-        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        heads = self._padded(len(data).to_bytes(8, "little") + data[:SMALL_BYTES], 8 + SMALL_BYTES, timeout_seconds)
+        sizes = [int.from_bytes(head[:8], "little") for head in heads]
+        if max(sizes) <= SMALL_BYTES:  # one exchange, as for what is said in every step
+            return [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
+        wholes = self._padded(data, max(sizes), timeout_seconds)
+        return [whole[:size] for whole, size in zip(wholes, sizes, strict=True)]
+
+    def _padded(self, data: bytes, size: int, timeout_seconds: float) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+        return [part.numpy().tobytes() for part in self._all(mine, timeout_seconds)]
 
     def _all(self, tensor: Tensor, timeout_seconds: float) -> list[Tensor]:
         options = _options.AllgatherOptions()

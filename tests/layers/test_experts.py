@@ -69,8 +69,8 @@ def test_shared_experts_join_the_sum():
         shared = load(build.linear("down", 6, 6, shard="row", reduce=False), {"down.weight": down})
         width = 6 // group.size
         mine = nn.Sequential(Columns(slice(group.rank * width, (group.rank + 1) * width)), shared)
-        alone = load_some(build.experts("x", ExpertSpec(4, 6, 8)), tensors)
-        both = load_some(build.experts("x", ExpertSpec(4, 6, 8), mine), tensors)
+        alone = load_some(build.experts("x", ExpertSpec(4, 6, 8, 2)), tensors)
+        both = load_some(build.experts("x", ExpertSpec(4, 6, 8, 2), mine), tensors)
         return both(hidden, routing) - alone(hidden, routing)
 
     for size in (1, 2):
@@ -94,7 +94,7 @@ def test_weights_may_scale_what_experts_are_given(top_k):
     tensors = expert_tensors()
     hidden = torch.randn(5, 6)
     weights, ids = Ops.route(torch.randn(5, 4), RouterSpec(4, top_k, "sigmoid", renormalize=False))
-    found = load_some(make_build().experts("x", ExpertSpec(4, 6, 8, weights_on_input=True)), tensors)(
+    found = load_some(make_build().experts("x", ExpertSpec(4, 6, 8, top_k, weights_on_input=True)), tensors)(
         hidden, Routing(weights, ids)
     )
     want = torch.zeros(5, 6)
@@ -112,7 +112,7 @@ def test_weights_may_scale_what_experts_are_given(top_k):
 )
 def test_experts_that_cannot_be_computed_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
-        make_build().experts("x", ExpertSpec(4, 6, 8, **fields))
+        make_build().experts("x", ExpertSpec(4, 6, 8, 2, **fields))
 
 
 @pytest.mark.parametrize("kind", [GatherExchange, AllToAllExchange])
@@ -128,7 +128,7 @@ def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type
         width = 6 // group.size
         part = load(build.linear("down", 6, 6, shard="row", reduce=False), {"down.weight": down})
         shared = nn.Sequential(Columns(slice(group.rank * width, (group.rank + 1) * width)), part)
-        return load_some(build.experts("x", ExpertSpec(3, 6, 8), shared), tensors)
+        return load_some(build.experts("x", ExpertSpec(3, 6, 8, 2), shared), tensors)
 
     def work(groups):
         build = make_build()
@@ -136,7 +136,7 @@ def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type
         sizes = {"num_ranks": mesh.size, "tensor_size": mesh.tensor, "max_tokens": 8}
 
         def exchange(spec: ExpertSpec, slots: int) -> ExpertExchange:
-            made = ExchangeSpec(spec.hidden_size, slots, dtype=torch.float32, device_type="cpu", **sizes)
+            made = ExchangeSpec(spec.hidden_size, spec.top_k, slots, dtype=torch.float32, device_type="cpu", **sizes)
             return kind(make_setup("exchange", spec=made, groups=groups))
 
         build.exchange = exchange
@@ -155,4 +155,4 @@ def test_a_layout_that_the_experts_do_not_take_ends_the_start():
     build = make_build()
     build.exchange = lambda spec, slots: Slots()
     with pytest.raises(ValueError, match="x: Slots hands over slots, and PlainExperts takes tokens"):
-        build.experts("x", ExpertSpec(4, 6, 8))
+        build.experts("x", ExpertSpec(4, 6, 8, 2))

@@ -96,7 +96,7 @@ def test_experts_from_either_form_of_checkpoint():
     hidden, router = torch.randn(5, 6), torch.randn(5, 4)
 
     def work(group, tensors):
-        experts = make_build(group).experts("x", ExpertSpec(4, 6, 8))
+        experts = make_build(group).experts("x", ExpertSpec(4, 6, 8, 2))
         for slot in experts.weight_slots():
             if slot.name in tensors:
                 slot.write(tensors[slot.name][slot.index])

@@ -149,3 +149,15 @@ def test_groups_without_peers_give_the_same_shapes():
 def shapes(group, x):
     results = group.all_reduce(x), group.all_gather(x), group.all_gather(x, 0), group.reduce_scatter(x, 0)
     return [tuple(result.shape) for result in results]
+
+
+def test_the_host_side_gathers_messages_of_any_length():
+    """Short ones in one exchange, longer ones in two."""
+    lengths = [0, 1, 56, 57, 5000]
+
+    def work(group):
+        pairs = [(mine, other) for mine in lengths for other in lengths]
+        return [group.host.gather(bytes([65 + group.rank]) * pair[group.rank]) for pair in pairs]
+
+    expected = [[b"A" * mine, b"B" * other] for mine in lengths for other in lengths]
+    assert run_ranks(2, work) == [expected, expected]

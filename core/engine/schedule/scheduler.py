@@ -65,7 +65,7 @@ class Scheduler:
         self._policy = policy
         self._swaps = type(policy).gives_way is not SchedulerPolicy.gives_way
         self._limits = RequestLimits(config.scheduler, layout, max_model_len)
-        self._max_in_flight = max_in_flight
+        self.max_in_flight = max_in_flight
         self._num_stages = num_stages
         self._hasher = BlockHasher(config.cache.prefix_caching_hash_algo, layout)
         self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
@@ -125,19 +125,33 @@ class Scheduler:
         found = [self.lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
         return [self.lifecycle.finish(request, "abort") for request in found if request is not None]
 
-    def schedule(self, empty: bool = False, *, admits: bool = True) -> StepPlan | None:
+    def schedule(self, empty: bool = False, *, admits: bool = True, rows: bool = True) -> StepPlan | None:
         """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
 
-        Waiting requests begin only if it `admits` them. The plan counts as launched: `update` or `fail` must be called
-        with it.
+        Waiting requests begin only if it `admits` them, and no request goes on without `rows`. The plan counts as
+        launched: `update` or `fail` must be called with it.
         """
         lifecycle = self.lifecycle
-        if len(lifecycle.launched) >= self._max_in_flight:
+        if len(lifecycle.launched) >= self.max_in_flight:
             return None
         if self.quarantine.active:
             self._isolate()
         self._counts.fill(0)
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
+        if rows:
+            self._fill(draft, admits)
+        if not (self._worth_a_step(draft, empty) or empty):
+            return None
+        launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
+        lifecycle.removed_slots, lifecycle.finished_ids = [], []
+        lifecycle.launched[launched.plan.step] = launched
+        self._num_steps += 1
+        if not self._transfers.attach(launched.plan):
+            lifecycle.load_nothing(launched)
+        return launched.plan
+
+    def _fill(self, draft: StepDraft, admits: bool) -> None:
+        """Gives `draft` its rows."""
         order, todo = self._batch.order, self._todo()
         decodes = self._batch.share(order[todo == 1], self._num_stages)
         self._continue_decodes(draft, decodes)
@@ -151,15 +165,6 @@ class Scheduler:
                 self._make_way(draft)
         if self._drafting.active:
             self._drafting.extend(draft, decodes)
-        if not (self._worth_a_step(draft, empty) or empty):
-            return None
-        launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
-        lifecycle.removed_slots, lifecycle.finished_ids = [], []
-        lifecycle.launched[launched.plan.step] = launched
-        self._num_steps += 1
-        if not self._transfers.attach(launched.plan):
-            lifecycle.load_nothing(launched)
-        return launched.plan
 
     def _make_way(self, draft: StepDraft) -> None:
         """Preempts running requests in favour of a waiting one that lacks nothing but room, if the policy says so.

@@ -31,9 +31,10 @@ def exchange_maker(
         raise ValueError(f"{expert} ranks cannot share experts where {groups.data.size} data ranks have {tensor} each")
 
     @cache
-    def made(hidden_size: int, slots_per_rank: int) -> ExpertExchange:
+    def made(hidden_size: int, top_k: int, slots_per_rank: int) -> ExpertExchange:
         spec = ExchangeSpec(
             hidden_size,
+            top_k,
             slots_per_rank,
             num_ranks=expert,
             tensor_size=tensor,
@@ -45,4 +46,4 @@ def exchange_maker(
         exchange: ExpertExchange = registry.make("exchange", provider, ExchangeSetup(spec, groups), config)
         return exchange
 
-    return lambda spec, slots_per_rank: made(spec.hidden_size, slots_per_rank)
+    return lambda spec, slots_per_rank: made(spec.hidden_size, spec.top_k, slots_per_rank)

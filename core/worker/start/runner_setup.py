@@ -13,6 +13,7 @@ from ...interfaces.model import Model
 from ...interfaces.platform_steps import Steps
 from ...ops.step import StepBuffers
 from ..device import Device
+from ..lockstep import lockstep_of
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
@@ -64,6 +65,7 @@ def make_runner(
         pooling=NullPooling() if plan is None else make_pooling(config, plan, model, opened.registry, platform),
         prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
         stage=_stage(opened, model, device, tables),
+        lockstep=lockstep_of(opened.groups.data, steps.shapes),
     )
 
 

@@ -125,7 +125,7 @@ class WorkerStart:
             started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
             ready = WorkerReady(
                 handshake=runner.connector.handshake(),
-                wants_capture=runner.device.graphs.wanted(),
+                wants_capture=runner.wants_capture,
                 stages=self._stages,
                 pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
             )
@@ -212,5 +212,6 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
 
 
 def _record(runner: Runner) -> None:
-    while runner.device.graphs.capture(runner.run_dummy):
+    graphs = runner.device.graphs
+    while graphs.capture(runner.run_dummy) or (graphs.wanted() and not runner.lockstep.captures):
         pass

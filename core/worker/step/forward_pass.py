@@ -24,6 +24,7 @@ class ForwardPass:
     """Implements `Forward` for inputs in the runner's buffers; `planners[i]` plans for number i of `inputs.batches()`.
 
     `segments` says which text of a pair each token is of, once the positions are there. `stage` is this pipeline stage.
+    `tokens_per_rank` are the tokens of each data rank, () where all have as many.
     """
 
     model: Model
@@ -32,12 +33,13 @@ class ForwardPass:
     hooks: LayerHooks
     segments: Callable[[], Tensor | None]
     stage: WholeModel
+    tokens_per_rank: tuple[int, ...] = ()
 
     def step(self) -> ForwardStep:
         self.inputs.fill()
         batches = self.inputs.batches()
         plans = [planner.plan(batch) for planner, batch in zip(self.planners, batches, strict=True)]
-        return ForwardStep(plans=plans, batches=batches, hooks=self.hooks)
+        return ForwardStep(plans, batches, self.hooks, tokens_per_rank=self.tokens_per_rank)
 
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         step = step or self.step()

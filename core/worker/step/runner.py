@@ -20,12 +20,14 @@ from torch import Tensor
 
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
-from ...interfaces.model import LayerHooks, Model
+from ...interfaces.model import ForwardStep, LayerHooks, Model
 from ...interfaces.platform_steps import NO_ROWS, StepShape
 from ...interfaces.step import StepPlan, TransferReport
 from ...layers.cached import Planner
+from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
 from ..device import Device
+from ..lockstep import Alone
 from ..pooling.pooling import NullPooling
 from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
@@ -67,6 +69,7 @@ class Runner:
         pooling: NullPooling,
         prefixes: PrefixTiles,
         stage: WholeModel,
+        lockstep: Alone,
     ) -> None:
         self.device = device
         self.model = model
@@ -88,6 +91,7 @@ class Runner:
         self.connector = connector
         self.pooling = pooling
         self.stage = stage
+        self.lockstep = lockstep
         self.plain_draw = PlainDraw(device, model, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
@@ -105,10 +109,15 @@ class Runner:
         A step that raises leaves the state changes in place and nothing to sample; its connector step is not ended.
         """
         self._executed = None
-        shape = self.device.shapes.choose(plan) if len(plan.slots) else NO_ROWS
+        has_rows = len(plan.slots) > 0
+        agreed = self.lockstep.agree(self.device.shapes.choose(plan) if has_rows else NO_ROWS)
+        shape = agreed.shape if has_rows else NO_ROWS
         self.stage.begin(plan, shape)
         try:
             self._executed = self._execute(plan, shape)
+            self._executed[0].peers_busy = agreed.busy
+            if agreed.busy and not has_rows:
+                self._serve_peers(agreed.shape)
         except BaseException:
             self.stage.settle()
             raise
@@ -119,7 +128,7 @@ class Runner:
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         hidden = None
         if inputs is not None:
-            self.device.ops.invariant = plan.deterministic or self.device.deterministic
+            self.device.ops.invariant = plan.deterministic or shape.deterministic or self.device.deterministic
             several = shape.max_query_len > 1 or self.connector.hooks.decode_steps
             hooks = self.connector.hooks if several else NO_HOOKS
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
@@ -141,14 +150,19 @@ class Runner:
             except BaseException:
                 self.stage.settle()
                 raise
-        if step.plan.capture:
+        if step.plan.capture and self.lockstep.captures:
             self.device.graphs.capture(self.run_dummy)
-        step.wants_capture = self.device.graphs.wanted()
+        step.wants_capture = self.wants_capture
         self._untold = None
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
             self._pending.popleft()
         return step
+
+    @property
+    def wants_capture(self) -> bool:
+        """Whether shapes are left to be captured between steps."""
+        return self.lockstep.captures and self.device.graphs.wanted()
 
     def _apply_changes(self, plan: StepPlan) -> None:
         """Tells all that follows slots who left and who came. Raises the first error once all have been told."""
@@ -185,8 +199,24 @@ class Runner:
         graphs = self.device.graphs
         if graphs.checks_inputs and graphs.captures(shape, "forward"):
             self.captured_inputs.check(shape)
-        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage)
+        ranks = shape.tokens_per_rank
+        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage, ranks)
         return graphs.run(shape, "forward", forward)
+
+    def _serve_peers(self, shape: StepShape) -> None:
+        """Does what other data ranks need of this one, which has no rows, in a step that they run."""
+        if shape.padded_rows:
+            self._forward_padding(shape)
+            return
+        self.device.ops.invariant = shape.deterministic or self.device.deterministic
+        self.model.running.step = ForwardStep((), (), tokens_per_rank=shape.tokens_per_rank)
+        for layer in experts_of(self.model):
+            layer.serve()
+
+    def _forward_padding(self, shape: StepShape) -> Tensor:
+        self.device.ops.invariant = shape.deterministic or self.device.deterministic
+        inputs = self.device.graphs.run(shape, "writes", partial(self.inputs.padding, shape))
+        return self._forward(inputs, shape)
 
     @torch.inference_mode()
     def run_dummy(self, shape: StepShape) -> None:
@@ -194,10 +224,7 @@ class Runner:
 
         It writes no KV cache, and no request gets the tokens that it draws.
         """
-        self.device.ops.invariant = shape.deterministic or self.device.deterministic
-        graphs = self.device.graphs
-        inputs = graphs.run(shape, "writes", partial(self.inputs.padding, shape))
-        hidden = self._forward(inputs, shape)
+        hidden, graphs = self._forward_padding(shape), self.device.graphs
         if not self.stage.draws:
             return
         if shape.padded_tokens == shape.padded_rows:

@@ -24,6 +24,7 @@ class PendingStep:
         self.prompt_logprobs: PromptChunks | None = None
         self.pooled: PooledRows | None = None
         self.wants_capture = False
+        self.peers_busy = False
         self._transfer = transfer
         self._sampler = sampler
         self._sampled: Sampled | PlainSampled | None = None
@@ -63,6 +64,7 @@ class PendingStep:
             num_tokens=plan.samples.astype(np.int32),
             transfer=self._transfer,
             wants_capture=self.wants_capture,
+            peers_busy=self.peers_busy,
         )
         if self._copy is not None and self._sampled is not None:
             self._sampled.fill(result, self._copy.wait(), plan.samples)

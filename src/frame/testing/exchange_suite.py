@@ -66,14 +66,14 @@ class ExpertExchangeSuite(PluginSuite):
         """Calls `work` on every rank of `mesh`."""
         return run_mesh(mesh, work)
 
-    def spec(self, mesh: Mesh, num_experts: int) -> ExchangeSpec:
+    def spec(self, mesh: Mesh, num_experts: int, top_k: int) -> ExchangeSpec:
         """For experts spread over all ranks of `mesh`."""
         slots = -(-num_experts // mesh.size)
-        return ExchangeSpec(_HIDDEN, slots, mesh.size, mesh.tensor, _MAX_TOKENS, torch.float32, self.device)
+        return ExchangeSpec(_HIDDEN, top_k, slots, mesh.size, mesh.tensor, _MAX_TOKENS, torch.float32, self.device)
 
     def exchanged(self, mesh: Mesh, case: Case, compute: Callable[[], Compute]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """On each rank what comes back for its tokens, its tokens, and their weights' sums, after two layers."""
-        spec, give = self.spec(mesh, case.num_experts), Tokens(case)
+        spec, give = self.spec(mesh, case.num_experts, case.top_k), Tokens(case)
 
         def work(groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
             exchange, first = self.made(spec, groups), groups.expert.rank * spec.slots_per_rank
@@ -105,7 +105,7 @@ class ExpertExchangeSuite(PluginSuite):
         weights = torch.randn(2, case.num_experts, 2 * _HIDDEN, _HIDDEN, generator=torch.Generator().manual_seed(1))
         experts = Weights(weights[0] / 4, weights[1, :, :_HIDDEN] / 4)
         give = Tokens(case)
-        found = self.exchanged(ranks, case, lambda: experts.of(self.spec(ranks, case.num_experts)))
+        found = self.exchanged(ranks, case, lambda: experts.of(self.spec(ranks, case.num_experts, case.top_k)))
         for rank, (out, _, _) in enumerate(found):
             x, routing = give.rank(rank // ranks.tensor)
             want = Ops.fused_experts(x, experts.gate_up, experts.down, routing.weights, routing.ids)
@@ -115,12 +115,12 @@ class ExpertExchangeSuite(PluginSuite):
         """combine(dispatch(x)) without experts in between is x times the sum of its weights."""
         mesh = _MESHES["two ranks"]
         case = Case((5, 3), num_experts=4)
-        for out, x, weights in self.exchanged(mesh, case, lambda: _identity(self.spec(mesh, 4))):
+        for out, x, weights in self.exchanged(mesh, case, lambda: _identity(self.spec(mesh, 4, case.top_k))):
             torch.testing.assert_close(out, x * weights, atol=1e-5, rtol=1e-5)
 
     def test_another_number_of_tokens_than_agreed_is_refused(self) -> None:
         case = Case((3, 3))
-        spec = self.spec(_MESHES["two ranks"], case.num_experts)
+        spec = self.spec(_MESHES["two ranks"], case.num_experts, case.top_k)
 
         def work(groups: Groups) -> None:
             exchange = self.made(spec, groups)

@@ -31,18 +31,23 @@ def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> 
     if mesh.size == 1:
         return [work(Groups.single())]
     with TemporaryDirectory() as folder:
-        return _run(mesh, lambda placement: work(make_groups(placement, TorchCollectives(placement))), folder, seconds)
+        return _run(mesh, lambda place: make_groups(place, TorchCollectives(place)), work, folder, seconds)
 
 
-def _run(mesh: Mesh, work: Callable[[Placement], T], folder: str, seconds: float) -> list[T]:
+def _run(
+    mesh: Mesh, connect: Callable[[Placement], Groups], work: Callable[[Groups], T], folder: str, seconds: float
+) -> list[T]:
     # in a file of their own, not in one that the next ranks may be given: a store writes to it when it is freed
     rendezvous = f"file://{folder}/store"
     results: dict[int, Any] = {}
+    connected: list[Groups] = []  # until all have ended: a rank that is quick must not hang up on those that still dial
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous))
+            groups = connect(Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous))
+            connected.append(groups)
+            results[rank] = work(groups)
         except BaseException as error:  # handed to the caller below
             failures.append(error)
 

@@ -145,7 +145,7 @@ class CudaGraphs(Graphs, Compiler):
 
     def _in_pieces(self, shape: StepShape) -> bool:
         prompts = shape.padded_tokens > shape.padded_rows and not (shape.deterministic or shape.shared)
-        return prompts and self.padded(shape.padded_tokens) == shape.padded_tokens
+        return prompts and not shape.tokens_per_rank and self.padded(shape.padded_tokens) == shape.padded_tokens
 
     def _forward(self, shape: StepShape, forward: Forward) -> Tensor:
         self._served = self._served or self._capturing is None

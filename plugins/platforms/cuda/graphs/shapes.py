@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
@@ -39,6 +40,12 @@ class CudaShapes(AnyShape):
             return captured or replace(super().choose(plan), deterministic=deterministic)
         padded = 0 if deterministic or shared else self._graphs.padded(tokens)
         return replace(super().choose(plan), padded_tokens=padded or tokens, deterministic=deterministic)
+
+    def join(self, shapes: Sequence[StepShape]) -> StepShape | None:
+        first = shapes[0]
+        if any(one.padded_tokens != one.padded_rows or one.shared != first.shared for one in shapes):
+            return None
+        return self._graphs.decode(max(one.padded_rows for one in shapes), first.deterministic, first.shared)
 
     def every(self) -> list[StepShape]:
         # sizes between two of these launch the kernels of one of them
