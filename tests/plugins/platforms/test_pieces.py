@@ -206,5 +206,5 @@ def test_of_routed_experts_those_count_that_a_token_reads() -> None:
     build = make_build()
     model = nn.Module()
     model.router = Router(build, "gate", 8, RouterSpec(16, 4))
-    model.experts = build.experts("experts", ExpertSpec(16, 8, 32))
+    model.experts = build.experts("experts", ExpertSpec(16, 8, 32, 4))
     assert read_bytes(model) == (16 * 8 + 16 * 3 * 8 * 32 * 4 // 16) * build.dtype.itemsize
