@@ -147,6 +147,7 @@ def _received(
             )
         else:
             word = tl.inline_asm_elementwise(_AWAIT_ONE, "=r,l,r", [source, number], tl.int32, is_pure=False, pack=1)
+        word = tl.where(kept, word, 0)
     elif PACKED:
         source = own.to(tl.pointer_type(tl.int64)) + place
         number = (epoch << 32) >> 32

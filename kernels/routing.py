@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 
-_MANY_PAIRS = 4096  # fewer are sorted by one kernel, each program of which looks at all of them
+_MANY_PAIRS = 16384  # fewer are sorted by one kernel, each program of which looks at all of them
 #: Pairs that a program places where there are many, by how many there are at most; the last for more.
-_CHUNKS = ((16384, 128), (1 << 62, 256))
+_CHUNKS = ((16384, 256), (1 << 62, 512))
 
 
 @triton.jit
@@ -246,7 +246,7 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
         _count[(chunks,)](ids, counts, pairs, num_experts, EXPERTS=each, CHUNK=chunk)
         _sort[(chunks + num_experts,)](
             ids, counts, slots, experts, used, places, pairs, chunks, num_experts, block_m,
-            EXPERTS=each, CHUNK=chunk, PIECE=32, FILL=fill, num_warps=8,
+            EXPERTS=each, CHUNK=chunk, PIECE=32, FILL=fill, num_warps=16,
         )  # fmt: skip
     return Blocks(slots, experts, used, places, pairs)
 
