@@ -49,7 +49,9 @@ class Experts(nn.Module):
         self.running = build.running
         self._none = torch.empty(0, spec.hidden_size, dtype=build.dtype, device=build.device)
         self.method: ExpertMethod = PlainExperts(build)
-        if (given := self.exchange.layout) not in (takes := self.method.layouts):
+        given: str = self.exchange.layout
+        takes: list[str] = list(self.method.layouts)
+        if given not in takes:
             names = type(self.exchange).__name__, type(self.method).__name__
             raise ValueError(f"{prefix}: {names[0]} hands over {given}, and {names[1]} takes {', '.join(takes)}")
         self._slots = self.method.create(self)
@@ -94,11 +96,17 @@ class PlainExperts(ExpertMethod):
     [E, 2 · intermediate, H] and "PREFIX.down_proj" [E, H, intermediate].
     """
 
+    layouts = ("tokens", "slots")
+
     def __init__(self, build: Build) -> None:
         self._build = build
 
     def create(self, layer: Experts) -> list[WeightSlot]:
         spec = layer.spec
+        if spec.weights_on_input and layer.exchange.layout == "slots":
+            raise ValueError(
+                f"{layer.prefix}: {type(layer.exchange).__name__} weighs what experts give, not their input"
+            )
         if spec.activation != "silu":
             raise ValueError(f"{layer.prefix}: experts are gated by 'silu', not by {spec.activation!r}")
         if spec.bias:
@@ -112,6 +120,10 @@ class PlainExperts(ExpertMethod):
 
     def apply(self, layer: Experts, dispatched: Dispatched) -> Tensor:
         values, weights, slots = dispatched.values, dispatched.weights, dispatched.slots
+        if dispatched.counts is not None:  # rows beyond the counts are computed, and nobody reads them
+            halves = torch.bmm(values, layer.gate_up.transpose(1, 2))
+            inner = layer.ops.silu_mul(halves.flatten(0, 1)).view(*halves.shape[:2], -1)
+            return torch.bmm(inner, layer.down.transpose(1, 2))
         if weights is None or slots is None:
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:

@@ -25,4 +25,16 @@ def frame_expert_exchanges() -> list[Provider]:
             summary="Sends a token only to ranks that hold its experts, with the collectives of any platform.",
             preference=10,
         ),
+        Provider(
+            name="deepep",
+            target="frame.plugins.exchanges.deepep:DeepepExchange",
+            api=_API,
+            summary="DeepEP's exchange for prompts and large batches; needs GPUs and the package deep_ep.",
+        ),
+        Provider(
+            name="deepep-low-latency",
+            target="frame.plugins.exchanges.deepep:DeepepLowLatencyExchange",
+            api=_API,
+            summary="DeepEP's exchange for decode steps of up to 511 tokens, captured in graphs; needs deep_ep.",
+        ),
     ]

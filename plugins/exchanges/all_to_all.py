@@ -21,22 +21,20 @@ from frame.interfaces import (
     Routing,
 )
 
-from .rows import moved, token_counts
+from .rows import Share, moved, token_counts
 
 
 class _Sent(NamedTuple):
     """What `combine` needs: how many rows went to and came from each rank, and which token each sent row is of.
 
-    `places` are the sent rows in the order of tokens, `lengths` int64 how many a token has; `own` the tokens that this
-    rank sends of all `num_tokens`.
+    `places` are the sent rows in the order of tokens, `lengths` int64 how many a token of the share has.
     """
 
     send_sizes: list[int]
     receive_sizes: list[int]
     places: Tensor
     lengths: Tensor
-    own: slice
-    num_tokens: int
+    share: Share
 
 
 class AllToAllExchange(ExpertExchange):
@@ -54,8 +52,8 @@ class AllToAllExchange(ExpertExchange):
     def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
         num_tokens = len(x.values)
         counts = token_counts(self._setup, num_tokens, step)
-        own = self._share(num_tokens, self._tensor.rank)
-        ids = routing.ids[own]
+        share = self._share(num_tokens, self._tensor.rank)
+        own, ids = share.own, routing.ids[share.own]
         ranks = torch.arange(self._group.size, device=ids.device)
         goes = (ids.div(self._setup.spec.slots_per_rank, rounding_mode="floor")[..., None] == ranks).any(1)  # [n, R]
         tokens = goes.t().nonzero()[:, 1]  # of the rows to rank 0, then of those to rank 1, …
@@ -68,22 +66,21 @@ class AllToAllExchange(ExpertExchange):
             lambda rows: self._group.all_to_all(rows[tokens], send_sizes, receive_sizes),
         )
         numbers = goes.t().flatten().cumsum(0).view(self._group.size, len(ids)).t() - 1  # [n, R]
-        sent.handle = _Sent(send_sizes, receive_sizes, numbers[goes], goes.sum(1), own, num_tokens)
+        sent.handle = _Sent(send_sizes, receive_sizes, numbers[goes], goes.sum(1), share)
         return sent
 
     def combine(self, out: Tensor, sent: Dispatched) -> Tensor:
         how: _Sent = sent.handle
         back = self._group.all_to_all(out, how.receive_sizes, how.send_sizes)
-        total = back.new_zeros(how.num_tokens, back.shape[1])
-        if len(how.places):  # summed in one order, so that equal inputs give equal bits
-            rows = back[how.places].float()
-            total[how.own] = torch.segment_reduce(rows, "sum", lengths=how.lengths, axis=0, unsafe=True).to(total.dtype)
-        return total
+        if not len(how.places):
+            return how.share.spread(back.new_zeros(how.share.num_own, back.shape[1]))
+        # summed in one order, so that equal inputs give equal bits
+        sums = torch.segment_reduce(back[how.places].float(), "sum", lengths=how.lengths, axis=0, unsafe=True)
+        return how.share.spread(sums.to(back.dtype))
 
-    def _share(self, num_tokens: int, tensor_rank: int) -> slice:
+    def _share(self, num_tokens: int, tensor_rank: int) -> Share:
         """The tokens that a tensor rank sends."""
-        size = self._tensor.size
-        return slice(num_tokens * tensor_rank // size, num_tokens * (tensor_rank + 1) // size)
+        return Share.of(self._tensor, num_tokens, tensor_rank)
 
     def _sizes(self, sends: Tensor, counts: tuple[int, ...]) -> tuple[list[int], list[int]]:
         """Rows to and from each rank; in a rehearsal as many come as could."""
@@ -92,5 +89,5 @@ class AllToAllExchange(ExpertExchange):
         both: list[list[int]] = torch.stack((sends, receives)).tolist()
         if self._group.is_silent:
             shares = [self._share(count, rank) for count in counts for rank in range(self._tensor.size)]
-            return both[0], [share.stop - share.start for share in shares]
+            return both[0], [share.num_own for share in shares]
         return both[0], both[1]

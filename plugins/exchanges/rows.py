@@ -1,13 +1,14 @@
-"""What both exchanges do with tokens: who has how many, and what travels with each."""
+"""What exchanges do with tokens: who has how many, who sends which, and what travels with each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import Activations, Dispatched, ExchangeSetup, ForwardStep, Routing
+from frame.interfaces import Activations, Dispatched, ExchangeSetup, ForwardStep, ProcessGroup, Routing
 
 
 def token_counts(setup: ExchangeSetup, num_tokens: int, step: ForwardStep | None) -> tuple[int, ...]:
@@ -17,6 +18,32 @@ def token_counts(setup: ExchangeSetup, num_tokens: int, step: ForwardStep | None
     if len(counts) != data.size or counts[data.rank] != num_tokens:
         raise ValueError(f"data rank {data.rank} has {num_tokens} tokens, and {data.size} ranks agreed on {counts}")
     return counts
+
+
+class Share(NamedTuple):
+    """The tokens that a rank sends of the `num_tokens` that all ranks of its tensor group have."""
+
+    own: slice
+    num_tokens: int
+
+    @classmethod
+    def of(cls, tensor: ProcessGroup, num_tokens: int, rank: int | None = None) -> Share:
+        """The share of a rank of the tensor group, by default of this one."""
+        rank = tensor.rank if rank is None else rank
+        return cls(slice(num_tokens * rank // tensor.size, num_tokens * (rank + 1) // tensor.size), num_tokens)
+
+    @property
+    def num_own(self) -> int:
+        """Tokens of the share."""
+        return int(self.own.stop - self.own.start)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """[num_tokens, H], where all but the share's `rows` are zero: its part of the sum over the tensor group."""
+        if len(rows) == self.num_tokens:
+            return rows
+        whole = rows.new_zeros(self.num_tokens, rows.shape[1])
+        whole[self.own] = rows
+        return whole
 
 
 def moved(x: Activations, routing: Routing, first_slot: int, move: Callable[[Tensor], Tensor]) -> Dispatched:

@@ -8,6 +8,7 @@ from torch import Tensor
 from frame.interfaces import Activations, Dispatched, ForwardStep, LocalExchange, Routing
 from frame.plugins.exchanges.all_to_all import AllToAllExchange
 from frame.plugins.exchanges.gather import GatherExchange
+from frame.plugins.exchanges.rows import Share
 
 
 class Staying(GatherExchange):
@@ -32,8 +33,8 @@ class Equal(GatherExchange):
 class Twice(AllToAllExchange):
     """Every tensor rank sends all tokens, so that their sum is too large."""
 
-    def _share(self, num_tokens: int, tensor_rank: int) -> slice:
-        return slice(0, num_tokens)
+    def _share(self, num_tokens: int, tensor_rank: int) -> Share:
+        return Share(slice(0, num_tokens), num_tokens)
 
 
 class Trusting(GatherExchange):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from frame.interfaces import (
+    Dispatched,
     ExchangeSpec,
     ExpertExchange,
     ExpertSpec,
@@ -150,9 +151,31 @@ def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type
 
 def test_a_layout_that_the_experts_do_not_take_ends_the_start():
     class Slots(LocalExchange):
+        layout = "pages"
+
+    build = make_build()
+    build.exchange = lambda spec, slots: Slots()
+    with pytest.raises(ValueError, match="x: Slots hands over pages, and PlainExperts takes tokens, slots"):
+        build.experts("x", ExpertSpec(4, 6, 8, 2))
+
+
+def test_experts_take_tokens_slot_by_slot_too():
+    """Rows beyond the counts may hold anything."""
+    layer = load_some(make_build().experts("x", ExpertSpec(3, 6, 8, 1)), expert_tensors(3))
+    values, counts = torch.randn(3, 4, 6), torch.tensor([4, 0, 2], dtype=torch.int32)
+    values[1], values[2, 2:] = torch.nan, torch.nan
+    out = layer.method.apply(layer, Dispatched(values, counts=counts))
+    for slot, count in enumerate(counts.tolist()):
+        one = torch.full((count, 1), slot, dtype=torch.int32)
+        want = layer.method.apply(layer, Dispatched(values[slot, :count], None, torch.ones(count, 1), one))
+        torch.testing.assert_close(out[slot, :count], want)
+
+
+def test_weights_on_the_input_need_tokens_with_weights():
+    class Slots(LocalExchange):
         layout = "slots"
 
     build = make_build()
     build.exchange = lambda spec, slots: Slots()
-    with pytest.raises(ValueError, match="x: Slots hands over slots, and PlainExperts takes tokens"):
-        build.experts("x", ExpertSpec(4, 6, 8, 2))
+    with pytest.raises(ValueError, match="x: Slots weighs what experts give"):
+        build.experts("x", ExpertSpec(4, 6, 8, 1, weights_on_input=True))
