@@ -10,12 +10,14 @@ from typing import cast
 from frame.vllm_names.environment import API_KEY, api_key_of, lines_about
 
 from ..config.checkpoint import read_checkpoint
+from ..config.errors import ConfigError
 from ..config.flag_parser import FlagParser
 from ..config.flags import add_config_flags, config_from_arguments
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Command
 from ..plugin_host.model_sources import fetch_model
 from ..plugin_host.registry import Registry
+from ..startup.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,25 @@ class ServeCommand(Command):
         Registry.load().check(config)
         config = fetch_model(config, command=True)
         read_checkpoint(config)
+        if config.executor.node_rank > 0:
+            return serve_node(config, Registry.load())
         from ..processes.launcher import launch
 
         return launch(config)
+
+
+def serve_node(config: FrameConfig, registry: Registry) -> int:
+    """Runs this machine's workers of an engine on another one; raises `ConfigError` where that is impossible."""
+    from ..plugin_host.setups import executor_provider, nodes_of
+
+    configure_logging(config.server.log_level)
+    provider = executor_provider(config, registry)
+    executor = registry.resolve(provider)
+    try:
+        status: int = executor.serve_node(nodes_of(config), registry.options(provider, config))
+    except (ValueError, TimeoutError) as error:
+        raise ConfigError(str(error)) from None
+    return status
 
 
 def serve_config(arguments: argparse.Namespace) -> FrameConfig:

@@ -83,7 +83,8 @@ class ExecutorConfig(Section):
     executor: str = setting(
         "auto",
         "Executor plugin: inline (the worker is in the engine's process), process (workers have their own processes), "
-        "external (under torchrun, see docs/many-devices.md); auto: inline for one worker, process for several.",
+        "nodes (on several machines), external (under torchrun, see docs/many-devices.md); auto: inline for one "
+        "worker, process for several, nodes where nnodes is above 1.",
     )
     tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
     pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)
@@ -97,10 +98,26 @@ class ExecutorConfig(Section):
         "auto",
         "Expert exchange plugin, which moves tokens between data ranks that share experts; auto: the preferred one.",
     )
+    nnodes: int = setting(1, "Machines over which the devices are spread, see docs/many-devices.md.", ge=1)
+    node_rank: int = setting(0, "Number of this machine among them; the server runs on number 0.", ge=0)
+    master_addr: str = setting("", "Address of machine 0 at which the others reach it.")
+    master_port: int = setting(29500, "Port of machine 0 at which it waits for the others.", ge=1, le=65535)
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
         None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1
     )
+
+    def contradictions(self) -> Iterator[str]:
+        workers = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.node_rank >= self.nnodes:
+            yield f"node_rank {self.node_rank} is not below nnodes {self.nnodes}: nodes are numbered from 0"
+        if self.nnodes > 1 and not self.master_addr:
+            yield f"nnodes {self.nnodes} needs master_addr, at which the other nodes reach node 0"
+        if workers % self.nnodes:
+            yield (
+                f"{workers} workers (tensor_parallel_size times pipeline_parallel_size) cannot be spread evenly over "
+                f"nnodes {self.nnodes}"
+            )
 
 
 class AttentionConfig(Section):

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from .kv import AnyKVSpec, KVLayout
-from .mesh import Mesh, Placement
+from .mesh import Mesh, Nodes, Placement
 from .pooling_params import PoolingFacts
 from .step import PrefixCosts, StepPlan, StepResult
 
 if TYPE_CHECKING:
+    import socket
+
     from .setup import ExecutorSetup
 
 
@@ -126,8 +128,11 @@ class SpawnedWorker(WorkerProtocol, Protocol):
     def silent_seconds(self) -> float:
         """Seconds since the process ran last; it also runs while it waits for a device or for other workers."""
 
-    def progress(self) -> tuple[int, int]:
-        """(the newest step that it began, collectives that it called): where it lags, the others wait for it."""
+    def progress(self) -> tuple[int, int] | None:
+        """(the newest step that it began, collectives that it called): where it lags, the others wait for it.
+
+        None where that cannot be known.
+        """
 
     def begin_close(self, *, kills: bool = False) -> None:
         """Tells the process to end, or kills it, without waiting for that as `close` does."""
@@ -162,7 +167,10 @@ class WorkerFactory(Protocol):
         """Has all workers of an engine, which it spawned and allocated, take messages together from now on."""
 
     def recipe(self, placement: Placement) -> bytes:
-        """JSON from which a process elsewhere makes the worker with `worker_of`."""
+        """JSON from which a `WorkerProcess` on another machine makes the worker."""
+
+    def connected(self, connection: socket.socket, where: str) -> SpawnedWorker:
+        """The worker that a `WorkerProcess` at the other end serves; `where` names its machine in errors."""
 
 
 class Executor(ABC):
@@ -185,6 +193,14 @@ class Executor(ABC):
     def supports(cls, mesh: Mesh) -> str | None:
         """None when it can run the workers of `mesh`, else why not. By default it can run one."""
         return None if mesh.size == 1 else "it runs one worker"
+
+    @classmethod
+    def serve_node(cls, nodes: Nodes, options: Any = None) -> int:
+        """Runs the workers of a node other than 0 until the engine needs no more of them; returns the exit status.
+
+        Raises `ValueError` where it cannot, as by default.
+        """
+        raise ValueError(f"{cls.__name__} runs workers on one machine, and node_rank is {nodes.rank}")
 
     @abstractmethod
     def load(self) -> list[WorkerFacts]:

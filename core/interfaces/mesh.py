@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -76,6 +76,21 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     mesh: Mesh = Mesh()
     rendezvous: str = ""
     address: str = ""
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines over which an engine's workers are spread, in equal runs of ranks; this one is number `rank`.
+
+    The engine is on node 0, and listens at `address`:`port` for the others. `settings` are this node's, by name, as
+    JSON values: those that all nodes must be given alike. `model` is the checkpoint's path on this node.
+    """
+
+    count: int = 1
+    rank: int = 0
+    address: str = ""
+    port: int = 0
+    model: str = ""
+    settings: dict[str, Any] = {}
 
 
 def _run(rank: int, count: int, stride: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .mesh import Mesh, Placement
+from .mesh import Mesh, Nodes, Placement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,11 +74,15 @@ class PlatformSetup(EngineSetup):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorSetup(EngineSetup):
-    """For `Executor`: the workers of one engine, made by `workers`, one for each of `placements`, in order of rank."""
+    """For `Executor`: the workers of one engine, made by `workers`, one for each of `placements`, in order of rank.
+
+    The placements are those of one machine; an executor of several `nodes` says where each is itself.
+    """
 
     mesh: Mesh
     placements: Sequence[Placement]
     workers: WorkerFactory
+    nodes: Nodes = field(default_factory=Nodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config.tree import FrameConfig
-from ..interfaces.mesh import Mesh, Placement
+from ..interfaces.mesh import Mesh, Nodes, Placement
 from ..interfaces.setup import (
     ConnectorSetup,
     ConnectorWorkerSetup,
@@ -61,8 +61,10 @@ def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement
 
 def executor_provider(config: FrameConfig, registry: Registry) -> Provider:
     """The executor asked for, or the preferred one that runs so many workers; raises `PluginError` with reasons."""
-    mesh = mesh_of(config)
-    return registry.select("executor", config.executor.executor, lambda executor: executor.supports(mesh))
+    mesh, name = mesh_of(config), config.executor.executor
+    if name == "auto" and config.executor.nnodes > 1:
+        name = "nodes"
+    return registry.select("executor", name, lambda executor: executor.supports(mesh))
 
 
 def executor_setup(
@@ -70,7 +72,44 @@ def executor_setup(
 ) -> ExecutorSetup:
     """For the executor of an engine."""
     return ExecutorSetup(
-        **vars(engine_setup(config, max_model_len)), mesh=mesh_of(config), placements=placements, workers=workers
+        **vars(engine_setup(config, max_model_len)),
+        mesh=mesh_of(config),
+        placements=placements,
+        workers=workers,
+        nodes=nodes_of(config),
+    )
+
+
+def nodes_of(config: FrameConfig) -> Nodes:
+    """The machines that the configuration names, with the settings that must be equal on all of them."""
+    executor = config.executor
+    if executor.nnodes == 1:
+        return Nodes()
+    plain = config.to_plain()
+    # a node's own address and key lie with the executor's options
+    own = {"executor": {"node_rank", "enforce_eager"}, "model": {"model"}, "plugin": {"nodes", executor.executor}}
+    groups = (
+        "model",
+        "cache",
+        "executor",
+        "attention",
+        "speculation",
+        "load",
+        "plugin",
+    )  # none that the engine settles
+    settings = {
+        f"{group}.{name}": value
+        for group in groups
+        for name, value in plain[group].items()
+        if name not in own.get(group, ())
+    }
+    return Nodes(
+        count=executor.nnodes,
+        rank=executor.node_rank,
+        address=executor.master_addr,
+        port=executor.master_port,
+        model=str(config.model.model),
+        settings=settings,
     )
 
 

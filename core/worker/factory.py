@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,12 @@ class Workers:
         from .worker_team import WorkerTeam
 
         return WorkerTeam(workers)
+
+    def connected(self, connection: socket.socket, where: str) -> SpawnedWorker:
+        """A worker whose process is on another machine."""
+        from .connected import ConnectedWorker
+
+        return ConnectedWorker(connection, where, self._progress)
 
     def recipe(self, placement: Placement) -> bytes:
         """JSON from which `worker_of` makes this worker elsewhere; raises `ConfigError` for what JSON cannot hold."""

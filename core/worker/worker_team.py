@@ -16,7 +16,8 @@ from ..interfaces.executor_team import named_error
 from ..interfaces.step import StepPlan
 from ..interfaces.wire import Borrowed
 from ..processes.broadcast import BroadcastWriter, RingShape
-from .worker_process import Call, Execute, RemoteWorker, Sample, WorkerError, refuse_callables, unanswered
+from .channel_worker import Call, Execute, Sample, WorkerError, refuse_callables, unanswered
+from .worker_process import RemoteWorker
 
 #: Seconds that a worker may be so late that the ring is full. Steps in flight are few, so that it hangs then.
 LATE_SECONDS = 300.0

@@ -25,6 +25,14 @@ def frame_executors() -> list[Provider]:
             preference=5,
         ),
         Provider(
+            "nodes",
+            "frame.plugins.executors.nodes:NodesExecutor",
+            api=">=0.2.dev1,<0.3",
+            summary="workers in processes of their own, on several machines that are started one by one",
+            options="frame.plugins.executors.nodes_options:NodesOptions",
+            preference=3,
+        ),
+        Provider(
             "external",
             "frame.plugins.executors.external:ExternalExecutor",
             api=">=0.2.dev1,<0.3",

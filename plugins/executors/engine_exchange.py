@@ -66,7 +66,7 @@ def join_store(rendezvous: str) -> Any:
 
 
 def serve_store(host: str, port: int) -> Any:
-    """A store that listens at that address alone; it ends with what this returns."""
+    """A store that listens at that address alone, port 0 for any free one; it ends with what this returns."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, proto)
     try:
@@ -76,6 +76,7 @@ def serve_store(host: str, port: int) -> Any:
     except OSError as error:
         listener.close()
         raise ValueError(f"cannot listen at {host}:{port} for the other processes: {error.strerror}") from None
+    port = listener.getsockname()[1]
     return _distributed.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 

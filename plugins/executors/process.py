@@ -55,9 +55,13 @@ class ProcessExecutor(TeamExecutor):
 
     def allocate(self, layout: KVLayout) -> list[WorkerReady]:
         ready = super().allocate(layout)
+        self.join_workers()
+        return ready
+
+    def join_workers(self) -> None:
+        """Has all workers be told everything at once from now on."""
         if len(self._spawned) > 1:
             self._joined = self.workers.join(self._spawned)
-        return ready
 
     def execute(self, plan: StepPlan) -> None:
         if (team := self._joined) is None:
@@ -116,11 +120,12 @@ class ProcessExecutor(TeamExecutor):
         """Names the worker that the others most probably wait for."""
         count, seconds = len(self._spawned), self.options.step_timeout_seconds
         silent = [worker.silent_seconds() for worker in self._spawned]
-        progress = [worker.progress() for worker in self._spawned]
-        worst, behind = max(range(count), key=silent.__getitem__), min(range(count), key=progress.__getitem__)
+        known = {rank: found for rank, worker in enumerate(self._spawned) if (found := worker.progress()) is not None}
+        worst = max(range(count), key=silent.__getitem__)
         if silent[worst] > SILENT_SECONDS:
             return self._hangs(worst, f"its process has not run for {silent[worst]:.0f} seconds")
-        (step, calls), (newest, most) = progress[behind], max(progress)
+        behind = min(known, key=known.__getitem__, default=0)
+        (step, calls), (newest, most) = known.get(behind, (0, 0)), max(known.values(), default=(0, 0))
         if (step, calls) < (newest, most):
             why = f"it is at step {step} and collective {calls}, others at step {newest} and collective {most}"
             return self._hangs(behind, why)

@@ -58,8 +58,8 @@ def test_a_suite_that_runs_nothing_is_no_success(capsys, monkeypatch):
 
 
 def test_an_unknown_name_is_one_sentence(capsys):
-    assert main(["plugins", "check", "nonsense"]) == 1
-    assert "no plugin 'nonsense'; `frame plugins` lists them" in capsys.readouterr().err
+    assert main(["plugins", "check", "unheard-of"]) == 1
+    assert "no plugin 'unheard-of'; `frame plugins` lists them" in capsys.readouterr().err
     assert main(["plugins", "check", "priorty"]) == 1
     assert "no plugin 'priorty' (did you mean priority?)" in capsys.readouterr().err
 

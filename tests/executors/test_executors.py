@@ -20,8 +20,9 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.channel import Channel
+from frame.core.worker.channel_worker import FromWorker, ToWorker
 from frame.core.worker.factory import Workers
-from frame.core.worker.worker_process import FromWorker, ToWorker, _WorkerLoop
+from frame.core.worker.worker_process import _WorkerLoop
 from frame.interfaces import Placement
 from frame.offline.in_process import make_engine
 from frame.testing.checkpoints import make_checkpoint

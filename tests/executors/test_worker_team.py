@@ -19,18 +19,8 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.processes.broadcast import BroadcastWriter, RingShape
 from frame.core.processes.channel import Channel
 from frame.core.worker import worker_team
-from frame.core.worker.worker_process import (
-    Attach,
-    Call,
-    Execute,
-    FromWorker,
-    Sample,
-    Sampled,
-    ToWorker,
-    Value,
-    _serve,
-    _WorkerLoop,
-)
+from frame.core.worker.channel_worker import Attach, Call, Execute, FromWorker, Sample, Sampled, ToWorker, Value
+from frame.core.worker.worker_process import _serve, _WorkerLoop
 from frame.core.worker.worker_team import WorkerTeam
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan

@@ -66,7 +66,7 @@ def test_every_flag_is_parsed() -> None:
         ("-ac.backend torch", "--attention-backend torch"),
         ("--shutdown-timeout 5", "--drain-seconds 5"),
         ("-dp 1 -tp 1 -pp 1 -asc 2", "--api-server-count 2"),
-        ("--mm-processor-cache-gb 0 --max-loras 4 --master-port 29501 --distributed-timeout-seconds 600", ""),
+        ("--mm-processor-cache-gb 0 --max-loras 4 --distributed-timeout-seconds 600", ""),
         ("--eplb-config.window_size 100 --lora-target-modules q_proj k_proj", ""),
         ("--no-enable-eplb --fingerprint-mode full --moe-backend auto", ""),
     ],
@@ -80,7 +80,10 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
     ("line", "said"),
     [
         ("-q awq", "quantization='awq' cannot be honoured: quantised weights are not supported yet"),
-        ("-dp 2", "data_parallel_size=2 cannot be honoured: an engine runs on one device so far"),
+        (
+            "-dp 2",
+            "data_parallel_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",
+        ),
         ("--enable-eplb", "experts are not balanced or moved between devices yet"),
         ("--grpc", "requests come over HTTP only"),
         ("--cpu-offload-gb 4", "weights stay on the device"),

@@ -137,6 +137,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.mesh import (
         Axis as Axis,
         Mesh as Mesh,
+        Nodes as Nodes,
         Placement as Placement,
     )
     from frame.core.interfaces.model import (
@@ -295,6 +296,9 @@ if TYPE_CHECKING:
     )
     from frame.core.layers.build import (
         Build as Build,
+    )
+    from frame.core.worker.connected import (
+        WorkerProcess as WorkerProcess,
     )
     from frame.vllm_names.processors import (
         AdapterLogitsProcessor as AdapterLogitsProcessor,

@@ -30,7 +30,7 @@ class Unused:
 _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_LORA = "adapters are not supported yet"
-_NO_RANKS = "an engine runs on one device so far"
+_NO_RANKS = "engines divide a model by tensors, layers and experts so far"
 _NO_EXPERT_PARALLEL = "experts are not balanced or moved between devices yet"
 _NO_OFFLOAD = "weights stay on the device"
 _NO_STATES = "models with state-space layers are not supported yet"
@@ -62,7 +62,7 @@ _RANKS = {
     **_only(
         _NO_RANKS,
         data_parallel_size_local=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
-        data_parallel_rank=0, data_parallel_start_rank=0, nnodes=1, node_rank=0, ubatch_size=0,
+        data_parallel_rank=0, data_parallel_start_rank=0, ubatch_size=0,
     ),
     "data_parallel_size": Unused(_NO_RANKS, (None, 1), short="-dp"),
     **_switches(
@@ -73,7 +73,7 @@ _RANKS = {
     **_free(
         "data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_supervisor_port "
         "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold "
-        "master_addr master_port distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
+        "distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
         "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dbo_decode_token_threshold "
         "dbo_prefill_token_threshold max_parallel_loading_workers"
     ),

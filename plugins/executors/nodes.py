@@ -1,0 +1,203 @@
+"""The nodes executor: an engine on one machine with workers on several, which are started by `frame serve` on each.
+
+The other nodes connect to the engine, say who they are, and are told which workers to run. Each worker then has a
+connection of its own, and ends with it. When the engine is replaced, the nodes connect to the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import platform
+import secrets
+import socket
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from frame.interfaces import API_VERSION, ExecutorSetup, Nodes, Placement, SpawnedWorker
+
+from .engine_exchange import serve_store
+from .links import Listener, RefusedError, send_bytes, send_json
+from .node import run_node
+from .nodes_options import NodesOptions
+from .process import ProcessExecutor
+
+logger = logging.getLogger("frame.executors")
+
+#: Seconds for a node that has been told to connect its workers.
+CONNECT_SECONDS = 60.0
+
+
+class NodesExecutor(ProcessExecutor):
+    """Makes the first workers here, and has each other node make as many."""
+
+    options: NodesOptions
+
+    def __init__(self, setup: ExecutorSetup, options: NodesOptions | None = None) -> None:
+        self._nodes, self._options = setup.nodes, options or NodesOptions()
+        if self._nodes.rank:
+            raise ValueError(
+                f"the engine is on node 0, and node_rank is {self._nodes.rank}: start this machine with `frame serve`"
+            )
+        self._each = len(setup.placements) // self._nodes.count
+        self._token = secrets.token_hex(16)
+        self._controls: dict[int, socket.socket] = {}
+        self._links: dict[int, tuple[socket.socket, str]] = {}  # to workers of other nodes, by rank
+        self._store: Any = None
+        self._listener: Listener | None = None
+        try:
+            if self._nodes.count > 1:
+                self._listener = Listener(self._nodes.address, self._nodes.port, key_of(self._options))
+                self._store = serve_store(self._nodes.address, 0)
+                self._gather(self._listener)
+            super().__init__(setup, self._options)
+        except BaseException:
+            self._leave(ends=False)
+            raise
+
+    def make(self, placement: Placement) -> SpawnedWorker:
+        if self._nodes.count == 1:
+            return super().make(placement)
+        node = placement.rank // self._each
+        placement = structs.replace(
+            placement,
+            local_rank=placement.rank % self._each,
+            rendezvous=f"store://{_authority(self._nodes.address, self._store.port)}/{self._token}",
+            address=self._nodes.address,
+        )
+        if node == 0:
+            self._spawned.append(self.workers.spawn(placement))
+        else:
+            connection, address = self._links.pop(placement.rank)
+            send_bytes(connection, self.workers.recipe(structs.replace(placement, address=address)))
+            self._spawned.append(self.workers.connected(connection, f"node {node} ({address})"))
+        return self._spawned[-1]
+
+    def join_workers(self) -> None:
+        if self._nodes.count == 1:  # else every worker is told things by its own connection
+            super().join_workers()
+
+    def close(self) -> None:
+        super().close()
+        self._leave(ends=not self.is_broken)
+
+    @classmethod
+    def serve_node(cls, nodes: Nodes, options: Any = None) -> int:
+        options = options or NodesOptions()
+        return run_node(nodes, described(nodes), options, key_of(options))
+
+    def _gather(self, listener: Listener) -> None:
+        """Waits for all nodes, then for the connections of all their workers."""
+        logger.info("waiting for %d other nodes at %s:%d", self._nodes.count - 1, self._nodes.address, listener.port)
+        latest = time.monotonic() + self._options.wait_seconds
+        while len(self._controls) < self._nodes.count - 1:
+            found = listener.next(latest - time.monotonic())
+            if found is None:
+                late = sorted({*range(1, self._nodes.count)} - self._controls.keys())
+                raise ValueError(
+                    f"node {', '.join(map(str, late))} of {self._nodes.count} did not come to "
+                    f"{self._nodes.address}:{listener.port} within {self._options.wait_seconds:g} seconds; "
+                    f"start it with --node-rank {late[0]}"
+                )
+            self._admit(*found)
+        for node, control in self._controls.items():
+            ranks = range(node * self._each, (node + 1) * self._each)
+            send_json(control, {"ranks": list(ranks), "token": self._token})
+        latest = time.monotonic() + CONNECT_SECONDS
+        while len(self._links) < (self._nodes.count - 1) * self._each:
+            found = listener.next(latest - time.monotonic())
+            if found is None:
+                late = sorted({*range(self._each, self._nodes.count * self._each)} - self._links.keys())
+                raise ValueError(f"worker {late[0]} of node {late[0] // self._each} did not connect")
+            self._link(*found)
+
+    def _admit(self, connection: socket.socket, said: dict[str, Any]) -> None:
+        """Takes in a node; one that does not fit is told why, and so is the user."""
+        try:
+            node = said.get("node")
+            if not isinstance(node, int) or not 1 <= node < self._nodes.count:
+                raise RefusedError(f"node_rank must be 1 to {self._nodes.count - 1}, not {node!r}")
+            if node in self._controls and not _has_ended(self._controls[node]):
+                raise RefusedError(f"there is a node {node} already")
+            if wrong := differences(described(self._nodes), said, node):
+                raise RefusedError(wrong)
+        except RefusedError as error:
+            where = connection.getpeername()[0]
+            logger.error("a node at %s is refused: %s", where, error)
+            with contextlib.suppress(OSError):
+                send_json(connection, {"refused": str(error)})
+            connection.close()
+            return
+        self._controls[node] = connection
+        logger.info("node %d is there, from %s", node, connection.getpeername()[0])
+
+    def _link(self, connection: socket.socket, said: dict[str, Any]) -> None:
+        rank, token = said.get("worker"), said.get("token")
+        if token != self._token or not isinstance(rank, int) or rank in self._links:
+            connection.close()  # of an engine before
+            return
+        self._links[rank] = connection, connection.getpeername()[0]
+
+    def _leave(self, *, ends: bool) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for control in self._controls.values():
+            if ends:
+                with contextlib.suppress(OSError):
+                    send_json(control, {"end": True})
+            control.close()
+        for connection, _ in self._links.values():
+            connection.close()
+        self._controls.clear()
+        self._links.clear()
+        self._store = None
+
+
+def described(nodes: Nodes) -> dict[str, Any]:
+    """What a node says of itself to node 0, and node 0 of itself."""
+    versions = {name: version(package) for name, package in (("frame", "frame-llm"), ("torch", "torch"))}
+    versions |= {"Python": platform.python_version(), "plugin API": API_VERSION}
+    return {"node": nodes.rank, "nodes": nodes.count, "versions": versions, "settings": nodes.settings}
+
+
+def differences(here: dict[str, Any], there: dict[str, Any], node: int) -> str:
+    """Why a node cannot compute with node 0, "" where it can: the first version or setting that differs."""
+    for kind, what in (("versions", "has {} {}, node 0 {}"), ("settings", "was given {} {}, node 0 {}")):
+        mine, theirs = here[kind], there.get(kind)
+        if not isinstance(theirs, dict):
+            return f"node {node} does not say its {kind}"
+        for name in sorted({*mine, *theirs}):
+            if mine.get(name) != theirs.get(name):
+                return f"node {node} {what.format(name, theirs.get(name), mine.get(name))}; all nodes need the same"
+    return ""
+
+
+def key_of(options: NodesOptions) -> bytes:
+    """The secret that all nodes share; raises `ValueError` for a file that cannot be read, or is empty."""
+    if not options.key_file:
+        return b""
+    try:
+        key = Path(options.key_file).read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"key_file {options.key_file}: {error.strerror}") from None
+    if not key:
+        raise ValueError(f"key_file {options.key_file} is empty")
+    return key
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which it says nothing."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _authority(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

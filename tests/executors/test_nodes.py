@@ -1,0 +1,172 @@
+"""An engine whose workers are on two machines, here two addresses of this one that share no folder."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from frame.core.config.errors import ConfigError
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.executor import DeadWorkerError
+from frame.core.plugin_host.registry import Registry
+from frame.interfaces import Nodes
+from frame.offline.in_process import make_engine
+from frame.plugins.executors.links import Listener, RefusedError, connect, receive_json, send_json
+from frame.plugins.executors.nodes import described, differences
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, greedy, prompts, request, running
+
+SETTINGS = {**SMALL, "num_threads": 1, "tensor_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The same checkpoint on two machines, at different paths."""
+    return [make_checkpoint(tmp_path_factory.mktemp(f"node{node}"), "llama") for node in range(2)]
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def of_nodes(port, **options):
+    return {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": port, "plugin": {"nodes": options}}
+
+
+def flags(values):
+    return [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@contextlib.contextmanager
+def node(folder, port, *more, **changes):
+    """The second machine, as its user starts it."""
+    values = {**SETTINGS, **changes, "nnodes": 2, "node_rank": 1, "master_addr": "127.0.0.1", "master_port": port}
+    command = [sys.executable, "-m", "frame", "serve", str(folder), *flags(values)]
+    command += ["--plugin.nodes.address", "127.0.0.2", *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def step_for(engine, seconds):
+    latest = time.monotonic() + seconds
+    while time.monotonic() < latest:
+        engine.step()
+
+
+def engine(folder, port, **changes):
+    options = {"wait_seconds": 60.0, **changes.pop("options", {})}
+    return from_flat({**SETTINGS, "model": str(folder), **of_nodes(port, **options), **changes})
+
+
+def test_two_machines_give_the_tokens_of_one(folders, port):
+    with running(from_flat({**SETTINGS, "model": str(folders[0]), "tensor_parallel_size": 1}), Registry.load()) as one:
+        expected = greedy(one, prompts(400))
+    with node(folders[1], port) as other:
+        with running(engine(folders[0], port), Registry.load()) as both:
+            assert greedy(both, prompts(400)) == expected
+        assert other.wait(timeout=20) == 0, "the engine said that it was the last"
+
+
+def test_a_worker_that_dies_elsewhere_ends_the_engine_and_its_node_serves_the_next(folders, port):
+    with node(folders[1], port) as other:
+        first = make_engine(engine(folders[0], port), Registry.load())
+        first.add(request("a", prompts(400)[0], 60))
+        first.step()
+        children = subprocess.run(["pgrep", "-P", str(other.pid)], capture_output=True, text=True, check=True)
+        subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+        began = time.monotonic()
+        with pytest.raises(DeadWorkerError, match=r"worker 1 of 2: its process on node 1 \(127.0.0.2\) has ended"):
+            step_for(first, 30)
+        assert time.monotonic() - began < 10
+        first.close()
+        with running(engine(folders[0], port), Registry.load()) as second:
+            assert greedy(second, prompts(400)[:1])
+
+
+def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):
+    errors = []
+
+    def start():
+        try:
+            make_engine(engine(folders[0], port, options={"wait_seconds": 25.0}), Registry.load()).close()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with node(folders[1], port, block_size=32) as other:
+        said = other.stderr.read()
+        assert other.wait(timeout=30) == 1
+    assert "node 0 refuses this node: node 1 was given cache.block_size 32, node 0 " in said
+    thread.join()
+    assert "node 1 of 2 did not come to 127.0.0.1:" in str(errors[0])
+
+
+def test_a_port_in_use_is_named(folders):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port} for the other nodes: Address already"):
+            make_engine(engine(folders[0], port), Registry.load())
+
+
+def test_a_node_without_an_engine_gives_up(folders, port):
+    with node(folders[1], port, "--plugin.nodes.wait-seconds", "1") as other:
+        said = other.stderr.read()
+        assert other.wait(timeout=30) == 1
+    assert f"node 0 at 127.0.0.1:{port} was not there for 1 seconds: Connection refused" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2, "master_addr": "a"},
+            "node_rank 2 is not below nnodes 2",
+        ),
+        ({"nnodes": 2, "tensor_parallel_size": 2}, "nnodes 2 needs master_addr"),
+        (
+            {"nnodes": 2, "tensor_parallel_size": 3, "master_addr": "a"},
+            "3 workers .* cannot be spread evenly over nnodes 2",
+        ),
+    ],
+)
+def test_numbers_that_do_not_fit(values, said):
+    with pytest.raises(ConfigError, match=said):
+        from_flat({"model": "", "nnodes": 2, **values})
+
+
+def test_versions_that_differ_are_named():
+    here, there = described(Nodes(count=2)), described(Nodes(count=2, rank=1))
+    assert not differences(here, there, 1)
+    there["versions"] = {**there["versions"], "torch": "1.0"}
+    assert differences(here, there, 1).startswith("node 1 has torch 1.0, node 0 2.")
+    assert differences(here, {}, 1) == "node 1 does not say its versions"
+
+
+def test_only_who_knows_the_key_is_let_in():
+    listener = Listener("127.0.0.1", 0, b"secret")
+    try:
+        with pytest.raises(RefusedError, match="has another key, or is no engine of frame"):
+            connect("127.0.0.1", listener.port, b"", {"node": 1})
+        with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(200))
+            assert len(stranger.recv(100)) == 32
+            assert listener.next(0.3) is None
+        with connect("127.0.0.1", listener.port, b"secret", {"node": 1}) as ours:
+            theirs, said = listener.next(5)
+            with theirs:
+                assert said == {"node": 1}
+                send_json(theirs, {"ranks": [3]})
+                assert receive_json(ours) == {"ranks": [3]}
+    finally:
+        listener.close()
