@@ -82,6 +82,30 @@ def _tanh(x):
 
 
 @triton.jit
+def held(num_tokens, LAYER: tl.constexpr):
+    """How many of a row's first `num_tokens` are in the cache."""
+    if LAYER.ranks > 1:
+        num_tokens = (num_tokens - LAYER.rank + LAYER.ranks - 1) // LAYER.ranks
+    return num_tokens
+
+
+@triton.jit
+def last_held(position, LAYER: tl.constexpr):
+    """The number, among the tokens in the cache, of the last one that the token at `position` may see; -1 for none."""
+    if LAYER.ranks > 1:
+        position = held(position + 1, LAYER) - 1
+    return position
+
+
+@triton.jit
+def own_slot(slot, RANKS: tl.constexpr, RANK: tl.constexpr):
+    """The slot in this cache; negative where another rank holds the token."""
+    if RANKS > 1:
+        slot = tl.where((slot >= 0) & (slot % RANKS == RANK), slot // RANKS, -1)
+    return slot
+
+
+@triton.jit
 def at_head(cache, head):
     """The cache of one KV head."""
     offset = head * cache.stride_head
@@ -142,7 +166,7 @@ def attend_keys(
 # Decodes come first in a step, so the alignment of the rest depends on their number.
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"])
 def _paged_attention_kernel(
-    out, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads,
+    out, lse, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads,
     LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head."""
@@ -169,16 +193,17 @@ def _paged_attention_kernel(
     query_tile = tl.load(
         query + place[:, None] * stride_query + (head * stride_query_head)[:, None] + dim[None, :], within, other=0.0
     )
-    query_pos = cached + token
+    query_pos = last_held(cached + token, LAYER)
     # Keys [first_key, last_key) are those that some query of this program may see; tiles lie at absolute positions.
-    last_key = tl.maximum(cached + tl.minimum(first_token + BLOCK_Q, query_len), 0)
+    last_key = held(tl.maximum(cached + tl.minimum(first_token + BLOCK_Q, query_len), 0), LAYER)
+    first_pos = last_held(cached + first_token, LAYER)
     first_key = 0
     if LAYER.window > 0:
-        first_key = tl.maximum(cached + first_token - LAYER.window + 1, 0)
+        first_key = tl.maximum(first_pos - LAYER.window + 1, 0)
     low = first_key // BLOCK_N * BLOCK_N
     full = low
     if LAYER.window == 0:
-        full = tl.maximum(tl.minimum(last_key, cached + first_token + 1) // BLOCK_N * BLOCK_N, low)
+        full = tl.maximum(tl.minimum(last_key, first_pos + 1) // BLOCK_N * BLOCK_N, low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     if scores.alibi_slopes is not None:
         slopes = tl.load(scores.alibi_slopes + head, real, other=0.0).to(tl.float32)
@@ -202,7 +227,16 @@ def _paged_attention_kernel(
         )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * scores.value_scale
     where = place * num_heads + head
+    if lse is not None:
+        tl.store(lse + where, log_sum(peak, total), real)
     tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
+
+
+@triton.jit
+def log_sum(peak, total):
+    """The natural log-sum-exp of scores from their peak and sum in base 2; -inf for no scores."""
+    known = peak + tl.log2(tl.where(total == 0.0, 1.0, total))
+    return tl.where(total == 0.0, float("-inf"), known) / LOG2E
 
 
 @triton.jit
@@ -218,10 +252,11 @@ def to_cache(x, inverse_scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 def _write_kv_kernel(
     cache, key, value, slots, scales, stride_key, stride_value,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, LIMIT: tl.constexpr,
+    RANKS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """One program stores one token's keys and values, all heads."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
+    slot = own_slot(tl.load(slots + token), RANKS, RANK)
     if slot < 0:
         return
     lane = tl.arange(0, SIZE)
@@ -244,8 +279,13 @@ def write_kv(
     *,
     key_scale: float = 1.0,
     value_scale: float = 1.0,
+    share: tuple[int, int] = (1, 0),
 ) -> None:
-    """See the reference. The last axis of `kv_cache` must be dense; keys and values may be views of one projection."""
+    """See the reference. The last axis of `kv_cache` must be dense; keys and values may be views of one projection.
+
+    Of (ranks, rank) `share` the cache holds the tokens at positions that are rank modulo ranks, and only those are
+    stored; a block of the slot mapping has ranks times as many tokens as one of the cache.
+    """
     num_tokens, num_heads, head_dim = key.shape
     if num_tokens == 0:
         return
@@ -255,6 +295,7 @@ def write_kv(
         key.stride(0), value.stride(0),
         BLOCK_SIZE=kv_cache.shape[2], HEADS=num_heads, HEAD_DIM=head_dim,
         SIZE=triton.next_power_of_2(num_heads * head_dim), LIMIT=limit_of(kv_cache),
+        RANKS=share[0], RANK=share[1],
     )  # fmt: skip
 
 
@@ -274,10 +315,13 @@ def paged_attention(
     value_scale: float = 1.0,
     launch: Launch | None = None,
     out: Tensor | None = None,
+    lse: Tensor | None = None,
+    share: tuple[int, int] = (1, 0),
 ) -> Tensor:
     """See the reference. `out` [T, H, D] is filled if given; the first row need not begin at token 0.
 
-    Tokens that no row owns are left as they are in `out`, zero when it is not given.
+    Tokens that no row owns are left as they are in `out`, zero when it is not given. Float32 `lse` [T, H] is filled
+    with log-sum-exps. `share` is as for `write_kv`: lengths and the window are of whole rows.
     """
     num_tokens, num_heads, head_dim = query.shape
     num_rows, kv_heads = seq_lens.shape[0], kv_cache.shape[3]
@@ -291,10 +335,10 @@ def paged_attention(
         return out
     blocks = num_tokens // (launch.block_m // groups) + num_rows
     _paged_attention_kernel[(blocks, kv_heads)](
-        out, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache), query_start, seq_lens, block_table,
+        out, lse, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache), query_start, seq_lens, block_table,
         Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes),
         num_rows, block_table.stride(0), num_heads,
-        LAYER=layer_of(query, kv_cache, window), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
+        LAYER=layer_of(query, kv_cache, window, share), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     return out

@@ -14,7 +14,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import INVARIANT_KEYS, LOG2E, at_head, attend_keys, dense_heads, one_warp, to_cache
+from .attention import (
+    INVARIANT_KEYS,
+    LOG2E,
+    at_head,
+    attend_keys,
+    dense_heads,
+    held,
+    log_sum,
+    one_warp,
+    own_slot,
+    to_cache,
+)
 from .chain import await_previous, chained
 from .paged import CacheScales, Projected, Rows, Scores, Splitting, layer_of, paged_cache
 from .spans import PREFIX_ALIGN, own_span, prefix_span, prefix_splits
@@ -94,7 +105,9 @@ def _store_token(cache, key, value, place, dim, scales, LAYER: tl.constexpr):
 
 
 @triton.jit
-def _join(out, partial, lse, first_head, used, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, SPLITTING: tl.constexpr):
+def _join(
+    out, whole_lse, partial, lse, first_head, used, LAYER: tl.constexpr, BLOCK_M: tl.constexpr, SPLITTING: tl.constexpr
+):
     """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` splits, for LAYER.groups heads."""
     HEAD_DIM: tl.constexpr = LAYER.head_dim
     DIM: tl.constexpr = LAYER.dim
@@ -122,6 +135,8 @@ def _join(out, partial, lse, first_head, used, LAYER: tl.constexpr, BLOCK_M: tl.
         )  # fmt: skip
         acc += tl.sum(value * weight[:, :, None], 1)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if whole_lse is not None:
+        tl.store(whole_lse + head, log_sum(peak, total), real)
     within = real[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
 
@@ -140,7 +155,7 @@ def _decode_attention_kernel(
     GROUPS: tl.constexpr = LAYER.groups
     HEAD_DIM: tl.constexpr = LAYER.head_dim
     DIM: tl.constexpr = LAYER.dim
-    partial, lse, arrivals = parts
+    partial, lse, arrivals, whole_lse = parts
     await_previous(CHAINED, LONG=True)
     # what lies side by side in memory is read at about the same time
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -151,9 +166,11 @@ def _decode_attention_kernel(
     real = lane < GROUPS
     within = real[:, None] & (dim < HEAD_DIM)[None, :]
     where = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + head
-    seq_len = tl.load(rows.seq_lens + row)
-    if seq_len == 0:  # padding owns no key
+    seq_len = held(tl.load(rows.seq_lens + row), LAYER)
+    if seq_len == 0:  # padding owns no key, nor has a short row one on each rank
         if split == 0:
+            if whole_lse is not None:
+                tl.store(whole_lse + where, tl.zeros([BLOCK_M], tl.float32) + float("-inf"), real)
             tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], tl.zeros([BLOCK_M, DIM], out.dtype.element_ty), within)  # fmt: skip  # noqa: E501
         return
     queries = tl.load(
@@ -182,7 +199,7 @@ def _decode_attention_kernel(
         high = tl.minimum(low + span, seq_len)
     cache = at_head(cache, kv_head)
     if high == seq_len:  # this split reads the new token, so it stores it first
-        slot = tl.load(rows.slots + row)
+        slot = own_slot(tl.load(rows.slots + row), LAYER.ranks, LAYER.rank)
         if slot >= 0:
             place = (slot // LAYER.block_size) * cache.stride_block + (slot % LAYER.block_size) * cache.stride_token
             token = row.to(tl.int64)
@@ -220,6 +237,8 @@ def _decode_attention_kernel(
     total = tl.where(empty, 1.0, total)
     acc = acc / total[:, None] * scores.value_scale
     if used + before == 1:
+        if whole_lse is not None:
+            tl.store(whole_lse + where, tl.where(empty, float("-inf"), log_sum(peak, total)), real)
         tl.store(out + where[:, None] * HEAD_DIM + dim[None, :], acc.to(out.dtype.element_ty), within)
         return
     part = where * SPLITTING.parts + before + split
@@ -230,7 +249,7 @@ def _decode_attention_kernel(
     if tl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
         tl.store(arrival, 0)  # for the next launch
         first_head = row.to(tl.int64) * (tl.num_programs(1) * GROUPS) + kv_head * GROUPS
-        _join(out, partial, lse, first_head, before + used, LAYER, BLOCK_M, SPLITTING)
+        _join(out, whole_lse, partial, lse, first_head, before + used, LAYER, BLOCK_M, SPLITTING)
 
 
 def decode_attention(
@@ -254,11 +273,14 @@ def decode_attention(
     value_scale: float = 1.0,
     prefix: PrefixParts | None = None,
     order: Tensor | None = None,
+    whole_lse: Tensor | None = None,
+    share: tuple[int, int] = (1, 0),
 ) -> Tensor:
     """`write_kv` and `paged_attention` for rows of which each owns one token, row i the token i; fills `out` [B, H, D].
 
     `arrivals` int32 [at least B · kv_heads] is all zero before and after; launches that share it must not overlap.
     Rows with seq_lens 0 store nothing and are zero. With `prefix` (and no window) a row's first tokens are not read.
+    Float32 `whole_lse` [B, H] is filled with log-sum-exps, -inf for rows without keys; `share` is as for `write_kv`.
     Programs go through the rows as int32 `order` [B] lists them, each once; see `longest_first`.
     """
     num_rows, num_heads, head_dim = query.shape
@@ -268,7 +290,7 @@ def decode_attention(
     if query.stride(2) != 1 or query.stride(1) != head_dim:
         query = query.contiguous()
     key, value = dense_heads(key), dense_heads(value)
-    layer = layer_of(query, kv_cache, window)
+    layer = layer_of(query, kv_cache, window, share)
     partial = lse = out
     prefix_lens = tile_lens = None
     num_tiles = most = programs = 1
@@ -284,7 +306,7 @@ def decode_attention(
     # parts that are joined at once, as many as registers hold: of 16 heads of 128 two warps hold four
     together = min(4, 8192 // (launch.block_m * layer.dim)) // (2 if launch.num_warps == 1 else 1)
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
-        out, (partial, lse, arrivals),
+        out, (partial, lse, arrivals, whole_lse),
         Projected(query, key, value, query.stride(0), key.stride(0), value.stride(0)), paged_cache(kv_cache),
         CacheScales(1.0 / key_scale, 1.0 / value_scale),
         Rows(slot_mapping, seq_lens, block_table, block_table.stride(0), seq_lens if order is None else order),

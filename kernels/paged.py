@@ -50,7 +50,8 @@ class Layer(NamedTuple):
     """Sizes of a layer that a kernel is compiled for.
 
     `groups` query heads share a KV head; `dim` is `head_dim` padded to a power of two; `window` 0 is none; `limit` is
-    the largest number of a cache of 8-bit floats, 0 for other caches.
+    the largest number of a cache of 8-bit floats, 0 for other caches. The cache holds of each row the tokens at the
+    positions that are `rank` modulo `ranks`; `window` and `block_size` count those.
     """
 
     groups: int
@@ -59,6 +60,8 @@ class Layer(NamedTuple):
     block_size: int
     window: int
     limit: float
+    ranks: int = 1
+    rank: int = 0
 
 
 class Rows(NamedTuple):
@@ -98,11 +101,11 @@ def paged_cache(kv_cache: Tensor) -> PagedCache:
     return PagedCache(kv_cache[0], kv_cache[1], *kv_cache.stride()[1:4])
 
 
-def layer_of(query: Tensor, kv_cache: Tensor, window: int = 0) -> Layer:
-    """The sizes of a layer with such queries [T, H, D]."""
+def layer_of(query: Tensor, kv_cache: Tensor, window: int = 0, share: tuple[int, int] = (1, 0)) -> Layer:
+    """The sizes of a layer with such queries [T, H, D]; `share` is (ranks, rank), of which ranks divide the window."""
     block_size, kv_heads, head_dim = kv_cache.shape[2:]
     dim = max(16, triton.next_power_of_2(head_dim))
-    return Layer(query.shape[1] // kv_heads, head_dim, dim, block_size, window, limit_of(kv_cache))
+    return Layer(query.shape[1] // kv_heads, head_dim, dim, block_size, window // share[0], limit_of(kv_cache), *share)
 
 
 def limit_of(cache: Tensor) -> float:

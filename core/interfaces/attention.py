@@ -25,12 +25,38 @@ AttentionKind = Literal["decoder", "encoder_only", "encoder", "cross"]
 
 
 @dataclass(frozen=True)
+class ContextShare:
+    """Which tokens of each row a cache holds: those at positions rank, rank + ranks, rank + 2 * ranks and so on.
+
+    Each block has a part on every rank, so that block tables, block hashes and what the engine hands out are equal on
+    all of them. Token n of those that are held lies in the row's block n // `block_size` of the spec.
+    """
+
+    ranks: int = 1
+    rank: int = 0
+
+    def held(self, num_tokens: Any) -> Any:
+        """How many of a row's first `num_tokens` are held: an integer, an array or a tensor."""
+        return (num_tokens - self.rank + self.ranks - 1) // self.ranks
+
+    def slots(self, slot_mapping: Tensor) -> Tensor:
+        """The slots in this cache of what a batch's `slot_mapping` says; -1 for tokens that another rank holds."""
+        mine = (slot_mapping >= 0) & (slot_mapping % self.ranks == self.rank)
+        return torch.where(mine, slot_mapping // self.ranks, -1)
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """What a layer asks of a backend.
 
     `window` > 0 limits a token to itself and the `window - 1` before it; `soft_cap` > 0 is tanh capping of scores;
     `sinks` says that each head has a learned sink logit, `alibi` that each head has a slope. `kv_dtype` is the cache's
     element type, `block_size` the tokens of a block: 0 until the cache is planned.
+
+    With `returns_lse`, `forward` gives the log-sum-exp of the scores too, so that parts of a context can be merged.
+    `context` says which tokens of a row the cache holds; `window`, a multiple of its ranks, and all that a batch says
+    of lengths are of the whole row, `block_size` is of what the cache holds: a block of the batch stands for
+    `context.ranks` times as many tokens. Sinks and slopes are never asked for together with a share of the context.
     """
 
     num_heads: int
@@ -47,6 +73,8 @@ class AttentionSpec:
     sinks: bool = False
     alibi: bool = False
     deterministic: bool = False
+    returns_lse: bool = False
+    context: ContextShare = ContextShare()
 
 
 @dataclass
@@ -211,9 +239,11 @@ class AttentionBackend(CacheBackend):
     @abstractmethod
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: Any
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Stores `key`, `value` [T, num_kv_heads, head_dim] at the plan's slots, then attends.
 
         `query` [T, num_heads, head_dim], `kv_cache` as `kv_format` views it. Returns [T, num_heads, head_dim]; rows of
-        padding tokens are unspecified but finite.
+        padding tokens are unspecified but finite. Where the spec says `returns_lse`, it returns that and the natural
+        logarithm of the sum of the exponentiated scores, float32 [T, num_heads]: -inf, with zeros as the output, for a
+        query that sees no token that is held.
         """

@@ -74,7 +74,7 @@ class Attention(CachedLayer):
         query, key, value = tensors
         backend = cast("AttentionBackend", self.planned_by)
         cache = _NOTHING if self.kv_cache is None else self.kv_cache
-        return backend.forward(self.params, query, key, value, cache, plan)
+        return cast("Tensor", backend.forward(self.params, query, key, value, cache, plan))
 
     def weight_slots(self) -> list[WeightSlot]:
         slots = []

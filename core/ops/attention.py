@@ -97,6 +97,18 @@ def paged_attention(
     return out
 
 
+def merge_parts(parts: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Joins attention over N disjoint sets of keys: outputs [N, T, H, D], float32 log-sum-exps [N, T, H].
+
+    Returns (out [T, H, D] in the parts' dtype, log-sum-exp [T, H] over all keys), summed in float32 in order of parts.
+    A log-sum-exp of -inf is an empty set, whose output is not looked at; without any key the output is zero.
+    """
+    total = torch.logsumexp(lses, 0)
+    shares = (lses - torch.where(torch.isinf(total), torch.zeros_like(total), total)).exp().unsqueeze(-1)
+    weighted = torch.where(shares > 0, parts.float() * shares, torch.zeros_like(shares))
+    return weighted.sum(0).to(parts.dtype), total
+
+
 def merge_states(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Joins attention over two disjoint sets of keys: outputs [T, H, D], log-sum-exps [T, H].
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -120,12 +120,13 @@ class CudnnAttention(AttentionBackend):
     ) -> Tensor:
         n = plan.num_tokens
         if not plan.prompts:
-            return self._inner.forward(layer, query, key, value, kv_cache, plan.inner)
+            return cast("Tensor", self._inner.forward(layer, query, key, value, kv_cache, plan.inner))
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         # First: a row of the other backend may read blocks of an equal prompt that this step computes.
         store(key[n:], value[n:], kv_cache, plan.batch.slot_mapping[n:])
         if plan.num_rows:
-            out[:n] = self._inner.forward(layer, query[:n], key[:n], value[:n], kv_cache, plan.inner)
+            found = self._inner.forward(layer, query[:n], key[:n], value[:n], kv_cache, plan.inner)
+            out[:n] = cast("Tensor", found)
         chosen = sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) if query.is_cuda else nullcontext()
         with chosen:
             for rows in plan.prompts:

@@ -31,6 +31,7 @@ class Capabilities:
     sinks: bool = True
     alibi: bool = True
     deterministic: bool = True
+    returns_lse: bool = False
     kinds: tuple[str, ...] = ("decoder",)
 
 
@@ -64,6 +65,12 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
         "attention sinks": spec.sinks and not can.sinks,
         "ALiBi": spec.alibi and not can.alibi,
         "deterministic steps": spec.deterministic and not can.deterministic,
+        "log-sum-exps": spec.returns_lse and not can.returns_lse,
+        "a share of the context": spec.context.ranks > 1 and not can.returns_lse,
+        "ALiBi over a share of the context": spec.context.ranks > 1 and spec.alibi,
+        "attention sinks over a share of the context": spec.context.ranks > 1 and spec.sinks,
+        f"a window of {spec.window} tokens, shared by {spec.context.ranks} ranks,": spec.window % spec.context.ranks
+        > 0,
     }
     found += [f"{what} not supported" for what, refused in asked.items() if refused]
     if spec.kind not in can.kinds:
@@ -71,6 +78,8 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
         found.append(f"attention kind {spec.kind!r} not supported (there are: {choices})")
     if spec.kind == "encoder_only" and (spec.window or spec.alibi or spec.sinks):
         found.append("windows, ALiBi and sinks not supported without a cache")
+    if spec.kind != "decoder" and spec.returns_lse:
+        found.append("log-sum-exps not supported without a cache")
     if can.devices and spec.device_type not in can.devices:
         found.append(f"device {spec.device_type!r} not supported (there are: {', '.join(can.devices)})")
     return found

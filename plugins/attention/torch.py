@@ -23,6 +23,7 @@ from frame.ops import dequantize_kv
 from .invariant import InvariantRow, invariant_row
 from .own_rows import OwnRows, own_rows
 from .paging import TILE, CachedTokens, DecodeGroup, PromptRow, StepRows, Tile, buckets, decode_group, prompt_row
+from .partial import PartialRows, partial_rows
 from .reasons import Capabilities, reasons
 from .token_cache import TokenCache, Workspace
 
@@ -83,7 +84,7 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        can = Capabilities(dtypes=FLOATS, kv_dtypes=KV_FLOATS, kinds=("decoder", "encoder_only"))
+        can = Capabilities(dtypes=FLOATS, kv_dtypes=KV_FLOATS, kinds=("decoder", "encoder_only"), returns_lse=True)
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
@@ -91,7 +92,9 @@ class TorchAttention(AttentionBackend):
         """A token's key and value are one piece, and tokens lie at even distances."""
         return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (1, 0, 2, 3), spec.kv_dtype, 1)
 
-    def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows:
+    def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows | PartialRows:
+        if self.spec.returns_lse:
+            return partial_rows(batch, self.spec)
         if self.spec.kind == "encoder_only":
             return own_rows(batch, alone=self.spec.deterministic or batch.deterministic)
         return self._paged_plan(batch)
@@ -103,11 +106,22 @@ class TorchAttention(AttentionBackend):
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        plan: TorchPlan | OwnRows,
-    ) -> Tensor:
+        plan: TorchPlan | OwnRows | PartialRows,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(plan, OwnRows):
             return plan.attend(partial(attend, layer), query, key, value)
+        if isinstance(plan, PartialRows):
+            cache = self._cache(kv_cache)
+            cache.store(key[plan.kept], value[plan.kept], plan.slots, (layer.key_scale, layer.value_scale))
+            return plan.attend(layer, query, cache.gather)
         return self._paged(layer, query, key, value, kv_cache, plan)
+
+    def _cache(self, kv_cache: Tensor) -> TokenCache:
+        cache = self._caches.get(id(kv_cache))
+        if cache is None:
+            # The entry holds the tensor, so its id stays its own; a group has a handful of layers.
+            cache = self._caches[id(kv_cache)] = TokenCache(kv_cache, self._workspace)
+        return cache
 
     def _paged_plan(self, batch: GroupBatch) -> TorchPlan:
         spec, rows = self.spec, StepRows.of(batch)
@@ -137,10 +151,7 @@ class TorchAttention(AttentionBackend):
     def _paged(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TorchPlan
     ) -> Tensor:
-        cache = self._caches.get(id(kv_cache))
-        if cache is None:
-            # The entry holds the tensor, so its id stays its own; a group has a handful of layers.
-            cache = self._caches[id(kv_cache)] = TokenCache(kv_cache, self._workspace)
+        cache = self._cache(kv_cache)
         if plan.kept is not None:
             key, value = key[plan.kept], value[plan.kept]
         cache.store(key, value, plan.slots, (layer.key_scale, layer.value_scale))

@@ -112,7 +112,9 @@ class TritonAttention(AttentionBackend):
         dtypes = FLOATS if spec.device_type == "cuda" or not interpreted else FLOATS[1:]
         devices = ("cuda", "cpu") if interpreted else ("cuda",)
         eights = FLOATS8 if interpreted or _converts_e4m3() else FLOATS8[1:]
-        can = Capabilities(devices=devices, dtypes=dtypes, kv_dtypes=(*dtypes, *eights), max_head_dim=256)
+        can = Capabilities(
+            devices=devices, dtypes=dtypes, kv_dtypes=(*dtypes, *eights), max_head_dim=256, returns_lse=True
+        )
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
@@ -148,14 +150,16 @@ class TritonAttention(AttentionBackend):
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         batch, n = plan.batch, plan.num_decodes
         make = torch.empty if plan.covers_all else torch.zeros
         out = make(query.shape, dtype=query.dtype, device=query.device)
+        lse = make(query.shape[:2], dtype=torch.float32, device=query.device) if self.spec.returns_lse else None
+        share = self.spec.context.ranks, self.spec.context.rank
         if n < len(batch.host_query_lens):
             # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
             scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
-            kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:], **scales)
+            kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:], **scales, share=share)
         if plan.decode is not None:
             decode_kernel.decode_attention(
                 query[:n],
@@ -170,6 +174,8 @@ class TritonAttention(AttentionBackend):
                 arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
                 prefix=self._attend_prefix(layer, query[:n], kv_cache, plan),
                 order=plan.order,
+                whole_lse=None if lse is None else lse[:n],
+                share=share,
                 **_features(layer),
             )
         if n < len(batch.host_query_lens):
@@ -181,8 +187,10 @@ class TritonAttention(AttentionBackend):
             if launch is None and self._prefill is not None:
                 self._prefill(query, kv_cache, *rows, out=out, **_features(layer, plain=True))
             else:
-                kernels.paged_attention(query, kv_cache, *rows, launch=launch, out=out, **_features(layer))
-        return out
+                kernels.paged_attention(
+                    query, kv_cache, *rows, launch=launch, out=out, lse=lse, share=share, **_features(layer)
+                )
+        return out if lse is None else (out, lse)
 
     @staticmethod
     def _attend_prefix(
@@ -218,7 +226,7 @@ class TritonAttention(AttentionBackend):
     def decode_launch(self, num_rows: int, max_seq_len: int) -> DecodeLaunch:
         """Sizes for rows of one token each, of which the longest has `max_seq_len` tokens in the cache."""
         spec = self.spec
-        length = min(max_seq_len, spec.window) if spec.window else max_seq_len
+        length = -(-(min(max_seq_len, spec.window) if spec.window else max_seq_len) // spec.context.ranks)
         rule = self._rule(num_rows)
         parts = min(rule.parts, length // (rule.min_span or MIN_SPLIT_LENGTH))
         splits = 1 << (parts.bit_length() - 1) if parts > 1 else 1
@@ -245,7 +253,7 @@ class TritonAttention(AttentionBackend):
 def _prefix_costs(spec: AttentionSpec) -> PrefixCosts | None:
     """The costs of shared prefixes; None for layers whose rows never share a read."""
     groups = spec.num_heads // spec.num_kv_heads
-    if spec.window or groups > MAX_PREFIX_GROUPS:
+    if spec.window or groups > MAX_PREFIX_GROUPS or spec.returns_lse:
         return None
     token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.kv_dtype.itemsize
     tile = PREFIX_TILE if groups <= 4 else PREFIX_WIDE_TILE
@@ -268,7 +276,13 @@ def _converts_e4m3() -> bool:
 
 def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[..., Tensor] | None:
     """The prefill kernel for this layer on this device; None where there is none, or Triton's Gluon has changed."""
-    if not options.hopper_prefill or spec.device_type != "cuda" or spec.alibi or spec.kv_dtype != spec.dtype:
+    if (
+        not options.hopper_prefill
+        or spec.device_type != "cuda"
+        or spec.returns_lse
+        or spec.alibi
+        or spec.kv_dtype != spec.dtype
+    ):
         return None
     try:
         from frame.kernels import prefill

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from frame.core.ops import Ops
-from frame.interfaces import BackendSetup
+from frame.interfaces import BackendSetup, ContextShare
 from frame.kernels import decode
 from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
@@ -280,3 +280,22 @@ def test_a_step_of_padding_with_more_tokens_than_rows_stores_nothing(features: d
     case = attention_case.make_case(layer_spec(**features), [(90, 0)] * rows)
     backend = TritonAttention(BackendSetup(case.spec, Ops()))
     attention_case.check_padding(attention_case.CaseRun(backend, case, stale=float("nan")))
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize("share", [ContextShare(), ContextShare(2, 0), ContextShare(2, 1)], ids=["all", "even", "odd"])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_log_sum_exps_over_a_share_of_the_context(
+    monkeypatch: pytest.MonkeyPatch, parts: int, share: ContextShare, rows: list
+) -> None:
+    """Rows whose keys are read by several programs, and rows without a key in the share, included."""
+    split_rows(monkeypatch, parts, 0)
+    spec = layer_spec(returns_lse=True, context=share, window=24 if parts == 1 else 0)
+    case = attention_case.make_case(spec, rows)
+    step = attention_case.CaseRun(TritonAttention(BackendSetup(spec, Ops())), case, stale=float("nan"))
+    step.fill_history()
+    ((out, lse),) = step.step(padding_rows=1, padding_tokens=1)
+    want, want_lse = case.expected_parts()
+    close = CLOSE[torch.float32]
+    torch.testing.assert_close(out[:-1].cpu(), want.float(), atol=close, rtol=1e-4)
+    torch.testing.assert_close(lse[:-1].cpu(), want_lse.float(), atol=close, rtol=1e-4)

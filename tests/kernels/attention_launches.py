@@ -18,7 +18,7 @@ from frame.core.interfaces.attention import (
     LayerParams,
     SharedPrefix,
 )
-from frame.interfaces import BackendSetup
+from frame.interfaces import BackendSetup, ContextShare
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
 
@@ -119,6 +119,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": F16},
     "float32": {"dtype": F32},
     "float32, head of 256": {"dtype": F32, "head_dim": 256},
+    "log-sum-exps": {"returns_lse": True},
+    "log-sum-exps of a share": {"returns_lse": True, "context": ContextShare(2, 1)},
+    "log-sum-exps of a share, window": {"returns_lse": True, "context": ContextShare(2, 1), "window": 1024},
     "e4m3 cache": {"kv_dtype": E4M3},
     "e5m2 cache": {"kv_dtype": E5M2},
     "e4m3 cache, head of 64": {"kv_dtype": E4M3, "head_dim": 64},

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
-from frame.core.ops.attention import merge_states, paged_attention, write_kv
+from frame.core.ops.attention import merge_parts, merge_states, paged_attention, write_kv
 
 pytestmark = pytest.mark.product
 
@@ -105,3 +106,18 @@ def test_an_infinite_log_sum_exp_is_an_empty_part(infinity: float) -> None:
     out, joined = merge_states(none, none_lse, none, none_lse)
     assert (out == 0).all()
     assert (joined == float("-inf")).all()
+
+
+@given(st.integers(1, 4), st.integers(0, 40), st.integers(0, 2**31), st.data())
+def test_merging_any_split_is_attention_over_all(parts: int, num_keys: int, seed: int, data: st.DataObject) -> None:
+    """Parts of any keys, empty ones included, whose outputs are not looked at."""
+    draw = torch.Generator().manual_seed(seed)
+    query, keys = torch.randn(3, 2, 8, generator=draw) * 4, torch.randn(num_keys, 2, 8, generator=draw) * 4
+    values = torch.randn(num_keys, 2, 8, generator=draw)
+    owner = torch.tensor(data.draw(st.lists(st.integers(0, parts - 1), min_size=num_keys, max_size=num_keys)))
+    split = [_state(query, keys[owner == part], values[owner == part]) for part in range(parts)]
+    outs = torch.stack([out.masked_fill((lse == float("-inf"))[..., None], float("nan")) for out, lse in split])
+    out, lse = merge_parts(outs, torch.stack([lse for _, lse in split]))
+    want, want_lse = _state(query, keys, values)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AttentionSpec as AttentionSpec,
         BlockFormat as BlockFormat,
         CacheBackend as CacheBackend,
+        ContextShare as ContextShare,
         GroupBatch as GroupBatch,
         LayerParams as LayerParams,
         SharedPrefix as SharedPrefix,

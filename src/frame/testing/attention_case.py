@@ -79,9 +79,14 @@ class AttentionCase:
             deterministic=self.spec.deterministic,
         )
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a row for which a block of the batch stands; the cache holds its share of them."""
+        return self.spec.block_size * self.spec.context.ranks
+
     def places(self, row: int) -> np.ndarray:
-        """Slot (block · block_size + offset) of each token of a row."""
-        size = self.spec.block_size
+        """Slot (block · block size + offset) of each token of a row, as the batch says it."""
+        size = self.block_tokens
         positions = np.arange(sum(self.rows[row]))
         return self.tables[row][positions // size].astype(np.int64) * size + positions % size
 
@@ -130,10 +135,34 @@ class AttentionCase:
             **scales,
         )
 
+    def expected_parts(self) -> tuple[Tensor, Tensor]:
+        """The output [T, H, D] over the tokens that this cache holds, and its log-sum-exp [T, H], on the host."""
+        spec, share, outs, lses = self.spec, self.spec.context, list[Tensor](), list[Tensor]()
+        groups = spec.num_heads // spec.num_kv_heads
+        for (cached, count), queries, keys, values in zip(self.rows, self.queries, self.keys, self.values, strict=True):
+            mine = torch.arange(cached + count)[share.rank :: share.ranks]
+            query, key, value = (x.cpu().double() for x in (queries[cached:], keys, values))
+            key, value = (x[mine].repeat_interleave(groups, 1) for x in (key, value))
+            scores = torch.einsum("qhd,khd->qhk", query, key) * spec.scale
+            if spec.soft_cap:
+                scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+            distance = (mine - torch.arange(cached, cached + count)[:, None])[:, None]
+            if self.layer.alibi_slopes is not None:
+                scores = scores + self.layer.alibi_slopes.cpu()[:, None] * distance
+            hidden = (distance > 0) | (distance <= -spec.window) if spec.window else distance > 0
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if self.layer.sinks is not None:
+                sinks = self.layer.sinks.cpu().double()[:, None].expand(count, -1, 1)
+                scores, value = torch.cat((scores, sinks), -1), torch.cat((value, torch.zeros_like(value[:1])))
+            lses.append(scores.logsumexp(-1))
+            weights = (scores - lses[-1].masked_fill(lses[-1] == float("-inf"), 0)[..., None]).exp()
+            outs.append(torch.einsum("qhk,khd->qhd", weights, value))
+        return torch.cat(outs), torch.cat(lses)
+
     def _table(self, spans: Sequence[Row], padding_rows: int, longest: int) -> np.ndarray:
         """[B, max_blocks]; entries that a row must not read (past its end, before its window) name random blocks."""
         draw = np.random.default_rng(self.seed + 1)
-        size, window = self.spec.block_size, self.spec.window
+        size, window = self.block_tokens, self.spec.window
         width = -(-longest // size) + 1
         table = draw.integers(0, self.num_blocks, (len(spans) + padding_rows, width)).astype(np.int32)
         for row, (start, end) in enumerate(spans):
@@ -150,7 +179,7 @@ def make_case(spec: AttentionSpec, rows: Sequence[Row], seed: int = 0) -> Attent
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(spec.dtype).to(spec.device_type)
 
-    size, heads, kv_heads, dim = spec.block_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
+    size, heads, kv_heads, dim = spec.block_size * spec.context.ranks, spec.num_heads, spec.num_kv_heads, spec.head_dim
     needed = [-(-sum(row) // size) for row in rows]
     num_blocks = sum(needed) + 4
     free = np.random.default_rng(seed).permutation(np.arange(1, num_blocks)).astype(np.int32)
@@ -215,8 +244,8 @@ class CaseRun:
             for cache in self.caches:
                 self.backend.forward(history.layer, *history.inputs(spans), cache, plan)
 
-    def step(self, *, padding_tokens: int = 0, **host: Any) -> list[Tensor]:
-        """Runs the step in every layer with one plan; the outputs [T, H, D]. `host` as for `AttentionCase.batch`."""
+    def step(self, *, padding_tokens: int = 0, **host: Any) -> list[Any]:
+        """Runs the step in every layer with one plan; what `forward` gave in each. `host` as for `batch` of a case."""
         spans = [(cached, cached + count) for cached, count in self.case.rows]
         batch = self.case.batch(spans, padding_tokens=padding_tokens, **host)
         plan = self.backend.plan(batch)
@@ -235,7 +264,9 @@ def check_padding(run: CaseRun, num_tokens: int = 24) -> None:
     batch.seq_lens.zero_()
     before = run.memory.layer_bytes()["0"].clone()
     with torch.inference_mode():
-        out = run.backend.forward(case.layer, *case.inputs(spans, num_tokens), run.caches[0], run.backend.plan(batch))
+        out: Any = run.backend.forward(
+            case.layer, *case.inputs(spans, num_tokens), run.caches[0], run.backend.plan(batch)
+        )
     shape = num_tokens, case.spec.num_heads, case.spec.head_dim
     assert tuple(out.shape) == shape, f"the output is {list(out.shape)}, expected {list(shape)}"
     assert torch.isfinite(out).all(), "the output holds NaN or infinity"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from frame.core.interfaces.attention import AttentionBackend, AttentionSpec
+from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, ContextShare
 
 from .attention_case import AttentionCase, CaseRun, Row, check_padding, fill, kv_spec, make_case, make_memory
 from .plugin_suite import PluginSuite, reason_or_none
@@ -24,6 +24,8 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "alibi": {"alibi": True},
     "all": {"window": 21, "soft_cap": 3.0, "sinks": True, "alibi": True},
 }
+#: Whole contexts, and shares of one.
+SHARES = (ContextShare(), ContextShare(2, 0), ContextShare(2, 1), ContextShare(4, 3))
 BATCHES: Mapping[str, Sequence[Row]] = {
     "one decode": [(37, 1)],
     "decodes": [(40, 1), (3, 1), (16, 1), (0, 1), (129, 1)],
@@ -244,7 +246,7 @@ class AttentionBackendSuite(PluginSuite):
             spans = [(start, end)] * len(rows)
             with torch.inference_mode():
                 plan = run.backend.plan(part.batch(spans))
-                out = run.backend.forward(whole.layer, *part.inputs(spans), run.caches[0], plan)
+                out: Any = run.backend.forward(whole.layer, *part.inputs(spans), run.caches[0], plan)
             expected = torch.cat([want[row][start:end] for row in rows])
             bound = self.tolerance(spec)
             torch.testing.assert_close(out.cpu().float(), expected.float(), atol=bound, rtol=bound)
@@ -260,6 +262,44 @@ class AttentionBackendSuite(PluginSuite):
                 single = CaseRun(self.backend(spec), case.of_rows([row]), stale=STALE)
                 single.fill_history()
                 assert torch.equal(single.step()[0], want), f"row {case.rows[row]} has other bits alone"
+
+    @pytest.mark.parametrize("batch", ["mixed", "decodes", "prefills"])
+    @pytest.mark.parametrize("features", [*FEATURES, "deterministic"])
+    @pytest.mark.parametrize("share", SHARES, ids=lambda share: f"{share.rank} of {share.ranks}")
+    def test_log_sum_exps_over_what_the_cache_holds(self, share: ContextShare, features: str, batch: str) -> None:
+        """Also of queries that see nothing there, and with padding."""
+        changes = dict(FEATURES.get(features, {"deterministic": True}))
+        if "window" in changes and share.ranks > 1:
+            changes["window"] = 24
+        spec = self.spec(returns_lse=True, context=share, **changes)
+        case = make_case(spec, BATCHES[batch])
+        run = CaseRun(self.backend(spec), case, stale=float("nan"))
+        with torch.inference_mode():
+            run.fill_history()
+            ((out, lse),) = run.step(padding_tokens=3, padding_rows=2)
+        want, want_lse = case.expected_parts()
+        assert list(lse.shape) == list(out.shape[:2]) == [len(want) + 3, spec.num_heads]
+        assert lse.dtype == torch.float32
+        assert torch.isfinite(out).all(), "the output holds NaN or infinity (rows of padding included)"
+        bound = self.tolerance(spec)
+        torch.testing.assert_close(out[: len(want)].cpu().float(), want.float(), atol=bound, rtol=bound)
+        torch.testing.assert_close(lse[: len(want)].cpu(), want_lse.float(), atol=bound, rtol=bound)
+        assert not lse.isnan().any(), "the log-sum-exps of padding are NaN"
+
+    def test_captured_decodes_over_a_share_serve_shorter_rows(self) -> None:
+        spec = self.spec(returns_lse=True, context=ContextShare(2, 1))
+        case = make_case(spec, [(40, 1), (3, 1), (16, 1), (0, 1)])
+        backend = self.backend(spec)
+        if backend.needs_python:
+            pytest.skip("needs_python: no step is captured")
+        run = CaseRun(backend, case, stale=float("nan"))
+        with torch.inference_mode():
+            run.fill_history()
+            ((out, lse),) = run.step(captured=True, padding_rows=2, padding_tokens=2, bound=900)
+        want, want_lse = case.expected_parts()
+        bound = self.tolerance(spec)
+        torch.testing.assert_close(out[:4].cpu().float(), want.float(), atol=bound, rtol=bound)
+        torch.testing.assert_close(lse[:4].cpu(), want_lse.float(), atol=bound, rtol=bound)
 
     def _any_spec(self) -> AttentionSpec:
         dtype = torch.float32

@@ -100,6 +100,12 @@ def _penalize(draw: Draw, *places: int) -> Arguments:
     return (draw.float32(4, 50), rows, draw.ints(2, 3, 50).bool(), counts, *penalties), {}
 
 
+def _merge_parts(draw: Draw) -> Arguments:
+    lses = draw.float32(3, 5, 4)
+    lses[1, 2], lses[:, 4] = float("-inf"), float("-inf")
+    return (draw.floats(3, 5, 4, 16), lses), {}
+
+
 def _merge_states(draw: Draw) -> Arguments:
     lse = draw.float32(5, 4)
     lse[2] = float("-inf")
@@ -177,6 +183,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "map_rows": [lambda d: ((torch.tanh, d.floats(5, 33)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
+    "merge_parts": [_merge_parts],
     "merge_states": [_merge_states],
     "route": [partial(_route, spec=spec) for spec in ROUTERS],
     "fused_experts": [_experts],
