@@ -83,8 +83,8 @@ class ExecutorConfig(Section):
     executor: str = setting(
         "auto",
         "Executor plugin: inline (the worker is in the engine's process), process (workers have their own processes), "
-        "nodes (on several machines), external (under torchrun, see docs/many-devices.md); auto: inline for one "
-        "worker, process for several, nodes where nnodes is above 1.",
+        "nodes (on several machines), ray (in a Ray cluster), external (under torchrun, see docs/many-devices.md); "
+        "auto: inline for one worker, process for several, nodes where nnodes is above 1.",
     )
     tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
     pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)

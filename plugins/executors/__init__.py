@@ -33,6 +33,14 @@ def frame_executors() -> list[Provider]:
             preference=3,
         ),
         Provider(
+            "ray",
+            "frame.plugins.executors.ray:RayExecutor",
+            api=">=0.2.dev1,<0.3",
+            summary="workers in processes of their own, where a Ray cluster places them",
+            options="frame.plugins.executors.ray_options:RayOptions",
+            preference=0,
+        ),
+        Provider(
             "external",
             "frame.plugins.executors.external:ExternalExecutor",
             api=">=0.2.dev1,<0.3",

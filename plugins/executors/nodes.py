@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import platform
 import secrets
 import socket
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from frame.interfaces import API_VERSION, ExecutorSetup, Nodes, Placement, SpawnedWorker
+from frame.interfaces import ExecutorSetup, Nodes, Placement, SpawnedWorker
 
 from .engine_exchange import serve_store
 from .links import Listener, RefusedError, send_bytes, send_json
 from .node import run_node
 from .nodes_options import NodesOptions
 from .process import ProcessExecutor
+from .versions import versions
 
 logger = logging.getLogger("frame.executors")
 
@@ -159,9 +158,7 @@ class NodesExecutor(ProcessExecutor):
 
 def described(nodes: Nodes) -> dict[str, Any]:
     """What a node says of itself to node 0, and node 0 of itself."""
-    versions = {name: version(package) for name, package in (("frame", "frame-llm"), ("torch", "torch"))}
-    versions |= {"Python": platform.python_version(), "plugin API": API_VERSION}
-    return {"node": nodes.rank, "nodes": nodes.count, "versions": versions, "settings": nodes.settings}
+    return {"node": nodes.rank, "nodes": nodes.count, "versions": versions(), "settings": nodes.settings}
 
 
 def differences(here: dict[str, Any], there: dict[str, Any], node: int) -> str:

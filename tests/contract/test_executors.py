@@ -5,7 +5,10 @@ import pytest
 from frame.testing import ExecutorSuite
 from tests.contract.installed import classes
 
-globals().update(classes(ExecutorSuite))
+#: Its workers are processes of a cluster, which tests/executors/test_ray.py starts.
+ELSEWHERE = {"TestRay"}
+
+globals().update({name: made for name, made in classes(ExecutorSuite).items() if name not in ELSEWHERE})
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,34 @@
+"""The actor that runs one worker of an engine on a Ray node. It holds the resources; the worker has its own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from frame.interfaces import WorkerProcess
+
+from .links import connect, receive_bytes
+from .versions import versions
+
+
+class RayWorker:
+    """Starts a worker where Ray has placed this actor, and ends it."""
+
+    def __init__(self) -> None:
+        self._worker: WorkerProcess | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Where the actor is, what it has, and the versions that it would compute with."""
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return {"address": ray.util.get_node_ip_address(), "gpus": [str(one) for one in gpus], "versions": versions()}
+
+    def start(self, host: str, port: int, key: bytes, rank: int) -> None:
+        """Starts the worker of that rank, which talks to the engine that listens at `host`:`port`."""
+        with connect(host, port, key, {"worker": rank}) as connection:
+            self._worker = WorkerProcess(receive_bytes(connection), connection)
+
+    def stop(self) -> None:
+        """Ends the worker's process, if it has not ended with its connection."""
+        if self._worker is not None:
+            self._worker.close()

@@ -1,0 +1,133 @@
+"""An engine in a real Ray cluster of two nodes of this machine, one worker on each."""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.executor import DeadWorkerError
+from frame.core.plugin_host.registry import Registry
+from frame.offline.in_process import make_engine
+from frame.plugins.executors import ray as ray_executor
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, greedy, prompts, request, running
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Cluster()
+        for _ in range(2):
+            made.add_node(num_cpus=1, object_store_memory=80 << 20, include_dashboard=False)
+        ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("ray"), "llama")
+
+
+def config(folder, **changes):
+    values = {**SMALL, "model": str(folder), "num_threads": 1, "executor": "ray", "tensor_parallel_size": 2}
+    return from_flat({**values, **changes})
+
+
+def is_free():
+    return ray.available_resources().get("CPU", 0) == 2
+
+
+def wait_for(condition, seconds=20):
+    latest = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.1)
+
+
+def step_for(engine, seconds):
+    latest = time.monotonic() + seconds
+    while time.monotonic() < latest:
+        engine.step()
+
+
+def test_workers_on_two_nodes_give_the_tokens_of_one(cluster, folder):
+    with running(config(folder, executor="inline", tensor_parallel_size=1), Registry.load()) as one:
+        expected = greedy(one, prompts(400))
+    with running(config(folder), Registry.load()) as both:
+        places = [found["address"] for found in both.executor._found]
+        tables = [ray.util.placement_group_table(group) for group in both.executor._groups]
+        nodes = {node for table in tables for node in table["bundles_to_node_id"].values()}
+        assert len(places) == 2
+        assert len(nodes) == 2
+        assert greedy(both, prompts(400)) == expected
+    wait_for(is_free)
+
+
+def test_a_worker_that_dies_ends_the_engine_and_frees_the_cluster(cluster, folder):
+    engine = make_engine(config(folder), Registry.load())
+    engine.add(request("a", prompts(400)[0], 100))
+    engine.step()
+    found = subprocess.run(["pgrep", "-f", "ray::RayWorker"], capture_output=True, text=True, check=True)
+    subprocess.run(["pkill", "-9", "-P", found.stdout.split()[0], "-f", "frame worker"], check=True)
+    with pytest.raises(DeadWorkerError, match=r"worker [01] of 2: its process on Ray node .* has ended"):
+        step_for(engine, 30)
+    engine.close()
+    wait_for(is_free)
+
+
+def test_a_cluster_that_is_too_small_is_named(cluster, folder):
+    said = "the Ray cluster is too small: 4 workers need 4 CPU, and it has 2 on 2 nodes"
+    with pytest.raises(ValueError, match=said):
+        make_engine(config(folder, tensor_parallel_size=2, pipeline_parallel_size=2), Registry.load())
+    assert is_free()
+
+
+def test_a_cluster_that_others_use_is_named(cluster, folder):
+    @ray.remote(num_cpus=1)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.ready.remote())
+    with pytest.raises(ValueError, match="did not free 2 times 1 CPU within 1 seconds: others use it; free are 1 CPU"):
+        make_engine(config(folder, plugin={"ray": {"wait_seconds": 1}}), Registry.load())
+    ray.kill(other)
+    wait_for(is_free)
+
+
+def test_versions_that_differ_are_named(cluster, folder, monkeypatch):
+    monkeypatch.setattr(ray_executor, "versions", lambda: {"torch": "1.0"})
+    said = r"Ray node .*, which has worker 0, has torch 2\..*, and the engine's machine has 1.0"
+    with pytest.raises(ValueError, match=said):
+        make_engine(config(folder), Registry.load())
+    wait_for(is_free)
+
+
+def test_ray_data_answers_the_rows_of_a_dataset(cluster, tmp_path):
+    make_checkpoint(tmp_path, "llama", tokenizer=True)
+    example = Path(__file__).parents[2] / "examples/ray_data.py"
+    ran = subprocess.run(
+        [sys.executable, str(example), str(tmp_path), "one", "two", "three"],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    answers = [line for line in ran.stdout.splitlines() if " … " in line]
+    assert sorted(line.split()[0] for line in answers) == ["one", "three", "two"]
