@@ -91,6 +91,12 @@ class ExecutorConfig(Section):
     pipeline_layers: list[int] = setting(
         [], "Layers of each pipeline stage, as 20,22,22,16; default: as many in each, those left over not in the last."
     )
+    decode_context_parallel_size: int = setting(
+        1,
+        "Devices, of those among which weights are divided, that share the KV cache of a request: of n devices each "
+        "keeps every n-th token. Makes room for more tokens where a model has fewer key/value heads than devices.",
+        ge=1,
+    )
     enable_expert_parallel: bool = setting(
         False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
     )

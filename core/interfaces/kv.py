@@ -38,14 +38,18 @@ class KVSpec(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class FullKV(KVSpec, frozen=True, tag=True, kw_only=True):
-    """Keys and values of `num_kv_heads` heads for each token, until the request ends."""
+    """Keys and values of `num_kv_heads` heads for each token, until the request ends.
+
+    `context_ranks` share the tokens of a block: each has a block of as many tokens less.
+    """
 
     num_kv_heads: int
     head_dim: int
     dtype: str
+    context_ranks: int = 1
 
     def block_bytes(self, block_size: int) -> int:
-        return 2 * block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * block_size * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype] // self.context_ranks
 
 
 class SlidingKV(FullKV, frozen=True, tag=True, kw_only=True):

@@ -155,10 +155,11 @@ def why_not_served(backend: type[CacheBackend], spec: AttentionSpec, block_size:
     """Why `backend` cannot serve `spec` in blocks of `block_size` tokens (0: the backend chooses); None if it can."""
     if not isinstance(spec, backend.spec_type):
         return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"
-    multiple = backend.block_multiple(spec)
+    multiple = backend.block_multiple(spec) * spec.context.ranks
     if block_size % multiple:
         return (
             f"its blocks hold a multiple of {multiple} tokens, and block_size is {block_size}: set it to auto, or to "
             f"{multiple}, or choose another backend"
         )
-    return backend.supports(dataclasses.replace(spec, block_size=block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)))
+    size = block_size or math.lcm(AUTO_BLOCK_SIZE, multiple)
+    return backend.supports(dataclasses.replace(spec, block_size=size // spec.context.ranks))

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
 from ..interfaces.kv import AnyKVSpec, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
 from .cached import CachedLayer, Planner
+from .context import SharedContext
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Attention(CachedLayer):
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
     heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, else they are 1.
+    `context` is the group of ranks that share the tokens of a row.
     """
 
     kv_scales: Tensor | None
@@ -41,12 +44,14 @@ class Attention(CachedLayer):
         alibi_slopes: Tensor | None = None,
         head_slice: slice = slice(0, 0),
         total_heads: int = 0,
+        context: SharedContext | None = None,
     ) -> None:
         super().__init__(build, name)
-        self.spec = self.backend_spec = spec
+        self.spec = self.backend_spec = spec if context is None else context.spec
+        self.context = context
         self.sinks = sinks
         self.head_slice, self.total_heads = head_slice, total_heads
-        self.params = LayerParams(spec, sinks, alibi_slopes)
+        self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes)
         quantized = spec.kind == "decoder" and spec.kv_dtype.itemsize == 1
         self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
 
@@ -56,9 +61,10 @@ class Attention(CachedLayer):
         if spec.kind != "decoder":
             return None
         dtype = str(spec.kv_dtype).removeprefix("torch.")
-        if spec.window:
-            return SlidingKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, window=spec.window)
-        return FullKV(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype)
+        kept = FullKV(
+            num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, context_ranks=spec.context.ranks
+        )
+        return SlidingKV(**structs.asdict(kept), window=spec.window) if spec.window else kept
 
     def bind(self, cache: Tensor | None, block: BlockFormat | None, plan: int, planner: Planner) -> None:
         super().bind(cache, block, plan, planner)
@@ -74,7 +80,11 @@ class Attention(CachedLayer):
         query, key, value = tensors
         backend = cast("AttentionBackend", self.planned_by)
         cache = _NOTHING if self.kv_cache is None else self.kv_cache
-        return cast("Tensor", backend.forward(self.params, query, key, value, cache, plan))
+        if self.context is None:
+            return cast("Tensor", backend.forward(self.params, query, key, value, cache, plan))
+        gathered = self.context.gather(query, key, value)
+        out, lse = backend.forward(self.params, *gathered, cache, plan)
+        return self.context.merge(out, lse, self.sinks)
 
     def weight_slots(self) -> list[WeightSlot]:
         slots = []

@@ -17,6 +17,7 @@ from ..interfaces.model import Model, RunningStep, Shard
 from ..ops import Ops
 from .attention import Attention
 from .cached import CachedLayer
+from .context import shared_context
 from .embedding import Head, VocabEmbedding, VocabRows
 from .experts import Experts
 from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
@@ -200,6 +201,7 @@ class Build:
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[mine].to(self.device, torch.float32),
             head_slice=mine,
             total_heads=num_heads,
+            context=shared_context(prefix, spec, num_kv_heads, self.groups, self.ops),
         )
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:

@@ -41,6 +41,7 @@ class Sketch(Build):
 def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:
     """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
     _check_stages(config, mesh, checkpoint, registry)
+    _check_shared_contexts(config, mesh)
 
     def why_not(tried: Mesh) -> str | None:
         try:
@@ -58,6 +59,32 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
             tried = {size: structs.replace(alone, **{axis: size}) for size in range(1, MOST_RANKS + 1)}
             sizes = ", ".join(str(size) for size, one in tried.items() if why_not(one) is None) or "none"
             raise ConfigError(f"{axis}_parallel_size {asked}: {reason}; sizes that work: {sizes}")
+    alone = Mesh(tensor=mesh.tensor, expert_parallel=mesh.expert_parallel)
+    shared = {size: structs.replace(alone, decode_context=size) for size in _divisors(mesh.tensor)}
+    if mesh.decode_context > 1 and (reason := why_not(shared[mesh.decode_context])):
+        sizes = ", ".join(str(size) for size, one in shared.items() if why_not(one) is None)
+        asked = mesh.decode_context
+        raise ConfigError(f"decode_context_parallel_size {asked}: {reason}; sizes that work: {sizes}")
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _check_shared_contexts(config: FrameConfig, mesh: Mesh) -> None:
+    """Raises `ConfigError` where ranks cannot share the KV cache of a request, whatever the model."""
+    if (asked := mesh.decode_context) == 1:
+        return
+    said = f"decode_context_parallel_size {asked}"
+    if mesh.tensor % asked:
+        sizes = ", ".join(map(str, _divisors(mesh.tensor)))
+        raise ConfigError(f"{said} does not divide tensor_parallel_size {mesh.tensor}; sizes that work: {sizes}")
+    if (size := config.cache.block_size) % asked:
+        raise ConfigError(
+            f"{said}: blocks of {size} tokens cannot be shared; set block_size to a multiple of {asked}, or to auto"
+        )
+    if (connector := config.transfer.kv_connector) is not None:
+        raise ConfigError(f"{said}: KV connector {connector!r} moves whole tokens of a block; leave one of them out")
 
 
 def _check_stages(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:

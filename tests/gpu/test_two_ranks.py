@@ -10,8 +10,15 @@ from tests.gpu.test_engine import generate, make_prompts, near_tie
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
+#: Besides two ranks that divide each layer, these may also share the KV cache of a request.
+SIZES = {
+    "tensor": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+    "decode context": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+}
 
-@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+
+@pytest.mark.parametrize("axis", SIZES)
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "qwen3-moe", "gemma2", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_continue_as_transformers_does(axis: str, family: str, dtype: str, tmp_path) -> None:
@@ -19,7 +26,7 @@ def test_two_ranks_continue_as_transformers_does(axis: str, family: str, dtype: 
 
     folder = make_checkpoint(tmp_path, family)
     prompts = make_prompts()
-    found = generate(folder, prompts, dtype=dtype, **{f"{axis}_parallel_size": 2})
+    found = generate(folder, prompts, dtype=dtype, **SIZES[axis])
     kind = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, **kind).cuda().eval()
     gaps = []
@@ -36,10 +43,22 @@ def test_two_ranks_continue_as_transformers_does(axis: str, family: str, dtype: 
     assert max(gaps) <= (1e-4 if dtype == "float32" else 0.3)
 
 
-@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+@pytest.mark.parametrize("axis", SIZES)
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_captured_steps_of_two_ranks_equal_eager_ones(axis: str, family: str, tmp_path) -> None:
     folder = make_checkpoint(tmp_path, family)
     prompts = make_prompts()
-    values = {"dtype": "float32", f"{axis}_parallel_size": 2, "temperature": 0.8}
+    values = {"dtype": "float32", **SIZES[axis], "temperature": 0.8}
     assert generate(folder, prompts, **values) == generate(folder, prompts, **values, enforce_eager=True)
+
+
+def test_one_head_that_ranks_share_is_cached_once(tmp_path) -> None:
+    """The only key/value head, of which each rank keeps every second token: captured steps, eager ones, one rank's."""
+    folder = make_checkpoint(tmp_path, "llama", num_attention_heads=4, num_key_value_heads=1)
+    prompts, shared = make_prompts(), {"dtype": "float32", **SIZES["decode context"]}
+    captured = generate(folder, prompts, **shared)
+    assert captured == generate(folder, prompts, **shared, enforce_eager=True)
+    alone = generate(folder, prompts, dtype="float32")
+    equal = sum(mine == other for mine, other in zip(captured, alone, strict=True))
+    print(f"{equal} of {len(alone)} prompts have one rank's tokens")
+    assert equal >= 0.9 * len(alone)  # the rest must be near ties, which the tests above look at

@@ -17,7 +17,15 @@ def folder(tmp_path_factory):
     return make_checkpoint(path, "llama", tokenizer=True)
 
 
-@pytest.fixture(params=["tensor", "pipeline"])
+#: Besides two ranks that divide each layer, these may also share the KV cache of a request.
+SIZES = {
+    "tensor": ["tensor_parallel_size"],
+    "pipeline": ["pipeline_parallel_size"],
+    "decode context": ["tensor_parallel_size", "decode_context_parallel_size"],
+}
+
+
+@pytest.fixture(params=SIZES)
 def axis(request):
     return request.param
 
@@ -26,7 +34,7 @@ def both(folder, axis, serve, **settings):
     """What `serve(engine)` gives over one rank and over two of an axis."""
     found = []
     for size in (1, 2):
-        values = {**SMALL, "model": str(folder), "num_threads": 1, f"{axis}_parallel_size": size, **settings}
+        values = {**SMALL, "model": str(folder), "num_threads": 1, **dict.fromkeys(SIZES[axis], size), **settings}
         values["executor"] = "inline" if size == 1 else "threads"
         with running(from_flat(values), with_threads(Registry.load())) as engine:
             found.append(serve(engine))

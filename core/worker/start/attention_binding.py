@@ -111,7 +111,8 @@ class ChosenBackends:
                 planned.append(PlannedLayers(first.planner(None), None, first.name, group, layers))
                 continue
             size = layout.groups[group].block_size if group >= 0 else AUTO_BLOCK_SIZE
-            provider, spec = self.providers[first.backend_spec], replace(first.backend_spec, block_size=size)
+            provider, asked = self.providers[first.backend_spec], first.backend_spec
+            spec = replace(asked, block_size=size // asked.context.ranks)
             if reason := self.registry.resolve(provider).supports(spec):
                 raise ValueError(
                     f"attention backend {provider.name!r} cannot serve blocks of {size} tokens, with which all blocks "
@@ -141,7 +142,7 @@ def choose_backends(
         refuses, ranks = partial(why_not_served, spec=spec, block_size=size), methodcaller("preference", spec)
         provider = registry.select("attention", config.attention.attention_backend, refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
-        providers[spec], multiples[spec] = provider, chosen.block_multiple(spec)
+        providers[spec], multiples[spec] = provider, chosen.block_multiple(spec) * spec.context.ranks
         if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
             not_deterministic = f"attention backend {provider.name!r}: {reason}"
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}

@@ -35,6 +35,7 @@ VALUES: Mapping[tuple[str, str], str] = MappingProxyType({
 SHORT_FLAGS: Mapping[str, str] = MappingProxyType({
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
+    "-dcp": "decode_context_parallel_size",
     "-ep": "enable_expert_parallel",
     "-asc": "api_server_count",
     "-O": "optimization_level",

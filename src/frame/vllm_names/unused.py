@@ -61,7 +61,7 @@ def _only(reason: str, **harmless: Any) -> dict[str, Unused]:
 _RANKS = {
     **_only(
         _NO_RANKS,
-        data_parallel_size_local=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
+        data_parallel_size_local=1, prefill_context_parallel_size=1,
         data_parallel_rank=0, data_parallel_start_rank=0, ubatch_size=0,
     ),
     "data_parallel_size": Unused(_NO_RANKS, (None, 1), short="-dp"),
