@@ -56,7 +56,8 @@ class ExpertExchangeSuite(PluginSuite):
         class TestMine(ExpertExchangeSuite):
             plugin = "mine"            # or target = "package.module:Class"
 
-    `device` is where its tokens lie; an exchange that needs more than gloo gives a `run` of its own.
+    `device` is where its tokens lie; an exchange that needs more than gloo gives a `run` of its own, in whose threads
+    that is the rank's device.
     """
 
     kind = "exchange"
@@ -79,12 +80,12 @@ class ExpertExchangeSuite(PluginSuite):
             exchange, first = self.made(spec, groups), groups.expert.rank * spec.slots_per_rank
             step = ForwardStep(plans=(), batches=(), tokens_per_rank=case.counts)
             for _ in range(2):  # which take turns with one exchange
-                x, routing = give.rank(groups.data.rank)
+                x, routing = give.rank(groups.data.rank, self.device)
                 sent = exchange.dispatch(Activations(x), routing, step)
                 out = groups.tensor.all_reduce(exchange.combine(compute()(sent, first), sent))
             exchange.close()
             exchange.close()
-            return out, x, routing.weights.sum(1, keepdim=True)
+            return out.cpu(), x.cpu(), routing.weights.sum(1, keepdim=True).cpu()
 
         return self.run(mesh, work)
 
@@ -124,7 +125,7 @@ class ExpertExchangeSuite(PluginSuite):
 
         def work(groups: Groups) -> None:
             exchange = self.made(spec, groups)
-            x, routing = Tokens(case).rank(groups.data.rank)
+            x, routing = Tokens(case).rank(groups.data.rank, self.device)
             step = ForwardStep(plans=(), batches=(), tokens_per_rank=(2, 2))
             with pytest.raises(ValueError, match="3 tokens"):
                 exchange.dispatch(Activations(x), routing, step)
@@ -149,14 +150,15 @@ class Tokens:
     def __init__(self, case: Case) -> None:
         self._case = case
 
-    def rank(self, data_rank: int) -> tuple[Tensor, Routing]:
+    def rank(self, data_rank: int, device: str = "cpu") -> tuple[Tensor, Routing]:
         """[T, hidden] and the routing of a data rank."""
         case, draw = self._case, torch.Generator().manual_seed(data_rank)
         count = case.counts[data_rank]
         allowed = torch.tensor(case.allowed or range(case.num_experts), dtype=torch.int32)
         order = torch.rand(count, len(allowed), generator=draw).argsort(1)[:, : case.top_k]
         weights = torch.rand(count, case.top_k, generator=draw)
-        return torch.randn(count, _HIDDEN, generator=draw), Routing(weights, allowed[order])
+        x = torch.randn(count, _HIDDEN, generator=draw)
+        return x.to(device), Routing(weights.to(device), allowed[order].to(device))
 
 
 @dataclass(frozen=True)
@@ -171,12 +173,13 @@ class Weights:
 
         def compute(sent: Dispatched, first: int) -> Tensor:
             own = slice(first, first + spec.slots_per_rank)
-            gate_up, down = self.gate_up[own], self.down[own]
+            gate_up, down = self.gate_up[own].to(sent.values.device), self.down[own].to(sent.values.device)
             if sent.counts is None:
                 return Ops.fused_experts(sent.values, gate_up, down, *_chosen(sent))
             out = torch.zeros_like(sent.values)
             for slot, count in enumerate(sent.counts.tolist()[: len(gate_up)]):
-                one, zero = torch.ones(count, 1), torch.zeros(count, 1, dtype=torch.int32)
+                one = sent.values.new_ones(count, 1)
+                zero = one.to(torch.int32) - 1
                 rows = sent.values[slot, :count]
                 out[slot, :count] = Ops.fused_experts(rows, gate_up[slot, None], down[slot, None], one, zero)
             return out

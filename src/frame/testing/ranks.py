@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from frame.core.interfaces.collectives import Groups, ProcessGroup
+from frame.core.interfaces.collectives import Collectives, Groups, ProcessGroup
 from frame.core.interfaces.mesh import Mesh, Placement
 from frame.core.parallel.groups import make_groups
 
@@ -20,9 +20,15 @@ def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.
     return run_mesh(Mesh(tensor=size), lambda groups: work(groups.tensor), seconds)
 
 
-def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> list[T]:
+def run_mesh(
+    mesh: Mesh,
+    work: Callable[[Groups], T],
+    seconds: float = 60.0,
+    collectives: Callable[[Placement], Collectives] | None = None,
+) -> list[T]:
     """Calls `work(groups)` on each rank of `mesh` at once; returns what each returned, by rank.
 
+    `collectives` makes those of a rank, in its thread; by default gloo's.
     Raises the first error of a rank, or `TimeoutError` for ranks that have not returned after `seconds`, which other
     ranks left waiting in a collective.
     """
@@ -31,7 +37,8 @@ def run_mesh(mesh: Mesh, work: Callable[[Groups], T], seconds: float = 60.0) -> 
     if mesh.size == 1:
         return [work(Groups.single())]
     with TemporaryDirectory() as folder:
-        return _run(mesh, lambda place: make_groups(place, TorchCollectives(place)), work, folder, seconds)
+        make = collectives or TorchCollectives
+        return _run(mesh, lambda place: make_groups(place, make(place)), work, folder, seconds)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -186,6 +187,19 @@ def test_prompts_and_chunks_run_eagerly() -> None:
         assert (shape.padded_tokens, shape.padded_rows) == (sum(rows), len(rows))
         assert not device.graphs.captures(shape, "forward")
     assert torch.equal(device.graphs.run(shape, "forward", lambda: torch.ones(3)), torch.ones(3))
+
+
+def test_data_ranks_decode_together_at_the_size_of_the_largest_batch() -> None:
+    device = Device().start()
+    few, many = (device.shapes.choose(decodes(rows)) for rows in (1, 3))
+    joined = device.shapes.join([few, many])
+    assert joined == device.shapes.join([many]) == device.shapes.choose(decodes(4))
+    assert device.graphs.captures(joined, "forward")
+    prompt, shared = device.shapes.choose(step_of([2, 1])), device.shapes.choose(decodes(3, shared=True))
+    for other in (prompt, shared, device.shapes.choose(decodes(100))):
+        assert device.shapes.join([few, other]) is None, "each runs at its own"
+    apart = replace(many, tokens_per_rank=(4, 2))
+    assert not device.graphs.captures(apart, "forward"), "it was captured for equal numbers of tokens"
 
 
 def test_what_is_warmed_are_the_powers_of_two_of_both_numerics() -> None:
