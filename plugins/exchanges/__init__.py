@@ -37,4 +37,10 @@ def frame_expert_exchanges() -> list[Provider]:
             api=_API,
             summary="DeepEP's exchange for decode steps of up to 511 tokens, captured in graphs; needs deep_ep.",
         ),
+        Provider(
+            name="flashinfer",
+            target="frame.plugins.exchanges.flashinfer:FlashinferExchange",
+            api=_API,
+            summary="FlashInfer's exchange over NVLink, captured in graphs; needs GPUs and the package flashinfer.",
+        ),
     ]

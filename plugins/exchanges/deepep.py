@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -23,36 +22,16 @@ from frame.interfaces import (
     ExpertExchange,
     ExpertLayout,
     ForwardStep,
-    HostGroup,
     Routing,
 )
 
+from .host_comm import HostComm
 from .rows import Share, token_counts
 
 #: Most tokens of a rank for which the library's queues have room (NVSHMEM_QP_DEPTH 1024, two entries a token).
 MOST_TOKENS = 511
 #: Groups for which the library has launch parameters.
 SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
-
-
-class HostComm:
-    """The calls of an mpi4py communicator that the library makes while it connects."""
-
-    def __init__(self, host: HostGroup, rank: int, size: int) -> None:
-        self._host, self._rank, self._size = host, rank, size
-
-    def Get_rank(self) -> int:
-        """The number of this rank."""
-        return self._rank
-
-    def Get_size(self) -> int:
-        """Ranks of the group."""
-        return self._size
-
-    def allgather(self, value: int | bytearray | None) -> list[int | bytearray | None]:
-        """Every rank's number, or handle."""
-        found = [msgspec.msgpack.decode(one) for one in self._host.gather(msgspec.msgpack.encode(value))]
-        return [bytearray(one) if isinstance(one, bytes) else one for one in found]
 
 
 class _Deepep(ExpertExchange):
@@ -67,7 +46,7 @@ class _Deepep(ExpertExchange):
         self._buffer: Any = None
         if not group.is_silent:
             library = import_module("deep_ep")
-            self._buffer = self._made(library.Buffer, HostComm(group.host, group.rank, group.size))
+            self._buffer = self._made(library.Buffer, HostComm(group))
 
     def _made(self, make: Any, comm: HostComm) -> Any:
         """The library's buffer."""
