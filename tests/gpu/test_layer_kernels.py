@@ -7,10 +7,11 @@ import os
 import pytest
 import torch
 
-from frame.core.ops import Ops, layers
+from frame.core.ops import Ops, attention, layers
 from frame.kernels import (
     activation as activation_kernels,
     linear as linear_kernels,
+    merge as merge_kernels,
     norm as norm_kernels,
     norm_linear as norm_linear_kernels,
     rotary as rotary_kernels,
@@ -144,3 +145,16 @@ def test_products_of_one_row(dtype: torch.dtype, outputs: int, inputs: int) -> N
     ):
         error = (found.double() - expected).norm() / (size.norm() + bias.double().norm())
         assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 4e-3}[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("parts", "heads", "dim"), [(2, 4, 64), (3, 5, 80), (8, 1, 128), (1, 3, 16)])
+def test_merged_parts(dtype: torch.dtype, parts: int, heads: int, dim: int) -> None:
+    """Parts beside their log-sum-exps, as ranks send them; what is empty is NaN, and one row has no part at all."""
+    found, lses = random(parts, 7, heads, dim + 2, dtype=dtype)[..., :dim], random(parts, 7, heads, dtype=torch.float32)
+    lses[0, 2], lses[:, 4] = float("-inf"), float("-inf")
+    found[lses == float("-inf")] = float("nan")
+    out, lse = merge_kernels.merge_parts(found, lses)
+    want, want_lse = attention.merge_parts(found, lses)
+    close(out, want)
+    close(lse, want_lse)

@@ -17,6 +17,7 @@ from frame.kernels import (
     linear,
     linear_hopper,
     linear_rows,
+    merge,
     norm,
     norm_linear,
     rotary,
@@ -279,6 +280,12 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
     return found
 
 
+def merges(ranks: int, dim: int) -> None:
+    """Parts of a context, as they came from other ranks with their log-sum-exps."""
+    came = _empty(ranks, 64, 8, dim + 2)
+    merge.merge_parts(came[..., :dim], _empty(ranks, 64, 8, dtype=F32))
+
+
 def small_launches() -> dict[str, Callable[[], None]]:
     """Norms, rotary embeddings, activations and the choice of experts."""
     found: dict[str, Callable[[], None]] = {"norms with an offset": partial(norms, 2304, offset=1.0)}
@@ -288,6 +295,8 @@ def small_launches() -> dict[str, Callable[[], None]]:
         found[f"sums over 4 ranks, {dtype}"] = partial(sums, 4, 4096, dtype)
     for size in (1024, 4096, 8192):
         found[f"norms of {size}"] = partial(norms, size)
+    for ranks, dim in ((2, 128), (8, 80), (4, 256)):
+        found[f"merged parts of {ranks} ranks, heads of {dim}"] = partial(merges, ranks, dim)
     for dtype in (BF16, F16, F32):
         found[f"activations, {dtype}"] = partial(gates, dtype)
     for dtype in (F16, F32):

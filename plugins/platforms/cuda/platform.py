@@ -34,6 +34,7 @@ from frame.kernels import (
     filters,
     logits,
     logprobs,
+    merge,
     norm,
     norm_linear,
     rotary,
@@ -87,6 +88,7 @@ class CudaOps(Ops):
     gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
     norm_rotary = staticmethod(rotary.norm_rotary)  # before the function `rotary` hides the module
     rotary = staticmethod(rotary.rotary)
+    merge_parts = staticmethod(merge.merge_parts)
     route = staticmethod(routing.route)
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)
