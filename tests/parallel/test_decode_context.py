@@ -8,7 +8,7 @@ from frame.core.config.flat import from_flat
 from frame.core.parallel.layout import check_layout
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
-from frame.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.thread_executor import with_threads
 
@@ -85,3 +85,22 @@ def test_what_cannot_be_shared_is_refused_with_the_sizes_that_work(heads, settin
     with pytest.raises(ConfigError) as raised:
         check_layout(config, mesh_of(config), read_checkpoint(config), Registry.load())
     assert said in str(raised.value)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_over_two_ranks_that_share_contexts(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2, 2) == tokens(tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "settings",
+    [{"pipeline_parallel_size": 2}, {"enable_expert_parallel": True}, {"kv_cache_dtype": "fp8_e4m3"}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_shared_contexts_beside_other_ways_to_divide_or_keep(settings, tmp_path):
+    make_checkpoint(tmp_path, "qwen3-moe")
+    alone = {name: value for name, value in settings.items() if name == "kv_cache_dtype"}
+    assert tokens(tmp_path, 2, 2, **settings) == tokens(tmp_path, **alone)
