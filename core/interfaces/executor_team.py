@@ -113,9 +113,10 @@ class TeamExecutor(Executor):
             ranks = {threads.submit(work, worker): rank for rank, worker in enumerate(self.team)}
             for future in as_completed(ranks):
                 if (error := future.exception()) is not None:
+                    named = self.named(ranks[future], error) if isinstance(error, Exception) else error
                     if ends:
                         self.close()  # those that wait for the one that failed would do so for minutes
-                    raise self.named(ranks[future], error) if isinstance(error, Exception) else error
+                    raise named
         return [future.result() for future in ranks]
 
 

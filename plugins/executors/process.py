@@ -114,7 +114,8 @@ class ProcessExecutor(TeamExecutor):
         try:
             return step_outcome(handle) if handle.ready() else None
         except DeadWorkerError as error:
-            raise self.broken(str(self.named(rank, error)), killed=error.killed) from None
+            named = self.named(rank, error)
+            raise self.broken(str(named), killed=getattr(named, "killed", error.killed)) from None
 
     def _hanging(self) -> DeadWorkerError:
         """Names the worker that the others most probably wait for."""

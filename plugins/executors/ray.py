@@ -9,24 +9,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import signal
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
-from frame.interfaces import ExecutorSetup, Placement, SpawnedWorker
+from frame.interfaces import DeadWorkerError, ExecutorSetup, Placement, SpawnedWorker
 
 from .engine_exchange import serve_store
 from .links import Listener, send_bytes
 from .process import ProcessExecutor
 from .ray_options import RayOptions
+from .ray_room import strategies
 from .versions import versions
 
 logger = logging.getLogger("frame.executors")
 
 #: Seconds for an actor that has its resources to start, and for its worker to connect.
 START_SECONDS = 120.0
+#: Seconds after which it is looked whether an actor failed that has not connected.
+CHECK_SECONDS = 0.2
+#: Seconds for an actor to say how its worker has ended.
+ASK_SECONDS = 5.0
 
 
 class RayExecutor(ProcessExecutor):
@@ -68,20 +75,50 @@ class RayExecutor(ProcessExecutor):
         local = [other for other in range(rank) if self._found[other]["address"] == found["address"]]
         placement = structs.replace(
             placement,
-            local_rank=int(found["gpus"][0]) if found["gpus"] else len(local),
+            local_rank=found["devices"][0] if found["devices"] else len(local),
             rendezvous=f"store://{self._host}:{self._store.port}/{self._token}",
             address=found["address"],
         )
         if self._listener is None:
             raise RuntimeError("the executor is closed")
-        self._actors[rank].start.remote(self._host, self._listener.port, self._token.encode(), rank)
-        link = self._listener.next(START_SECONDS)
-        if link is None or link[1].get("worker") != rank:
-            raise ValueError(f"worker {rank} on node {found['address']} did not connect to {self._host}")
-        connection = link[0]
+        connection = self._connection(rank, self._listener)
         send_bytes(connection, self.workers.recipe(placement))
         self._spawned.append(self.workers.connected(connection, f"Ray node {found['address']}"))
         return self._spawned[-1]
+
+    def _connection(self, rank: int, listener: Listener) -> socket.socket:
+        """Has the worker's actor connect. Raises `ValueError` with the actor's reason where it does not."""
+        started = self._actors[rank].start.remote(self._host, listener.port, self._token.encode(), rank)
+        where = f"worker {rank} on Ray node {self._found[rank]['address']}"
+        latest = time.monotonic() + START_SECONDS
+        while time.monotonic() < latest:
+            if (link := listener.next(CHECK_SECONDS)) is not None and link[1].get("worker") == rank:
+                return link[0]
+            if self._ray.wait([started], timeout=0)[0]:  # it ends only after it was told what to run, or by an error
+                try:
+                    self._ray.get(started)
+                except Exception as error:
+                    raise ValueError(f"{where} does not start: {_last_line(error)}") from None
+        raise ValueError(f"{where} did not connect to {self._host}:{listener.port} within {START_SECONDS:g} seconds")
+
+    def named(self, rank: int, error: Exception) -> Exception:
+        """With what the worker's actor knows of its death, as long as there is an actor."""
+        if isinstance(error, DeadWorkerError) and rank < len(self._actors):
+            status, cause = self._death(rank)
+            error = DeadWorkerError(f"{error}: {cause}", killed=error.killed or status == -signal.SIGKILL)
+        return super().named(rank, error)
+
+    def _death(self, rank: int) -> tuple[int | None, str]:
+        """The exit status of a worker that is gone, None where nobody knows it, and why it is gone."""
+        try:
+            status = self._ray.get(self._actors[rank].status.remote(), timeout=ASK_SECONDS)
+        except self._ray.exceptions.GetTimeoutError:
+            return None, f"its actor does not answer for {ASK_SECONDS:g} seconds"
+        except Exception as error:
+            return None, f"its actor is gone: {_last_line(error)}"
+        if status is None:
+            return None, "its process still runs, so that the connection failed"
+        return status, f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
     def join_workers(self) -> None:
         """Every worker is told things by its own connection."""
@@ -100,26 +137,19 @@ class RayExecutor(ProcessExecutor):
                 f"there is no Ray cluster at {self._options.address!r}: start one with `ray start --head`, or set "
                 f"--plugin.ray.address ({str(error).splitlines()[0]})"
             ) from None
+        except RuntimeError as error:  # another version of Ray or Python
+            said = " ".join(str(error).split())
+            raise ValueError(f"cannot join the Ray cluster at {self._options.address!r}: {said}") from None
 
     def _place(self, tensor: int, count: int) -> None:
         """Reserves room for all workers, and starts an actor in each place."""
         bundle = self._bundle()
-        total = self._ray.cluster_resources()
-        for name, amount in bundle.items():
-            if total.get(name, 0) < amount * count:
-                raise ValueError(
-                    f"the Ray cluster is too small: {count} workers need {amount * count:g} {name}, and it has "
-                    f"{total.get(name, 0):g} on {len(self._alive())} nodes"
-                )
-        together = any(
-            all(node["Resources"].get(name, 0) >= amount * tensor for name, amount in bundle.items())
-            for node in self._alive()
-        )
-        if not together:
-            logger.warning("no Ray node has room for all %d workers of a tensor group", tensor)
+        chosen = strategies([node["Resources"] for node in self._alive()], bundle, tensor, count // tensor)
+        if spread := chosen.count("PACK"):
+            logger.warning("no Ray node has room for all %d workers of %d tensor groups", tensor, spread)
         latest = time.monotonic() + self._options.wait_seconds
-        for _ in range(count // tensor):
-            group = self._ray.util.placement_group([bundle] * tensor, "STRICT_PACK" if together else "PACK")
+        for strategy in chosen:
+            group = self._ray.util.placement_group([bundle] * tensor, strategy)
             self._groups.append(group)
             if not group.wait(max(0.1, latest - time.monotonic())):
                 free = _listed(self._ray.available_resources())
@@ -133,7 +163,12 @@ class RayExecutor(ProcessExecutor):
         gpus = self._options.gpus
         if gpus is None:
             gpus = 1.0 if self._ray.cluster_resources().get("GPU", 0) else 0.0
-        return {name: amount for name, amount in (("CPU", self._options.cpus), ("GPU", gpus)) if amount}
+        bundle = {name: amount for name, amount in (("CPU", self._options.cpus), ("GPU", gpus)) if amount}
+        if not bundle:
+            raise ValueError(
+                "plugin.ray.cpus and plugin.ray.gpus are both 0: a worker must reserve some of one of them"
+            )
+        return bundle
 
     def _actor(self, group: Any, place: int, bundle: dict[str, float]) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

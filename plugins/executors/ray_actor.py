@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import ray
@@ -9,6 +11,7 @@ import ray
 from frame.interfaces import WorkerProcess
 
 from .links import connect, receive_bytes
+from .ray_room import device_number
 from .versions import versions
 
 
@@ -21,12 +24,20 @@ class RayWorker:
     def describe(self) -> dict[str, Any]:
         """Where the actor is, what it has, and the versions that it would compute with."""
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return {"address": ray.util.get_node_ip_address(), "gpus": [str(one) for one in gpus], "versions": versions()}
+        devices = [device_number(str(gpu), os.environ.get("CUDA_VISIBLE_DEVICES")) for gpu in gpus]
+        return {"address": ray.util.get_node_ip_address(), "devices": devices, "versions": versions()}
 
     def start(self, host: str, port: int, key: bytes, rank: int) -> None:
         """Starts the worker of that rank, which talks to the engine that listens at `host`:`port`."""
         with connect(host, port, key, {"worker": rank}) as connection:
             self._worker = WorkerProcess(receive_bytes(connection), connection)
+
+    def status(self) -> int | None:
+        """The exit status of the worker, which the engine takes to be gone; None where it still runs."""
+        latest = time.monotonic() + 1.0
+        while self._worker is not None and self._worker.poll() is None and time.monotonic() < latest:
+            time.sleep(0.01)
+        return None if self._worker is None else self._worker.poll()
 
     def stop(self) -> None:
         """Ends the worker's process, if it has not ended with its connection."""

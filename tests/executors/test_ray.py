@@ -13,7 +13,7 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.registry import Registry
 from frame.offline.in_process import make_engine
-from frame.plugins.executors import ray as ray_executor
+from frame.plugins.executors import links, ray as ray_executor
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, request, running
 
@@ -58,6 +58,14 @@ def wait_for(condition, seconds=20):
         time.sleep(0.1)
 
 
+class Unreachable(links.Listener):
+    """Says that it listens where nobody does."""
+
+    def __init__(self, host, port, key):
+        super().__init__(host, port, key)
+        self.port = 1
+
+
 def step_for(engine, seconds):
     latest = time.monotonic() + seconds
     while time.monotonic() < latest:
@@ -83,9 +91,30 @@ def test_a_worker_that_dies_ends_the_engine_and_frees_the_cluster(cluster, folde
     engine.step()
     found = subprocess.run(["pgrep", "-f", "ray::RayWorker"], capture_output=True, text=True, check=True)
     subprocess.run(["pkill", "-9", "-P", found.stdout.split()[0], "-f", "frame worker"], check=True)
-    with pytest.raises(DeadWorkerError, match=r"worker [01] of 2: its process on Ray node .* has ended"):
+    with pytest.raises(
+        DeadWorkerError, match=r"worker [01] of 2: its process on Ray node .*: killed by SIGKILL"
+    ) as died:
+        step_for(engine, 30)
+    assert died.value.killed
+    engine.close()
+    wait_for(is_free)
+
+
+def test_an_actor_that_dies_ends_the_engine_and_frees_the_cluster(cluster, folder):
+    engine = make_engine(config(folder), Registry.load())
+    engine.add(request("a", prompts(400)[0], 100))
+    engine.step()
+    ray.kill(engine.executor._actors[1])
+    with pytest.raises(DeadWorkerError, match=r"worker 1 of 2: its process on Ray node .*: its actor is gone: "):
         step_for(engine, 30)
     engine.close()
+    wait_for(is_free)
+
+
+def test_a_worker_that_cannot_reach_the_engine_is_named(cluster, folder, monkeypatch):
+    monkeypatch.setattr(ray_executor, "Listener", Unreachable)
+    with pytest.raises(ValueError, match=r"worker 0 on Ray node .* does not start: .*refused"):
+        make_engine(config(folder), Registry.load())
     wait_for(is_free)
 
 
