@@ -29,6 +29,7 @@ from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.testing.op_cases import ROUTERS
 
 from .ahead import DEVICE, H200
 
@@ -309,7 +310,15 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["rotary, offset"] = partial(rotations, 64, 256, 256, offset=1.0)
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
+    found["routers of families"] = routers
     return found
+
+
+def routers() -> None:
+    """The choice of experts by every kind of router."""
+    for spec in ROUTERS:
+        bias = _empty(spec.num_experts, dtype=F32) if spec.corrected else None
+        routing.route(_empty(64, spec.num_experts, dtype=BF16), spec, bias)
 
 
 def choices(num_experts: int, top_k: int) -> None:
