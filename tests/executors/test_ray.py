@@ -1,6 +1,8 @@
 """An engine in a real Ray cluster of two nodes of this machine, one worker on each."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frame import AsyncLLM, EngineArgs, SamplingParams
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.registry import Registry
@@ -66,16 +69,31 @@ class Unreachable(links.Listener):
         self.port = 1
 
 
+def children(parent, words):
+    """The processes that `parent` started whose command has `words`."""
+    found = subprocess.run(["pgrep", "-P", str(parent), "-f", words], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def workers(cluster):
+    """The processes of frame's workers that actors on the cluster's nodes have started."""
+    raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()]
+    actors = [actor for raylet in raylets for actor in children(raylet, "ray::RayWorker")]
+    return [worker for actor in actors for worker in children(actor, "frame worker")]
+
+
 def step_for(engine, seconds):
     latest = time.monotonic() + seconds
     while time.monotonic() < latest:
         engine.step()
 
 
-def test_workers_on_two_nodes_give_the_tokens_of_one(cluster, folder):
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_workers_on_two_nodes_give_the_tokens_of_one(cluster, folder, axis):
     with running(config(folder, executor="inline", tensor_parallel_size=1), Registry.load()) as one:
         expected = greedy(one, prompts(400))
-    with running(config(folder), Registry.load()) as both:
+    sizes = {"tensor_parallel_size": 1, f"{axis}_parallel_size": 2}
+    with running(config(folder, **sizes), Registry.load()) as both:
         places = [found["address"] for found in both.executor._found]
         tables = [ray.util.placement_group_table(group) for group in both.executor._groups]
         nodes = {node for table in tables for node in table["bundles_to_node_id"].values()}
@@ -89,8 +107,7 @@ def test_a_worker_that_dies_ends_the_engine_and_frees_the_cluster(cluster, folde
     engine = make_engine(config(folder), Registry.load())
     engine.add(request("a", prompts(400)[0], 100))
     engine.step()
-    found = subprocess.run(["pgrep", "-f", "ray::RayWorker"], capture_output=True, text=True, check=True)
-    subprocess.run(["pkill", "-9", "-P", found.stdout.split()[0], "-f", "frame worker"], check=True)
+    os.kill(workers(cluster)[1], signal.SIGKILL)
     with pytest.raises(
         DeadWorkerError, match=r"worker [01] of 2: its process on Ray node .*: killed by SIGKILL"
     ) as died:
@@ -109,6 +126,43 @@ def test_an_actor_that_dies_ends_the_engine_and_frees_the_cluster(cluster, folde
         step_for(engine, 30)
     engine.close()
     wait_for(is_free)
+
+
+async def stream(llm, name, seen):
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True, detokenize=False)
+    ids = []
+    async for output in llm.generate({"prompt_token_ids": [5, 6, 7]}, params, request_id=name):
+        ids = list(output.outputs[0].token_ids)
+        if len(ids) >= 5:
+            seen.set()
+    return ids
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine"])
+def test_streams_go_on_with_the_same_text_in_an_engine_that_takes_the_place(cluster, folder, monkeypatch, victim):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    arguments = {"tensor_parallel_size": 2, "deterministic": True, "num_threads": 1, "dtype": "float32"}
+
+    async def run():
+        llm = AsyncLLM.from_engine_args(
+            EngineArgs(model=str(folder), skip_tokenizer_init=True, max_model_len=128, executor="ray", **arguments)
+        )
+        try:
+            expected = await stream(llm, "alone", asyncio.Event())
+            seen, before = asyncio.Event(), workers(cluster)
+            streams = [asyncio.create_task(stream(llm, name, seen)) for name in ("a", "b")]
+            await seen.wait()
+            victims = before[1:] if victim == "worker" else children(os.getpid(), "frame engine")
+            assert len(victims) == 1
+            os.kill(victims[0], signal.SIGKILL)
+            assert await asyncio.wait_for(asyncio.gather(*streams), 60) == [expected, expected]
+            assert not set(before) & set(workers(cluster))
+        finally:
+            llm.shutdown()
+
+    asyncio.run(run())
+    wait_for(is_free)
+    assert not workers(cluster)
 
 
 def test_a_worker_that_cannot_reach_the_engine_is_named(cluster, folder, monkeypatch):
