@@ -25,10 +25,13 @@ OTHER_VALUES = {
     "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
+    "pipeline_layers": [5], "nnodes": 2, "node_rank": 1,
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {
     "admin_port": {"admin_key": ["k"]},
+    "nnodes": {"tensor_parallel_size": 2, "master_addr": "a"},
+    "node_rank": {"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
     "rpc_methods": {"admin_uds": "/tmp/a"},
     "cache_salt_per_key": {"api_key": ["k"]},
     "allow_credentials": {"allowed_origins": ["https://a.example"]},
@@ -90,12 +93,13 @@ def test_each_setting_round_trips(name):
 
 @pytest.mark.parametrize("name", [name for name, own in leaves().items() if own.section != "server"])
 def test_engine_arguments_round_trip(name):
-    arguments = EngineArgs(**{name: other_value(name)})
+    values = {name: other_value(name), **NEEDED.get(name, {})}
+    arguments = EngineArgs(**values)
     assert EngineArgs(**asdict(arguments)) == arguments
     assert EngineArgs(**vars(arguments)) == arguments
     config = arguments.create_engine_config()
     assert FrameConfig.from_flat(**asdict(arguments)) == config
-    assert config == FrameConfig.from_flat(**{name: other_value(name)})
+    assert config == FrameConfig.from_flat(**values)
 
 
 def test_every_argument_may_be_none():
