@@ -40,11 +40,12 @@ class ServeCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         """Serves until a signal; raises `ConfigError` or `PluginError` before anything is started."""
         config = serve_config(arguments)
-        Registry.load().check(config)
+        registry = Registry.load()
+        registry.check(config)
         config = fetch_model(config, command=True)
         read_checkpoint(config)
         if config.executor.node_rank > 0:
-            return serve_node(config, Registry.load())
+            return serve_node(config, registry)
         from ..processes.launcher import launch
 
         return launch(config)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..config.tree import FrameConfig
+from ..interfaces.executor import Executor
 from ..interfaces.mesh import Mesh, Nodes, Placement
 from ..interfaces.setup import (
     ConnectorSetup,
@@ -62,10 +63,14 @@ def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement
 
 def executor_provider(config: FrameConfig, registry: Registry) -> Provider:
     """The executor asked for, or the preferred one that runs so many workers; raises `PluginError` with reasons."""
-    mesh, name = mesh_of(config), config.executor.executor
-    if name == "auto" and config.executor.nnodes > 1:
-        name = "nodes"
-    return registry.select("executor", name, lambda executor: executor.supports(mesh))
+    mesh, nnodes = mesh_of(config), config.executor.nnodes
+
+    def why_not(executor: type[Executor]) -> str | None:
+        if nnodes > 1 and executor.serve_node.__func__ is Executor.serve_node.__func__:  # type: ignore[attr-defined]
+            return f"it runs no workers on other nodes, and nnodes is {nnodes}"
+        return executor.supports(mesh)
+
+    return registry.select("executor", config.executor.executor, why_not)
 
 
 def executor_setup(
@@ -87,20 +92,11 @@ def nodes_of(config: FrameConfig) -> Nodes:
     if executor.nnodes == 1:
         return Nodes()
     plain = config.to_plain()
-    # a node's own address and key lie with the executor's options
-    own = {"executor": {"node_rank", "enforce_eager"}, "model": {"model"}, "plugin": {"nodes", executor.executor}}
-    groups = (
-        "model",
-        "cache",
-        "executor",
-        "attention",
-        "speculation",
-        "load",
-        "plugin",
-    )  # none that the engine settles
+    # what a node says of itself, what the engine settles, and what may be secret is not compared
+    own = {"executor": {"node_rank", "enforce_eager"}, "model": {"model"}}
     settings = {
         f"{group}.{name}": value
-        for group in groups
+        for group in ("model", "cache", "executor", "attention", "speculation", "load")
         for name, value in plain[group].items()
         if name not in own.get(group, ())
     }

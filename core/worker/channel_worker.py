@@ -210,6 +210,10 @@ class ChannelWorker(ABC):
             self.lost()
 
     @abstractmethod
+    def check(self) -> None:
+        """Raises `DeadWorkerError` when the worker is gone."""
+
+    @abstractmethod
     def lost(self) -> NoReturn:
         """Raises `DeadWorkerError`: the worker has closed its end."""
 

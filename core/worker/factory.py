@@ -43,7 +43,7 @@ class Workers:
         return RemoteWorker(self.recipe(placement), self._progress)
 
     def join(self, workers: Sequence[SpawnedWorker]) -> SpawnedTeam:
-        """The workers of one engine, told everything by one broadcast through shared memory."""
+        """The workers of one engine, told everything together."""
         from .worker_team import WorkerTeam
 
         return WorkerTeam(workers)

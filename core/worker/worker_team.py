@@ -1,14 +1,15 @@
-"""The workers of one engine in processes of their own: each message is encoded once and reaches all by a broadcast.
+"""The workers of one engine in processes of their own: each message is encoded once for all of them.
 
-Everything that the engine tells its workers once they are joined takes this way, steps and calls, so that all workers
-do it in the same order. Answers come by the socket of each.
+It reaches workers of this machine by a broadcast through shared memory, and by the socket of each where some are on
+other machines. Everything that the engine tells its workers once they are joined takes this way, steps and calls, so
+that all workers do it in the same order. Answers come by the socket of each.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..interfaces.executor import DeadWorkerError, SpawnedWorker, StepHandle
@@ -16,7 +17,8 @@ from ..interfaces.executor_team import named_error
 from ..interfaces.step import StepPlan
 from ..interfaces.wire import Borrowed
 from ..processes.broadcast import BroadcastWriter, RingShape
-from .channel_worker import Call, Execute, Sample, WorkerError, refuse_callables, unanswered
+from ..processes.channel import Channel, pack, send_to_all
+from .channel_worker import Call, ChannelWorker, Execute, Sample, WorkerError, refuse_callables, unanswered
 from .worker_process import RemoteWorker
 
 #: Seconds that a worker may be so late that the ring is full. Steps in flight are few, so that it hangs then.
@@ -25,21 +27,44 @@ LATE_SECONDS = 300.0
 FAILED_CALL_SECONDS = 10.0
 
 
+class SocketWriter:
+    """As `BroadcastWriter`, by sockets alone."""
+
+    def write(
+        self,
+        message: Execute | Sample | Call,
+        channels: Sequence[Channel],
+        *,
+        check: Callable[[int], None],
+        timeout: float | None,
+        apart: bool,
+    ) -> None:
+        """Gives `message` to all, encoded once; raises as `BroadcastWriter.write` does."""
+        del apart
+        send_to_all(channels, pack(message), check, timeout)
+
+    def close(self) -> None:
+        """The sockets are the workers'."""
+
+
 class WorkerTeam:
     """Implements `frame.interfaces.SpawnedTeam`."""
 
     def __init__(self, workers: Sequence[SpawnedWorker]) -> None:
-        self._workers = [worker for worker in workers if isinstance(worker, RemoteWorker)]
+        self._workers: list[ChannelWorker] = [worker for worker in workers if isinstance(worker, ChannelWorker)]
         if len(self._workers) != len(workers):
-            raise TypeError("only workers that `spawn` of the same factory made can be joined")
+            raise TypeError("only workers that the same factory spawned or connected can be joined")
         self._channels = [worker.channel for worker in self._workers]
-        self._writer = BroadcastWriter(RingShape(len(workers)))
-        try:
-            for rank, worker in enumerate(self._workers):
-                worker.attach(self._writer, rank)
-        except BaseException:
-            self.close()
-            raise
+        self._writer: BroadcastWriter | SocketWriter = SocketWriter()
+        here = [worker for worker in workers if isinstance(worker, RemoteWorker)]
+        if len(here) == len(self._workers):
+            self._writer = ring = BroadcastWriter(RingShape(len(here)))
+            try:
+                for rank, worker in enumerate(here):
+                    worker.attach(ring, rank)
+            except BaseException:
+                self.close()
+                raise
 
     def execute(self, plan: StepPlan) -> None:
         self._write(Execute(plan))
@@ -104,3 +129,7 @@ class WorkerTeam:
             self._writer.write(message, self._channels, check=self._check, timeout=LATE_SECONDS, apart=apart)
         except TimeoutError as error:
             raise DeadWorkerError(f"workers hang: {error}") from None
+        except OSError as error:  # the end of a worker that had not been read yet
+            for rank in range(len(self._workers)):
+                self._check(rank)
+            raise DeadWorkerError(f"a worker cannot be reached: {error}") from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_MIN_SECRET = 16
+from frame.settings import read_secret
 
 
 class Address(NamedTuple):
@@ -65,12 +64,4 @@ class PeerOptions(BaseModel):
 
     def secret(self) -> bytes:
         """The secret that both sides prove to know; empty without a file (Unix sockets only). Raises `ValueError`."""
-        if self.secret_file is None:
-            return b""
-        try:
-            secret = Path(self.secret_file).expanduser().read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"secret_file of the peer connector cannot be read: {error}") from None
-        if len(secret) < _MIN_SECRET:
-            raise ValueError(f"secret_file {self.secret_file} must hold at least {_MIN_SECRET} characters")
-        return secret
+        return b"" if self.secret_file is None else read_secret(self.secret_file)

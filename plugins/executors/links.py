@@ -77,7 +77,7 @@ class Listener:
     def _greet(self, connection: socket.socket) -> None:
         try:
             said = _answer(connection, self._key)
-        except (OSError, ValueError):  # a stranger
+        except (OSError, ValueError, RecursionError):  # a stranger
             connection.close()
         else:
             self._greeted.put((connection, said))
@@ -92,11 +92,12 @@ def connect(host: str, port: int, key: bytes, said: dict[str, Any], *, own: str 
     """
     source = (own, 0) if own else None
     connection = socket.create_connection((host, port), GREETING_SECONDS, source)
+    latest = time.monotonic() + GREETING_SECONDS
     try:
-        theirs, mine = _read(connection, _NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
+        theirs, mine = _read(connection, _NONCE_BYTES, latest), secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(mine + _proof(key, b"node", theirs + mine))
         try:
-            proof = _read(connection, hashlib.sha256().digest_size)
+            proof = _read(connection, hashlib.sha256().digest_size, latest)
         except ConnectionError:
             proof = b""
         if not hmac.compare_digest(proof, _proof(key, b"engine", mine + theirs)):
@@ -113,9 +114,9 @@ def send_json(connection: socket.socket, value: Any) -> None:
     send_bytes(connection, json.dumps(value).encode())
 
 
-def receive_json(connection: socket.socket) -> Any:
-    """The next JSON value; raises `ConnectionError` at the end, `ValueError` for anything else."""
-    return json.loads(receive_bytes(connection))
+def receive_json(connection: socket.socket, latest: float | None = None) -> Any:
+    """The next JSON value, all of it until `latest`; raises `OSError` at the end, `ValueError` for anything else."""
+    return json.loads(receive_bytes(connection, latest))
 
 
 def send_bytes(connection: socket.socket, data: bytes) -> None:
@@ -123,12 +124,12 @@ def send_bytes(connection: socket.socket, data: bytes) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_bytes(connection: socket.socket) -> bytes:
-    """The next bytes; raises `ConnectionError` at the end, `ValueError` where they are too many."""
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+def receive_bytes(connection: socket.socket, latest: float | None = None) -> bytes:
+    """The next bytes, all of them until `latest`; raises `OSError` at the end, `ValueError` where they are too many."""
+    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, latest))
     if length > MOST_BYTES:
         raise ValueError(f"{length} bytes were announced, at most {MOST_BYTES} are taken")
-    return _read(connection, length)
+    return _read(connection, length, latest)
 
 
 def _answer(connection: socket.socket, key: bytes) -> dict[str, Any]:
@@ -137,11 +138,12 @@ def _answer(connection: socket.socket, key: bytes) -> dict[str, Any]:
     latest = time.monotonic() + GREETING_SECONDS
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(mine)
-    theirs, proof = _read(connection, _NONCE_BYTES), _read(connection, hashlib.sha256().digest_size)
-    if not hmac.compare_digest(proof, _proof(key, b"node", mine + theirs)) or time.monotonic() > latest:
+    theirs = _read(connection, _NONCE_BYTES, latest)
+    proof = _read(connection, hashlib.sha256().digest_size, latest)
+    if not hmac.compare_digest(proof, _proof(key, b"node", mine + theirs)):
         raise RefusedError("another key")
     connection.sendall(_proof(key, b"engine", theirs + mine))
-    said = receive_json(connection)
+    said = receive_json(connection, latest)
     if not isinstance(said, dict):
         raise RefusedError("not a description")
     _lasting(connection)
@@ -163,9 +165,11 @@ def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
     return hmac.new(key, side + nonces, hashlib.sha256).digest()
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: socket.socket, size: int, latest: float | None) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if latest is not None:  # a trickle of single bytes must not outlast it
+            connection.settimeout(max(latest - time.monotonic(), 1e-3))
         part = connection.recv(size - len(data))
         if not part:
             raise ConnectionError("the connection has ended")

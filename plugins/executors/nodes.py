@@ -11,7 +11,6 @@ import logging
 import secrets
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -50,13 +49,14 @@ class NodesExecutor(ProcessExecutor):
         self._listener: Listener | None = None
         try:
             if self._nodes.count > 1:
-                self._listener = Listener(self._nodes.address, self._nodes.port, key_of(self._options))
+                self._listener = Listener(self._nodes.address, self._nodes.port, self._options.secret())
                 self._store = serve_store(self._nodes.address, 0)
                 self._gather(self._listener)
             super().__init__(setup, self._options)
         except BaseException:
             self._leave(ends=False)
             raise
+        self._stop_listening()  # until the next engine nobody is expected
 
     def make(self, placement: Placement) -> SpawnedWorker:
         if self._nodes.count == 1:
@@ -76,10 +76,6 @@ class NodesExecutor(ProcessExecutor):
             self._spawned.append(self.workers.connected(connection, f"node {node} ({address})"))
         return self._spawned[-1]
 
-    def join_workers(self) -> None:
-        if self._nodes.count == 1:  # else every worker is told things by its own connection
-            super().join_workers()
-
     def close(self) -> None:
         super().close()
         self._leave(ends=not self.is_broken)
@@ -87,11 +83,13 @@ class NodesExecutor(ProcessExecutor):
     @classmethod
     def serve_node(cls, nodes: Nodes, options: Any = None) -> int:
         options = options or NodesOptions()
-        return run_node(nodes, described(nodes), options, key_of(options))
+        return run_node(nodes, described(nodes), options, options.secret())
 
     def _gather(self, listener: Listener) -> None:
         """Waits for all nodes, then for the connections of all their workers."""
         logger.info("waiting for %d other nodes at %s:%d", self._nodes.count - 1, self._nodes.address, listener.port)
+        if self._options.secret_file is None:
+            logger.warning("whoever reaches this address may join as a node: --plugin.nodes.secret-file prevents that")
         latest = time.monotonic() + self._options.wait_seconds
         while len(self._controls) < self._nodes.count - 1:
             found = listener.next(latest - time.monotonic())
@@ -136,14 +134,19 @@ class NodesExecutor(ProcessExecutor):
 
     def _link(self, connection: socket.socket, said: dict[str, Any]) -> None:
         rank, token = said.get("worker"), said.get("token")
-        if token != self._token or not isinstance(rank, int) or rank in self._links:
+        expected = range(self._each, self._nodes.count * self._each)
+        if token != self._token or not isinstance(rank, int) or rank not in expected or rank in self._links:
             connection.close()  # of an engine before
             return
         self._links[rank] = connection, connection.getpeername()[0]
 
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
     def _leave(self, *, ends: bool) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        self._stop_listening()
         for control in self._controls.values():
             if ends:
                 with contextlib.suppress(OSError):
@@ -171,19 +174,6 @@ def differences(here: dict[str, Any], there: dict[str, Any], node: int) -> str:
             if mine.get(name) != theirs.get(name):
                 return f"node {node} {what.format(name, theirs.get(name), mine.get(name))}; all nodes need the same"
     return ""
-
-
-def key_of(options: NodesOptions) -> bytes:
-    """The secret that all nodes share; raises `ValueError` for a file that cannot be read, or is empty."""
-    if not options.key_file:
-        return b""
-    try:
-        key = Path(options.key_file).read_bytes().strip()
-    except OSError as error:
-        raise ValueError(f"key_file {options.key_file}: {error.strerror}") from None
-    if not key:
-        raise ValueError(f"key_file {options.key_file} is empty")
-    return key
 
 
 def _has_ended(connection: socket.socket) -> bool:

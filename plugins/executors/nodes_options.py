@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from frame.settings import read_secret
+
 from .process_options import ProcessOptions
 
 
@@ -16,8 +18,12 @@ class NodesOptions(ProcessOptions):
     address: str = Field(
         "", description="This machine's own address, at which others reach it; default: the one it reaches node 0 from."
     )
-    key_file: str = Field(
-        "",
-        description="File with a secret that all nodes share: only who knows it is let in. Default: none, for networks "
-        "that only trusted machines reach.",
+    secret_file: str | None = Field(
+        None,
+        description="File with the secret that all nodes share, 16 characters at least: only who knows it is let in. "
+        "Default: none, for networks that only trusted machines reach.",
     )
+
+    def secret(self) -> bytes:
+        """The secret, empty without a file; raises `ValueError` for a file that has none."""
+        return b"" if self.secret_file is None else read_secret(self.secret_file)

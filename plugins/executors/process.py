@@ -55,13 +55,9 @@ class ProcessExecutor(TeamExecutor):
 
     def allocate(self, layout: KVLayout) -> list[WorkerReady]:
         ready = super().allocate(layout)
-        self.join_workers()
-        return ready
-
-    def join_workers(self) -> None:
-        """Has all workers be told everything at once from now on."""
         if len(self._spawned) > 1:
             self._joined = self.workers.join(self._spawned)
+        return ready
 
     def execute(self, plan: StepPlan) -> None:
         if (team := self._joined) is None:
@@ -83,7 +79,16 @@ class ProcessExecutor(TeamExecutor):
         try:
             return work()
         except DeadWorkerError as error:
-            raise self.broken(str(error), killed=error.killed) from None
+            dead = self._known_death() or error
+            raise self.broken(str(dead), killed=dead.killed) from None
+
+    def _known_death(self) -> DeadWorkerError | None:
+        """What is known of the first worker that is gone, None where all are there."""
+        try:
+            self.check()
+        except DeadWorkerError as error:
+            return error
+        return None
 
     def outcomes(self, handles: Sequence[StepHandle], answering: Sequence[int]) -> list[StepOutcome]:
         self._look_at_trailing()

@@ -60,6 +60,7 @@ class RayExecutor(ProcessExecutor):
         except BaseException:
             self._leave()
             raise
+        self._listener.close()  # nobody else is expected
 
     @classmethod
     def supports(cls, mesh: Any) -> str | None:
@@ -119,9 +120,6 @@ class RayExecutor(ProcessExecutor):
         if status is None:
             return None, "its process still runs, so that the connection failed"
         return status, f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-    def join_workers(self) -> None:
-        """Every worker is told things by its own connection."""
 
     def close(self) -> None:
         super().close()

@@ -12,9 +12,13 @@ import pytest
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
+from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker import worker_team
+from frame.core.worker.channel_worker import Execute
 from frame.interfaces import Nodes
 from frame.offline.in_process import make_engine
+from frame.plugins.executors import links
 from frame.plugins.executors.links import Listener, RefusedError, connect, receive_json, send_json
 from frame.plugins.executors.nodes import described, differences
 from frame.testing.checkpoints import make_checkpoint
@@ -151,6 +155,45 @@ def test_versions_that_differ_are_named():
     there["versions"] = {**there["versions"], "torch": "1.0"}
     assert differences(here, there, 1).startswith("node 1 has torch 1.0, node 0 2.")
     assert differences(here, {}, 1) == "node 1 does not say its versions"
+
+
+@pytest.mark.parametrize("executor", ["process", "inline"])
+def test_executors_of_one_machine_refuse_several(folders, port, executor):
+    with pytest.raises(PluginError, match="it runs no workers on other nodes, and nnodes is 2"):
+        make_engine(engine(folders[0], port, executor=executor), Registry.load())
+
+
+def test_nobody_may_join_a_running_engine(folders, port):
+    with node(folders[1], port), running(engine(folders[0], port), Registry.load()) as both:
+        with pytest.raises(ConnectionRefusedError):
+            connect("127.0.0.1", port, b"", {"node": 1})
+        assert greedy(both, prompts(400)[:1])
+
+
+def test_a_step_is_encoded_once_for_all_machines(folders, port, monkeypatch):
+    encoded = []
+    pack = worker_team.pack
+    monkeypatch.setattr(worker_team, "pack", lambda message: encoded.append(type(message)) or pack(message))
+    with node(folders[1], port), running(engine(folders[0], port), Registry.load()) as both:
+        encoded.clear()
+        steps = both.scheduler._num_steps
+        assert greedy(both, prompts(400)[:1])
+        assert encoded.count(Execute) == both.scheduler._num_steps - steps
+
+
+def test_a_stranger_who_trickles_bytes_is_given_up(monkeypatch):
+    monkeypatch.setattr(links, "GREETING_SECONDS", 0.5)
+    listener = Listener("127.0.0.1", 0, b"secret")
+    try:
+        with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
+            began = time.monotonic()
+            with contextlib.suppress(OSError):
+                while time.monotonic() < began + 10:
+                    stranger.sendall(b"x")
+                    time.sleep(0.05)
+            assert time.monotonic() - began < 3
+    finally:
+        listener.close()
 
 
 def test_only_who_knows_the_key_is_let_in():

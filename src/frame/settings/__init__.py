@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from frame.core.config.model_config import (
         ModelConfig as ModelConfig,
     )
+    from frame.core.config.secret_file import (
+        read_secret as read_secret,
+    )
     from frame.core.config.tree import (
         FrameConfig as FrameConfig,
     )
