@@ -17,8 +17,7 @@ from torch import Tensor
 from .chain import await_previous, chained
 
 _MANY_PAIRS = 16384  # fewer are sorted by one kernel, each program of which looks at all of them
-#: Pairs that a program places where there are many, by how many there are at most; the last for more.
-_CHUNKS = ((16384, 256), (1 << 62, 512))
+_CHUNK = 512  # pairs that a program places where there are many
 
 
 @triton.jit
@@ -240,13 +239,12 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
             EXPERTS=each, SCAN=scan, FILL=fill, num_warps=8 if scan > 1024 else 4,
         )  # fmt: skip
     else:
-        chunk = next(size for most, size in _CHUNKS if pairs <= most)
-        chunks = triton.cdiv(pairs, chunk)
+        chunks = triton.cdiv(pairs, _CHUNK)
         counts = torch.empty((chunks, each), dtype=torch.int32, device=ids.device)
-        _count[(chunks,)](ids, counts, pairs, num_experts, EXPERTS=each, CHUNK=chunk)
+        _count[(chunks,)](ids, counts, pairs, num_experts, EXPERTS=each, CHUNK=_CHUNK)
         _sort[(chunks + num_experts,)](
             ids, counts, slots, experts, used, places, pairs, chunks, num_experts, block_m,
-            EXPERTS=each, CHUNK=chunk, PIECE=32, FILL=fill, num_warps=16,
+            EXPERTS=each, CHUNK=_CHUNK, PIECE=32, FILL=fill, num_warps=16,
         )  # fmt: skip
     return Blocks(slots, experts, used, places, pairs)
 

@@ -58,7 +58,6 @@ class Ops:
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
     merge_parts = staticmethod(attention.merge_parts)
-    merge_states = staticmethod(attention.merge_states)
     # experts
     route = staticmethod(layers.route)
     fused_experts = staticmethod(layers.fused_experts)

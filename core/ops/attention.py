@@ -107,18 +107,3 @@ def merge_parts(parts: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     shares = (lses - torch.where(torch.isinf(total), torch.zeros_like(total), total)).exp().unsqueeze(-1)
     weighted = torch.where(shares > 0, parts.float() * shares, torch.zeros_like(shares))
     return weighted.sum(0).to(parts.dtype), total
-
-
-def merge_states(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Joins attention over two disjoint sets of keys: outputs [T, H, D], log-sum-exps [T, H].
-
-    An infinite log-sum-exp of either sign is an empty set, whose output is not looked at.
-    """
-    empty = float("-inf")
-    first_lse, second_lse = (x.masked_fill(x == float("inf"), empty) for x in (first_lse, second_lse))
-    first = first.masked_fill((first_lse == empty).unsqueeze(-1), 0)
-    second = second.masked_fill((second_lse == empty).unsqueeze(-1), 0)
-    lse = torch.logaddexp(first_lse, second_lse)
-    safe = torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
-    out = first * (first_lse - safe).exp().unsqueeze(-1) + second * (second_lse - safe).exp().unsqueeze(-1)
-    return out.to(first.dtype), lse

@@ -8,7 +8,6 @@ steps are captured. Both need GPUs, bfloat16 and the package `deep_ep`, which is
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from frame.interfaces import (
     Routing,
 )
 
-from .host_comm import HostComm
+from .host_comm import HostComm, against_library
 from .rows import Share, token_counts
 
 #: Most tokens of a rank for which the library's queues have room (NVSHMEM_QP_DEPTH 1024, two entries a token).
@@ -54,14 +53,7 @@ class _Deepep(ExpertExchange):
 
     @classmethod
     def supports(cls, spec: ExchangeSpec) -> str | None:
-        reasons = []
-        if find_spec("deep_ep") is None:
-            reasons.append("the package deep_ep is not installed")
-        if spec.device_type != "cuda":
-            reasons.append(f"it needs CUDA devices, not {spec.device_type!r}")
-        if spec.dtype != torch.bfloat16:
-            reasons.append(f"it moves bfloat16, not {spec.dtype}")
-        return "; ".join((*reasons, *cls._against(spec))) or None
+        return "; ".join((*against_library(spec, "deep_ep", [torch.bfloat16]), *cls._against(spec))) or None
 
     @classmethod
     def _against(cls, spec: ExchangeSpec) -> list[str]:

@@ -8,7 +8,6 @@ bits and the package `flashinfer`, which is no dependency of ours.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from frame.interfaces import (
     Routing,
 )
 
-from .host_comm import HostComm
+from .host_comm import HostComm, against_library
 from .rows import Share, token_counts
 
 #: The id of experts of other ranks in what comes.
@@ -64,14 +63,7 @@ class FlashinferExchange(ExpertExchange):
 
     @classmethod
     def supports(cls, spec: ExchangeSpec) -> str | None:
-        reasons = []
-        if find_spec("flashinfer") is None:
-            reasons.append("the package flashinfer is not installed")
-        if spec.device_type != "cuda":
-            reasons.append(f"it needs CUDA devices, not {spec.device_type!r}")
-        if spec.dtype not in (torch.bfloat16, torch.float16):
-            reasons.append(f"it moves 16-bit types, not {spec.dtype}")
-        return "; ".join(reasons) or None
+        return "; ".join(against_library(spec, "flashinfer", [torch.bfloat16, torch.float16])) or None
 
     def dispatch(self, x: Activations, routing: Routing, step: ForwardStep | None) -> Dispatched:
         counts = token_counts(self._setup, len(x.values), step)

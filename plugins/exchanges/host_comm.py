@@ -1,12 +1,27 @@
-"""A communicator as mpi4py's, which libraries ask for while they connect, over the host side of a group."""
+"""What exchanges of other libraries share: why one cannot serve, and a communicator as mpi4py's to connect by."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
+import torch
 
-from frame.interfaces import ProcessGroup
+from frame.interfaces import ExchangeSpec, ProcessGroup
+
+
+def against_library(spec: ExchangeSpec, package: str, dtypes: Sequence[torch.dtype]) -> list[str]:
+    """The reasons why a library for CUDA devices, which moves `dtypes`, cannot serve; empty where it can."""
+    reasons = []
+    if find_spec(package) is None:
+        reasons.append(f"the package {package} is not installed")
+    if spec.device_type != "cuda":
+        reasons.append(f"it needs CUDA devices, not {spec.device_type!r}")
+    if spec.dtype not in dtypes:
+        reasons.append(f"it moves {' and '.join(str(one).removeprefix('torch.') for one in dtypes)}, not {spec.dtype}")
+    return reasons
 
 
 class HostComm:

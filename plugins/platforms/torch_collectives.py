@@ -287,6 +287,7 @@ class TorchGroup(ProcessGroup):
         out = tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
         if self._owner.is_silent:
             return out
+        self._owner.num_calls += 1
         self.communicator.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
         return out
 

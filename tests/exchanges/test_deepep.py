@@ -148,7 +148,7 @@ SPEC = ExchangeSpec(16, 2, 3, 4, 1, 128, torch.bfloat16, "cuda")
 @pytest.mark.parametrize("kind", [DeepepExchange, DeepepLowLatencyExchange])
 def test_every_reason_against_is_said(kind, monkeypatch):
     assert kind.supports(SPEC) is None
-    monkeypatch.setattr("frame.plugins.exchanges.deepep.find_spec", lambda name: None)
+    monkeypatch.setattr("frame.plugins.exchanges.host_comm.find_spec", lambda name: None)
     reasons = kind.supports(replace(SPEC, num_ranks=7, max_tokens=600, device_type="cpu", dtype=torch.float16))
     own = "not of 7" if kind is DeepepExchange else "up to 600 tokens a rank, and 511 fit: lower max_num_batched_tokens"
     for words in ("deep_ep is not installed", "needs CUDA devices, not 'cpu'", "bfloat16, not torch.float16", own):

@@ -108,9 +108,13 @@ def test_every_reason_against_is_said(monkeypatch):
     assert FlashinferExchange.supports(SPEC) is None
     for name in [name for name in sys.modules if name.split(".")[0] == "flashinfer"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr("frame.plugins.exchanges.flashinfer.find_spec", lambda name: None)
+    monkeypatch.setattr("frame.plugins.exchanges.host_comm.find_spec", lambda name: None)
     reasons = FlashinferExchange.supports(replace(SPEC, device_type="cpu", dtype=torch.float32))
-    for words in ("flashinfer is not installed", "needs CUDA devices, not 'cpu'", "16-bit types, not torch.float32"):
+    for words in (
+        "flashinfer is not installed",
+        "needs CUDA devices, not 'cpu'",
+        "float16, not torch.float32",
+    ):
         assert words in reasons
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from frame.core.ops.attention import merge_parts, merge_states, paged_attention, write_kv
+from frame.core.ops.attention import merge_parts, paged_attention, write_kv
 
 pytestmark = pytest.mark.product
 
@@ -83,29 +83,6 @@ def test_write_kv_skips_negative_slots_and_casts() -> None:
 def _state(query, keys, values):
     score = torch.einsum("thd,khd->thk", query, keys) * SCALE
     return torch.einsum("thk,khd->thd", score.softmax(-1), values), score.logsumexp(-1)
-
-
-@pytest.mark.parametrize("dim", [72, 80])
-@pytest.mark.parametrize("cut", [0, 1, 6, 13])
-def test_joining_the_states_of_two_parts_is_attention_over_both(dim: int, cut: int) -> None:
-    query, (keys, values) = torch.randn(5, 3, dim), torch.randn(2, 13, 3, dim)
-    want, want_lse = _state(query, keys, values)
-    parts = [_state(query, keys[part], values[part]) for part in (slice(cut), slice(cut, None))]
-    out, lse = merge_states(*parts[0], *parts[1])
-    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("infinity", [float("inf"), float("-inf")])
-def test_an_infinite_log_sum_exp_is_an_empty_part(infinity: float) -> None:
-    full, lse = torch.randn(4, 2, 8), torch.randn(4, 2)
-    none, none_lse = torch.full((4, 2, 8), float("nan")), torch.full((4, 2), infinity)
-    out, joined = merge_states(full, lse, none, none_lse)
-    torch.testing.assert_close(out, full)
-    torch.testing.assert_close(joined, lse)
-    out, joined = merge_states(none, none_lse, none, none_lse)
-    assert (out == 0).all()
-    assert (joined == float("-inf")).all()
 
 
 @given(st.integers(1, 4), st.integers(0, 40), st.integers(0, 2**31), st.data())

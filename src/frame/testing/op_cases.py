@@ -106,12 +106,6 @@ def _merge_parts(draw: Draw) -> Arguments:
     return (draw.floats(3, 5, 4, 16), lses), {}
 
 
-def _merge_states(draw: Draw) -> Arguments:
-    lse = draw.float32(5, 4)
-    lse[2] = float("-inf")
-    return (draw.floats(5, 4, 16), draw.float32(5, 4), draw.floats(5, 4, 16), lse), {}
-
-
 def _route(draw: Draw, spec: RouterSpec) -> Arguments:
     """Logits that differ by enough for every type to order them alike."""
     logits = torch.stack([draw.permutation(spec.num_experts) for _ in range(6)]).to(draw.dtype) / 8
@@ -184,7 +178,6 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],
     "merge_parts": [_merge_parts],
-    "merge_states": [_merge_states],
     "route": [partial(_route, spec=spec) for spec in ROUTERS],
     "fused_experts": [_experts],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
