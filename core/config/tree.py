@@ -76,6 +76,10 @@ class SchedulerConfig(Section):
             yield f"max_long_partial_prefills {long} is above max_num_partial_prefills {every}"
 
 
+#: Ranks of an axis, above which a number is a mistake.
+MOST_RANKS = 4096
+
+
 class ExecutorConfig(Section):
     """The device, and the workers that compute on it."""
 
@@ -86,16 +90,21 @@ class ExecutorConfig(Section):
         "nodes (on several machines), ray (in a Ray cluster), external (under torchrun, see docs/many-devices.md); "
         "auto: inline for one worker, process for several, nodes where nnodes is above 1.",
     )
-    tensor_parallel_size: int = setting(1, "Devices among which the weights of each layer are divided.", ge=1)
-    pipeline_parallel_size: int = setting(1, "Devices among which the layers are divided, one stage for each.", ge=1)
+    tensor_parallel_size: int = setting(
+        1, "Devices among which the weights of each layer are divided.", ge=1, le=MOST_RANKS
+    )
+    pipeline_parallel_size: int = setting(
+        1, "Devices among which the layers are divided, one stage for each.", ge=1, le=MOST_RANKS
+    )
     pipeline_layers: list[int] = setting(
-        [], "Layers of each pipeline stage, as 20,22,22,16; default: as many in each, those left over not in the last."
+        [], "Layers of each pipeline stage, as 20 22 22 16; default: as many in each, those left over not in the last."
     )
     decode_context_parallel_size: int = setting(
         1,
         "Devices, of those among which weights are divided, that share the KV cache of a request: of n devices each "
         "keeps every n-th token. Makes room for more tokens where a model has fewer key/value heads than devices.",
         ge=1,
+        le=MOST_RANKS,
     )
     enable_expert_parallel: bool = setting(
         False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
@@ -104,7 +113,9 @@ class ExecutorConfig(Section):
         "auto",
         "Expert exchange plugin, which moves tokens between data ranks that share experts; auto: the preferred one.",
     )
-    nnodes: int = setting(1, "Machines over which the devices are spread, see docs/many-devices.md.", ge=1)
+    nnodes: int = setting(
+        1, "Machines over which the devices are spread, see docs/many-devices.md.", ge=1, le=MOST_RANKS
+    )
     node_rank: int = setting(0, "Number of this machine among them; the server runs on number 0.", ge=0)
     master_addr: str = setting("", "Address of machine 0 at which the others reach it.")
     master_port: int = setting(29500, "Port of machine 0 at which it waits for the others.", ge=1, le=65535)

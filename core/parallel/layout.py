@@ -56,6 +56,8 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
         asked: int = getattr(mesh, axis)
         alone = Mesh(expert_parallel=mesh.expert_parallel)
         if asked > 1 and (reason := why_not(structs.replace(alone, **{axis: asked}))):
+            if axis == "pipeline" and config.executor.pipeline_layers:  # which are for one size
+                raise ConfigError(f"pipeline_layers: {reason}")
             tried = {size: structs.replace(alone, **{axis: size}) for size in range(1, MOST_RANKS + 1)}
             sizes = ", ".join(str(size) for size, one in tried.items() if why_not(one) is None) or "none"
             raise ConfigError(f"{axis}_parallel_size {asked}: {reason}; sizes that work: {sizes}")
@@ -93,7 +95,7 @@ def _check_stages(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regis
     if mesh.pipeline == 1:
         if layers:
             raise ConfigError(
-                f"pipeline_layers {','.join(map(str, layers))} says what each pipeline stage has, and there is one; "
+                f"pipeline_layers {' '.join(map(str, layers))} says what each pipeline stage has, and there is one; "
                 f"set pipeline_parallel_size to {len(layers)}, or leave it out"
             )
         return

@@ -228,3 +228,9 @@ def test_the_environment_sets_nothing(monkeypatch):
     monkeypatch.setenv("FRAME_MAX_NUM_SEQS", "3")
     assert FrameConfig.from_flat() == FrameConfig()
     assert FrameConfig().server.port == 8000
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "nnodes"])
+def test_sizes_of_many_digits_are_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"{name} must be less than or equal to 4096"):
+        FrameConfig.from_flat(**{name: 10**400})
