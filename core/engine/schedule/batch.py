@@ -57,9 +57,9 @@ class Batch:
     def share(self, decodes: np.ndarray, num_steps: int) -> np.ndarray:
         """Those of the slots `decodes` that belong into the next of `num_steps` steps, in their order.
 
-        They are an even part of all running requests, those that were in a step longest ago.
+        They are an even part of all running requests, those whose turn was longest ago.
         """
-        return decodes if num_steps == 1 else self.slots.longest_ago(decodes, -(-len(self) // num_steps))
+        return decodes if num_steps == 1 else self.slots.next_turn(decodes, -(-len(self) // num_steps))
 
     def enter(self, request: Request, num_computed: int, covered: int) -> int:
         """Gives the request a slot, all of whose fields are set anew; returns the slot."""

@@ -14,8 +14,8 @@ class Slots:
         self.num_slots = num_slots
         self._free = list(range(num_slots))
         self._unanswered = np.zeros(num_slots, np.int32)  # launched steps that name each slot
-        self._launched_at = np.zeros(num_slots, np.int64)  # the number of the newest step that names each slot
-        self._num_launched = 0
+        self._turn_of = np.zeros(num_slots, np.int64)  # the newest turn of each slot
+        self._num_turns = 0
         self._retired: set[int] = set()
 
     @property
@@ -31,17 +31,17 @@ class Slots:
         """Launched steps that name `slot` and have not been answered."""
         return int(self._unanswered[slot])
 
-    def longest_ago(self, slots: np.ndarray, most: int) -> np.ndarray:
-        """At most `most` of `slots`, in their order: those launched longest ago, none that two launched steps name."""
+    def next_turn(self, slots: np.ndarray, most: int) -> np.ndarray:
+        """At most `most` of `slots`, in their order, whose turn was longest ago; none that two launched steps name."""
         slots = slots[self._unanswered[slots] < 2]
-        oldest = np.argsort(self._launched_at[slots], kind="stable")[:most]
-        return slots[np.sort(oldest)]
+        chosen: np.ndarray = slots[np.sort(np.argsort(self._turn_of[slots], kind="stable")[:most])]
+        self._num_turns += 1
+        self._turn_of[chosen] = self._num_turns
+        return chosen
 
     def launch(self, slots: np.ndarray) -> None:
         """Notes that a step was launched which names these distinct slots."""
         self._unanswered[slots] += 1
-        self._num_launched += 1
-        self._launched_at[slots] = self._num_launched
 
     def answer(self, slots: np.ndarray) -> list[int]:
         """Notes that a step with these slots was answered or failed; returns the retired slots that became free."""
