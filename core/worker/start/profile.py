@@ -24,10 +24,11 @@ class NoAttention:
     def plan(self, batch: GroupBatch) -> None:
         """There is nothing to plan."""
 
-    def forward(self, layer: LayerParams, query: Tensor, *rest: Any) -> Tensor:
-        """Zeros [T, num_heads, head_dim]."""
-        del layer, rest
-        return torch.zeros_like(query)
+    def forward(self, layer: LayerParams, query: Tensor, *rest: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Zeros [T, num_heads, head_dim], and log-sum-exps [T, num_heads] where the layer asks for them."""
+        del rest
+        out = torch.zeros_like(query)
+        return (out, torch.zeros_like(query[..., 0], dtype=torch.float32)) if layer.spec.returns_lse else out
 
 
 @torch.inference_mode()
