@@ -129,7 +129,7 @@ CHILDREN: Mapping[str, Child] = MappingProxyType({
     "api": Child(
         _serve_http,
         {**_FROM_PARENT, "listen_fd": int},
-        {"metrics_fd": int, "limits_fd": int, "admin_fd": int, "index": int, "successor": bool},
+        {"metrics_fd": int, "limits_fd": int, "ranks_fd": int, "admin_fd": int, "index": int, "successor": bool},
     ),
     # the engine of `frame serve` and `AsyncLLM`
     "engine": Child(_serve_engine, {**_FROM_PARENT, "plugins_file": Path, "socket": str}, {"journal_fd": int}),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError
 
+from .data_parallel import MOST_RANKS, DataParallelConfig
 from .errors import ConfigError
 from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
@@ -74,10 +75,6 @@ class SchedulerConfig(Section):
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             long, every = self.max_long_partial_prefills, self.max_num_partial_prefills
             yield f"max_long_partial_prefills {long} is above max_num_partial_prefills {every}"
-
-
-#: Ranks of an axis, above which a number is a mistake.
-MOST_RANKS = 4096
 
 
 class ExecutorConfig(Section):
@@ -241,6 +238,7 @@ class FrameConfig(Section):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
+    data_parallel: DataParallelConfig = DataParallelConfig()
     attention: AttentionConfig = AttentionConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()

@@ -81,7 +81,7 @@ class EngineStart:
             experts = ", whole experts on each" if mesh.expert_parallel else ""
             logger.info("layout: %d devices, layers divided over all of them%s", mesh.engine_size, experts)
         self._rendezvous = Rendezvous(mesh.engine_size > 1)
-        placements = placements_of(mesh, self._rendezvous.address)
+        placements = placements_of(mesh, self._rendezvous.address, config.data_parallel.data_parallel_rank_local or 0)
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
         executor: Executor = self._registry.make("executor", provider, setup, config)
         return executor

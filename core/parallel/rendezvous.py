@@ -24,6 +24,10 @@ class Rendezvous:
             self._file = -1
 
 
-def placements_of(mesh: Mesh, rendezvous: str) -> list[Placement]:
-    """The workers of an engine on one machine, in order of rank."""
-    return [Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous) for rank in range(mesh.engine_size)]
+def placements_of(mesh: Mesh, rendezvous: str, local_engine: int = 0) -> list[Placement]:
+    """The workers of an engine on one machine, in order of rank; `local_engine` engines have devices before its own."""
+    first = local_engine * mesh.engine_size
+    return [
+        Placement(rank=rank, local_rank=first + rank, mesh=mesh, rendezvous=rendezvous)
+        for rank in range(mesh.engine_size)
+    ]

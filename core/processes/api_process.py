@@ -31,7 +31,7 @@ from ..server.reports import Reporter
 from ..server.serving import ServingHost
 from .channel import AsyncChannel
 from .child_process import describe, die_with_parent
-from .client import RemoteEngine
+from .data_parallel import make_client
 from .messages import EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ _GC_THRESHOLDS = 50_000, 20, 50
 class ApiProcess:
     """The life of API process number `index`: serves, follows the parent's messages, drains, ends.
 
-    All API processes of a server share the memory `metrics_fd`, where they count requests, and `limits_fd`, where they
-    count what each key does. A `successor` takes the place of a process that died.
+    All API processes of a server share the memory `metrics_fd`, where they count requests, `limits_fd`, where they
+    count what each key does, and `ranks_fd`, where they note what each engine has to do. A `successor` takes the place
+    of a process that died.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ApiProcess:
         control_fd: int,
         metrics_fd: int | None = None,
         limits_fd: int | None = None,
+        ranks_fd: int | None = None,
         admin_fd: int | None = None,
         *,
         index: int = 0,
@@ -74,7 +76,7 @@ class ApiProcess:
         self._config = config
         self._listener = socket.socket(fileno=listen_fd)
         self._control_socket = socket.socket(fileno=control_fd)
-        self._client = RemoteEngine()
+        self._client = make_client(config, ranks_fd, index)
         self._host = ServingHost(config, self._client, metrics_fd)
         self._limits = KeyLimits(config.server, limits_fd, index)
         self._admin_listener = None if admin_fd is None else socket.socket(fileno=admin_fd)
@@ -146,7 +148,7 @@ class ApiProcess:
             while (message := await control.receive()) is not None:
                 await self._client.news(message)
                 self._host.stage = message.name if isinstance(message, Stage) else None
-                if isinstance(message, EngineUp):
+                if isinstance(message, EngineUp) and self._client.ready:
                     self._engine_up.set()
         except (OSError, ValueError) as error:
             logger.error("a message of the parent process cannot be read: %s", describe(error))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config.tree import FrameConfig
 from .child import Child, spawn
-from .messages import ApiReport, EngineDown, EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
+from .messages import ApiReport, EngineNews, Failed, Serving, Shutdown, Stage
 from .python_command import python_command
 from .supervisor import STEADY_SECONDS
 
@@ -42,15 +42,14 @@ class ApiSupervisor:
         self._on_serving = on_serving
         self._children: dict[int, Child] = {}
         self._serving: set[int] = set()
-        self._engine: EngineUp | EngineDown | None = None
-        self._stage: Stage | None = None
+        self._news: dict[int, list[EngineNews]] = {}  # of each engine: whether it serves, and its present stage
         self._deaths = 0
         self._draining = False
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> str | None:
         """Returns None once all have drained, or the cause when one cannot be restarted."""
-        shared = {"--metrics-fd": os.memfd_create("frame-metrics"), "--limits-fd": os.memfd_create("frame-limits")}
+        shared = {f"--{name}-fd": os.memfd_create(f"frame-{name}") for name in ("metrics", "limits", "ranks")}
         keepers = asyncio.gather(*(self._keep(index, shared) for index in range(len(self._listeners))))
         ends: list[asyncio.Future[Any]] = [keepers, self._failed]
         try:
@@ -67,10 +66,9 @@ class ApiSupervisor:
 
     async def tell(self, message: EngineNews) -> None:
         """Passes a message about the engine on, also to processes that start later."""
-        if isinstance(message, Stage):
-            self._stage = message
-        else:
-            self._engine, self._stage = message, None
+        kept = self._news.get(message.rank, [])
+        before = [one for one in kept if not isinstance(one, Stage)] if isinstance(message, Stage) else []
+        self._news[message.rank] = [*before, message]
         for child in list(self._children.values()):
             await _send(child, message)
 
@@ -103,9 +101,8 @@ class ApiSupervisor:
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)
-            for message in (self._engine, self._stage):
-                if message is not None:
-                    await _send(child, message)
+            for message in [one for kept in self._news.values() for one in kept]:
+                await _send(child, message)
             served = await self._follow(index, child)
             death = await child.death()
             self._serving.discard(index)

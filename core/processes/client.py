@@ -1,7 +1,7 @@
 """The asyncio client of an engine process: `EngineClient`.
 
-`RemoteEngine` talks to the engine that it is attached to and reports which requests were lost when that engine dies;
-`start_engine` gives it an engine process of its own. Imports no torch.
+`RemoteEngine` talks to the engine that it is attached to and reports which requests were lost when that engine dies.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
 from ..interfaces.wire import decode, encode
@@ -36,7 +35,7 @@ from .messages import (
     Outputs,
     Reply,
 )
-from .supervisor import EngineSupervisor
+from .output_queue import OutputQueue
 
 logger = logging.getLogger("frame.server")
 
@@ -52,17 +51,16 @@ class RemoteEngine:
     """An engine in another process. Every request gets an end, since unfinished ones are tracked.
 
     The supervisor calls `news` with the engine's address and when the engine is gone; `close` also runs `on_close` (the
-    owner of the process).
+    owner of the process). Engines that share `outputs` have one consumer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: OutputQueue | None = None) -> None:
         self.on_close: Callable[[], Awaitable[None]] | None = None
         self._name = secrets.token_hex(8)
         self._info: EngineInfo | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._outputs: asyncio.Queue[list[EngineOutput] | None] = asyncio.Queue()
-        self._newest: list[EngineOutput] | None = None  # the last batch in the queue; grows until read
+        self._outputs = outputs or OutputQueue()
         self._unfinished: dict[str, None] = {}  # sent to this engine, in this order
         self._waiting: set[str] = set()  # ids that the next engine gets
         self._up = asyncio.Event()  # set while an engine listens, or once none will be started
@@ -79,6 +77,11 @@ class RemoteEngine:
         if self._info is None:
             raise EngineDeadError(self._error or "there is no engine")
         return self._info
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine was ready once."""
+        return self._info is not None
 
     @property
     def error(self) -> str | None:
@@ -141,15 +144,12 @@ class RemoteEngine:
             with contextlib.suppress(OSError):  # the reader ends them all
                 await self._channel.send(Abort(wanted))
 
-    async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
+    def outputs(self) -> AsyncIterator[list[EngineOutput]]:
         """Everything the engine emits, in order, for one consumer; ends when the client is closed.
 
         Outputs of several steps that wait for the consumer come as one batch.
         """
-        while (batch := await self._outputs.get()) is not None:
-            if batch is self._newest:
-                self._newest = None
-            yield batch
+        return self._outputs.read()
 
     async def stats(self) -> EngineStats:
         """Counters and gauges now; raises `EngineDeadError`."""
@@ -163,7 +163,7 @@ class RemoteEngine:
     async def close(self) -> None:
         """Ends the connection, and the engine process when this client started it. May be called twice."""
         await self.drop("the engine was shut down")
-        self._outputs.put_nowait(None)
+        self._outputs.close()
         if self.on_close is not None:
             await self.on_close()
 
@@ -253,8 +253,7 @@ class RemoteEngine:
         ]
         self._unfinished.clear()
         if lost:
-            self._newest = None
-            self._outputs.put_nowait(lost)
+            self._outputs.put_apart(lost)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDeadError(error))
@@ -264,11 +263,7 @@ class RemoteEngine:
             for output in message.outputs:
                 if output.finish_reason is not None:
                     self._unfinished.pop(output.request_id, None)
-            if self._newest is not None:
-                self._newest += message.outputs
-            else:
-                self._newest = message.outputs
-                self._outputs.put_nowait(message.outputs)
+            self._outputs.put(message.outputs)
         elif isinstance(message, Reply) and (future := self._calls.get(message.id)) is not None and not future.done():
             if message.error is None:
                 future.set_result(message.value)
@@ -279,16 +274,3 @@ class RemoteEngine:
 def _check_readable(request: EngineRequest) -> None:
     """Raises `ValueError` for fields of a wrong type, on which an engine would close the whole connection."""
     decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
-
-
-async def start_engine(config: FrameConfig, command: Sequence[str] | None = None) -> RemoteEngine:
-    """Starts an engine process and returns its client once it is ready.
-
-    The process is started again when it dies, `server.max_engine_restarts` times in a row; `close` ends it. Raises
-    `EngineDeadError` with the cause when it does not become ready.
-    """
-    client = RemoteEngine()
-    supervisor = EngineSupervisor(config, client.news, command)
-    client.on_close = supervisor.stop
-    await supervisor.start()
-    return client

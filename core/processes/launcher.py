@@ -19,9 +19,9 @@ from ..config.tree import FrameConfig
 from ..server.certificates import tls_context
 from .api_supervisor import ApiSupervisor
 from .child_process import describe
+from .data_parallel import DataParallelSupervisor
 from .listeners import bind_admin, bind_all, close_all, url
 from .messages import EngineDown, EngineNews, EngineUp, Stage
-from .supervisor import EngineSupervisor
 
 _STOP_SECONDS = 5.0
 #: Exit statuses.
@@ -40,11 +40,11 @@ class Launcher:
     ) -> None:
         self._config = config
         self._listeners = listeners
-        self._supervisor = EngineSupervisor(config, self._news, engine_command)
+        self._supervisor = DataParallelSupervisor(config, self._news, engine_command)
         self._started = time.monotonic()
         self._admin = admin
         self._apis = ApiSupervisor(config, listeners, self._on_serving, admin=admin, on_shutdown=self._on_signal)
-        self._engine: EngineUp | EngineDown | None = None
+        self._engines: dict[int, EngineUp | EngineDown] = {}
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._signals = 0
 
@@ -60,10 +60,17 @@ class Launcher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            seconds = 0 if self._signals > 1 or self._engine is None else _STOP_SECONDS
+            seconds = 0 if self._signals > 1 or not self._engines else _STOP_SECONDS
             await self._apis.stop(seconds)
             await self._supervisor.stop(seconds)
             close_all(self._config.server, *self._listeners, self._admin)
+
+    @property
+    def _several(self) -> bool:
+        return len(self._config.data_parallel.local_ranks) > 1
+
+    def _named(self, rank: int, text: str) -> str:
+        return f"engine {rank}: {text}" if self._several else text
 
     def _say(self, text: str) -> None:
         _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")
@@ -80,7 +87,7 @@ class Launcher:
         Before the engine was first ready, the first signal ends at once too, since no request is lost.
         """
         self._signals += 1
-        if self._signals > 1 or self._engine is None:
+        if self._signals > 1 or not self._engines:
             if self._signals == 1:
                 self._say("stopping: the server had not started yet")
             self._finish(INTERRUPTED if self._signals > 1 else OK)
@@ -91,11 +98,13 @@ class Launcher:
     async def _news(self, message: EngineNews) -> None:
         """Logs the engine's state and passes it on to the API processes."""
         if isinstance(message, Stage):
-            self._say(message.name)
+            self._say(self._named(message.rank, message.name))
         else:
-            self._engine = message
-        if isinstance(message, EngineDown) and not message.final:  # the final cause is logged at the end
-            self._say(f"{message.error}; starting it again")
+            self._engines[message.rank] = message
+        if isinstance(message, EngineDown) and not message.final:
+            self._say(f"{self._named(message.rank, message.error)}; starting it again")
+        elif isinstance(message, EngineDown) and self._several:  # of a single one the cause is logged at the end
+            self._say(f"{self._named(message.rank, message.error)}; it is not started again, the others serve on")
         await self._apis.tell(message)
 
     def _on_serving(self, names: Sequence[str] | None, death: str) -> None:
@@ -119,7 +128,8 @@ class Launcher:
     async def _run_engine(self) -> str:
         await self._supervisor.start()
         await self._supervisor.wait()
-        return self._engine.error if isinstance(self._engine, EngineDown) else "the engine is gone"
+        downs = [one for one in self._engines.values() if isinstance(one, EngineDown)]
+        return "; ".join(self._named(one.rank, one.error) for one in downs) or "the engine is gone"
 
 
 def _print(line: str) -> None:

@@ -58,10 +58,11 @@ class Reply(msgspec.Struct, tag=True):
 
 
 class Stage(msgspec.Struct, tag=True):
-    """A stage of the start-up has begun; `seconds` since the process started."""
+    """A stage of the start-up of engine `rank` has begun; `seconds` since the process started."""
 
     name: str
     seconds: float
+    rank: int = 0
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -98,17 +99,19 @@ class Begin(msgspec.Struct, tag=True):
 
 
 class EngineUp(msgspec.Struct, tag=True):
-    """Supervisor to clients: an engine listens on the Unix socket `address`."""
+    """Supervisor to clients: engine `rank` listens on the Unix socket `address`."""
 
     address: str
     info: EngineInfo
+    rank: int = 0
 
 
 class EngineDown(msgspec.Struct, tag=True):
-    """Supervisor to clients: there is no engine now; `final` when none will be started again."""
+    """Supervisor to clients: there is no engine `rank` now; `final` when none will be started again."""
 
     error: str
     final: bool = False
+    rank: int = 0
 
 
 class Serving(msgspec.Struct, tag=True):

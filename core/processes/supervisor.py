@@ -18,7 +18,6 @@ from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
 from ..engine.recovery.suspects import Suspects
 from ..interfaces.client import EngineDeadError, EngineInfo
-from ..plugin_host.registry import Registry
 from .child import STOP_SECONDS
 from .journal import PULSE_SECONDS, JournalReader
 from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
@@ -39,13 +38,14 @@ News = Callable[[EngineNews], Awaitable[None]]
 
 
 class EngineSupervisor:
-    """Keeps one engine process alive. `news` is awaited for every stage, start and death.
+    """Keeps the engine process of data rank `rank` alive. `news` is awaited for every stage, start and death.
 
     `command` starts an engine process (tests bring their own).
     """
 
-    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
-        self._config = config
+    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None, rank: int = 0) -> None:
+        self._config = config.model_copy(update={"data_parallel": config.data_parallel.engine(rank)})
+        self._rank = rank
         self._news = news
         self._command = command or python_command("frame", "engine")
         self._standby: Standby | None = None
@@ -55,10 +55,10 @@ class EngineSupervisor:
         self._blame = Blame()
         self._hung = False
 
-    async def start(self) -> EngineInfo:
-        """Starts the engine and returns once it is ready; raises `EngineDeadError` with the cause otherwise."""
+    async def start(self, choices: Sequence[Any]) -> EngineInfo:
+        """Starts the engine with these plugins and returns once it is ready; raises `EngineDeadError`."""
         try:
-            self._standby = Standby(self._command, self._for_engine(), Registry.load().choices(self._config))
+            self._standby = Standby(self._command, self._for_engine(), choices)
             info = await self._launch()
         except BaseException:
             await self.stop(0)  # no request is lost
@@ -110,7 +110,7 @@ class EngineSupervisor:
         except ValueError as error:
             await engine.stop(0)
             raise EngineDeadError(f"a message of the starting engine cannot be read: {error}") from None
-        await self._news(EngineUp(engine.address, info))
+        await self._news(EngineUp(engine.address, info, self._rank))
         if self._config.server.standby_engine:
             self._standby.keep()
         return info
@@ -120,8 +120,8 @@ class EngineSupervisor:
             await engine.channel.send(self._blame.begin)
         while True:
             match await engine.channel.receive():
-                case Stage() as stage:
-                    await self._news(stage)
+                case Stage(name=name, seconds=seconds):
+                    await self._news(Stage(name, seconds, self._rank))
                 case Ready(info=info):
                     return info
                 case Failed(error=error):
@@ -140,9 +140,11 @@ class EngineSupervisor:
             self._deaths += self._learn_from_death(self._engine.journal, cause, killed)
             while True:
                 if self._deaths > self._config.server.max_engine_restarts:
-                    await self._news(EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True))
+                    await self._news(
+                        EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True, rank=self._rank)
+                    )
                     return
-                await self._news(EngineDown(cause))
+                await self._news(EngineDown(cause, rank=self._rank))
                 try:
                     await self._launch()
                     break

@@ -254,6 +254,8 @@ class ClientControl:
         with contextlib.suppress(EngineDeadError, TimeoutError):  # it restarts, or is too busy to answer
             async with asyncio.timeout(_STATS_SECONDS):
                 self._stats = await self._host.client.stats()
+        if not self._stats.ranks:
+            self._stats.rank, self._stats.problem = self._host.config.data_parallel.first_rank, self._host.client.error
         return self._stats
 
     @property

@@ -62,7 +62,9 @@ _FORMER = {
     "request_max_num_generation_tokens": "request_generation_tokens",
 }
 #: Metrics of frame that vLLM does not have.
-_OWN = frozenset(("kv_cache_blocks", "step_seconds", "engine_steps", "engine_busy_seconds", "requests_in_flight"))
+_OWN = frozenset(
+    ("engine_up", "kv_cache_blocks", "step_seconds", "engine_steps", "engine_busy_seconds", "requests_in_flight")
+)
 
 
 @dataclass(frozen=True)
@@ -113,39 +115,57 @@ class Exposition:
             counter.add_metric([self.model_name, value], number)
         return counter
 
+    def _by_engine(self) -> Iterator[tuple[list[str], EngineStats]]:
+        """The labels and the statistics of each engine."""
+        for stats in self.stats.ranks or [self.stats]:
+            yield [self.model_name, str(stats.rank)], stats
+
     def _of_engine(self) -> Iterator[Metric]:
-        labels, names = [self.model_name, "0"], ["model_name", "engine"]
+        names = ["model_name", "engine"]
         for name, text, field in _ENGINE_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=names)
-            gauge.add_metric(labels, getattr(self.stats, field))
+            for labels, stats in self._by_engine():
+                gauge.add_metric(labels, getattr(stats, field))
             yield gauge
         for name, text, field in _ENGINE_COUNTERS:
             counter = CounterMetricFamily(name, text, labels=names)
-            counter.add_metric(labels, getattr(self.stats, field))
+            for labels, stats in self._by_engine():
+                counter.add_metric(labels, getattr(stats, field))
             yield counter
+        up = GaugeMetricFamily("engine_up", "1 while the engine serves, else 0.", labels=names)
         places = CounterMetricFamily(
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that were accepted, by position.",
             labels=[*names, "position"],
         )
-        for place, count in enumerate(self.stats.num_accepted_per_place):
-            places.add_metric([*labels, str(place)], count)
+        for labels, stats in self._by_engine():
+            up.add_metric(labels, stats.problem is None)
+            for place, count in enumerate(stats.num_accepted_per_place):
+                places.add_metric([*labels, str(place)], count)
+        yield up
         yield places
         if self.info is not None:
-            info = self.info
-            facts = {"block_size": info.block_size, "num_gpu_blocks": info.num_blocks, "cache_dtype": info.dtype}
-            config = GaugeMetricFamily("cache_config_info", "Facts of the KV cache.", labels=[*names, *facts])
-            config.add_metric([*labels, *map(str, facts.values())], 1)
-            yield config
+            yield self._of_cache(self.info, names)
+
+    def _of_cache(self, info: EngineInfo, names: list[str]) -> Metric:
+        facts = "block_size", "num_gpu_blocks", "cache_dtype"
+        config = GaugeMetricFamily("cache_config_info", "Facts of the KV cache.", labels=[*names, *facts])
+        for labels, stats in self._by_engine():
+            num_blocks = stats.num_blocks if self.stats.ranks else info.num_blocks
+            config.add_metric([*labels, str(info.block_size), str(num_blocks), info.dtype], 1)
+        return config
 
     def _of_connector(self) -> Iterator[Metric]:
-        """The values that the workers of the KV connector reported."""
-        labels, text = {"model_name": self.model_name, "engine": "0"}, "Reported by the KV connector."
-        for kind, numbers in (("gauge", self.stats.connector_gauges), ("counter", self.stats.connector_counters)):
-            for name, value in numbers.items():
-                family = Metric(f"kv_connector_{name.removesuffix('_total')}", text, kind)
-                family.add_sample(family.name + "_total" * (kind == "counter"), labels, value)
-                yield family
+        """The values that the workers of the KV connectors reported."""
+        families: dict[str, Metric] = {}
+        for (model, engine), stats in self._by_engine():
+            labels = {"model_name": model, "engine": engine}
+            for kind, numbers in (("gauge", stats.connector_gauges), ("counter", stats.connector_counters)):
+                for key, value in numbers.items():
+                    name = f"kv_connector_{key.removesuffix('_total')}"
+                    family = families.setdefault(name, Metric(name, "Reported by the KV connector.", kind))
+                    family.add_sample(name + "_total" * (kind == "counter"), labels, value)
+        yield from families.values()
 
 
 def _histogram(name: str, text: str, model_name: str, histogram: Histogram) -> HistogramMetricFamily:

@@ -25,13 +25,23 @@ OTHER_VALUES = {
     "drain_seconds": 1.5, "ready_seconds": 2.5, "runner": "pooling", "convert": "embed", "returned_token_ids": [5],
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
-    "pipeline_layers": [5], "nnodes": 2, "node_rank": 1,
+    "pipeline_layers": [5], "nnodes": 2, "node_rank": 1, "data_parallel_rank": 3, "data_parallel_rank_local": 1,
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {
     "admin_port": {"admin_key": ["k"]},
     "nnodes": {"tensor_parallel_size": 2, "master_addr": "a"},
     "node_rank": {"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
+    "data_parallel_size_local": {"data_parallel_size": 9, "data_parallel_hybrid_lb": True},
+    "data_parallel_start_rank": {
+        "data_parallel_size": 9,
+        "data_parallel_size_local": 2,
+        "data_parallel_hybrid_lb": True,
+    },
+    "data_parallel_rank": {"data_parallel_size": 9},
+    "data_parallel_rank_local": {"data_parallel_size": 9, "data_parallel_rank": 3},
+    "data_parallel_external_lb": {"data_parallel_size": 9, "data_parallel_rank": 3},
+    "data_parallel_hybrid_lb": {"data_parallel_size": 9, "data_parallel_size_local": 2},
     "rpc_methods": {"admin_uds": "/tmp/a"},
     "cache_salt_per_key": {"api_key": ["k"]},
     "allow_credentials": {"allowed_origins": ["https://a.example"]},

@@ -20,7 +20,8 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import BrokenEngineError
 from frame.core.processes import engine_host, standby
 from frame.core.processes.channel import Channel, listen, pack
-from frame.core.processes.client import RemoteEngine, start_engine
+from frame.core.processes.client import RemoteEngine
+from frame.core.processes.data_parallel import start_engine
 from frame.core.processes.engine_host import EngineHost
 from frame.core.processes.journal import NullJournal
 from frame.core.processes.messages import Begin, Call, EngineUp, FromEngine, Hello, Outputs, Stage
@@ -80,7 +81,7 @@ async def client() -> AsyncIterator[RemoteEngine]:
 
 
 def engine_pid(client: RemoteEngine) -> int:
-    pid = client.on_close.__self__._engine.process.pid  # type: ignore[union-attr]
+    pid = client.on_close.__self__._supervisors[0]._engine.process.pid  # type: ignore[union-attr]
     assert isinstance(pid, int)
     return pid
 
@@ -160,7 +161,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteE
 async def test_a_starting_engine_that_sends_nonsense_is_started_again(
     client: RemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = client.on_close.__self__  # type: ignore[union-attr]
+    supervisor = client.on_close.__self__._supervisors[0]  # type: ignore[union-attr]
     begin, begun = supervisor._begin, []
 
     async def nonsense_first(engine: EngineChild) -> Any:
@@ -386,10 +387,10 @@ async def test_stages_are_reported_and_no_process_is_left(monkeypatch: pytest.Mo
 def test_the_engine_ends_with_its_parent() -> None:
     script = (
         "import asyncio, sys\nfrom frame.core.config.tree import FrameConfig\n"
-        "from frame.core.processes.client import start_engine\n"
+        "from frame.core.processes.data_parallel import start_engine\n"
         "async def main():\n"
         f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
-        "    print(client.on_close.__self__._engine.process.pid, flush=True)\n"
+        "    print(client.on_close.__self__._supervisors[0]._engine.process.pid, flush=True)\n"
         "    await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -403,7 +404,7 @@ def test_the_engine_ends_with_its_parent() -> None:
 
 
 def test_the_client_imports_no_torch() -> None:
-    script = "import sys, frame.core.processes.client; sys.exit('torch' in sys.modules)"
+    script = "import sys, frame.core.processes.data_parallel; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -470,7 +471,7 @@ async def test_requests_end_when_connections_break_again_and_again(client: Remot
 
 async def ahead(client: RemoteEngine) -> EngineChild:
     """The standby engine."""
-    supervisor = client.on_close.__self__  # type: ignore[union-attr]
+    supervisor = client.on_close.__self__._supervisors[0]  # type: ignore[union-attr]
     async with asyncio.timeout(60):
         while supervisor._standby._ahead is None:
             await asyncio.sleep(0.01)

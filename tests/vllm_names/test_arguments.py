@@ -81,8 +81,8 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
     [
         ("-q awq", "quantization='awq' cannot be honoured: quantised weights are not supported yet"),
         (
-            "-dp 2",
-            "data_parallel_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",
+            "--ubatch-size 2",
+            "ubatch_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",
         ),
         ("--enable-eplb", "experts are not balanced or moved between devices yet"),
         ("--grpc", "requests come over HTTP only"),

@@ -83,6 +83,7 @@ export class EngineView {
   take(stats) {
     if (this.shown) this.place(stats.time, stats.engine);
     this.problem(stats.problem);
+    this.list(stats.engine.ranks);
     const version = `frame ${stats.version}, ${stats.engine.num_blocks} KV blocks, ${stats.engine.steps} steps since the engine started. `;
     document.getElementById("engine-note").textContent = `${version}Lines show the last two minutes.`;
     this.onState(stats.problem ? "away" : "serving", stats.problem ?? `serving ${stats.models[0]}`);
@@ -98,6 +99,21 @@ export class EngineView {
       this.draw(card, card.of(engine, before, Math.max(seconds - Math.max(idle, 0), 0.5)));
     }
     this.before = { time, engine };
+  }
+
+  /** A row for each engine, where several serve the model. */
+  list(ranks) {
+    const table = document.getElementById("ranks");
+    table.hidden = ranks.length < 2;
+    const rows = ranks.map((one) => {
+      const row = document.createElement("tr");
+      const kv = `${shown(100 * one.kv_usage, 1)} %`;
+      for (const text of [one.rank, one.running, one.waiting, kv, shown(one.generated_tokens, 0), one.problem ?? "serving"]) {
+        row.insertCell().textContent = text;
+      }
+      return row;
+    });
+    table.tBodies[0].replaceChildren(...rows);
   }
 
   problem(text) {

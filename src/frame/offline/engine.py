@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.prompts import InvalidRequest
@@ -45,6 +46,11 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """Like `from_engine_args`, but takes a configuration tree."""
+        if len(config.data_parallel.local_ranks) > 1:
+            raise ConfigError(
+                f"data_parallel_size {config.data_parallel.data_parallel_size}: LLM has one engine; use AsyncLLM or "
+                "`frame serve`, or a program for each engine with LLM(..., data_parallel_rank=...)"
+            )
         from frame.core.plugin_host.model_sources import fetch_model
         from frame.core.plugin_host.registry import Registry
         from frame.core.startup.early import begin_platforms

@@ -61,13 +61,11 @@ def _only(reason: str, **harmless: Any) -> dict[str, Unused]:
 _RANKS = {
     **_only(
         _NO_RANKS,
-        data_parallel_size_local=1, prefill_context_parallel_size=1,
-        data_parallel_rank=0, data_parallel_start_rank=0, ubatch_size=0,
+        prefill_context_parallel_size=1, ubatch_size=0,
     ),
-    "data_parallel_size": Unused(_NO_RANKS, (None, 1), short="-dp"),
     **_switches(
         _NO_RANKS,
-        "headless enable_dbo data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb",
+        "headless enable_dbo data_parallel_multi_port_external_lb",
     ),
     # addresses, ports and limits of groups of ranks, of which there are none
     **_free(

@@ -1,0 +1,162 @@
+"""Several engines behind one client: requests are divided, and one that dies takes nothing from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from frame.core.config.tree import FrameConfig
+from frame.core.processes.data_parallel import DataParallelClient, start_engine
+from frame.core.processes.rank_stats import joined_answers, joined_history, joined_stats
+from frame.interfaces import EngineDeadError, EngineStats
+from tests.processes.test_client import COMMAND, Collector, request
+
+
+def config(size: int = 2, restarts: int = 3, **fake: Any) -> FrameConfig:
+    server = {"max_engine_restarts": restarts, "standby_engine": False}
+    parts = {"server": server, "plugin": {"fake": fake}, "data_parallel": {"data_parallel_size": size}}
+    return FrameConfig.model_validate(parts)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[DataParallelClient]:
+    client = await start_engine(config(delay=0.002), command=COMMAND)
+    assert isinstance(client, DataParallelClient)
+    yield client
+    await client.close()
+
+
+def pids(client: DataParallelClient) -> list[int]:
+    owner = client.on_close.__self__  # type: ignore[union-attr]
+    return [one._engine.process.pid for one in owner._supervisors.values()]
+
+
+async def until(condition: Any, seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_requests_are_divided_and_answered(client: DataParallelClient) -> None:
+    seen = Collector(client)
+    names = [f"r{index}" for index in range(20)]
+    await asyncio.gather(*(client.add(request(name, tokens=30)) for name in names))
+    places = [client._running[name].place for name in names]
+    assert [places.count(place) for place in (0, 1)] == [10, 10]
+    stats = await client.stats()
+    assert [one.rank for one in stats.ranks] == [0, 1]
+    assert stats.running == sum(one.running for one in stats.ranks) > 0
+    await until(lambda: len(seen.ends) == 20)
+    assert all(seen.ids[name] == [1, 2, 3] * 10 for name in names)
+    assert not client._running
+    assert client._choice._own.tolist() == [0, 0]
+
+
+async def test_calls_reach_every_engine(client: DataParallelClient) -> None:
+    assert await client.call("reset_prefix_cache") is True
+    assert await client.call("worker", {"method": "name"}) == ["name", "name"]
+    assert await client.call("echo", {"a": 1}) == {"a": 1}
+    with pytest.raises(RuntimeError, match="engine 0: no method 'nothing'"):
+        await client.call("nothing")
+
+
+async def test_abort_reaches_the_engine_of_the_request(client: DataParallelClient) -> None:
+    seen = Collector(client)
+    for name in ("a", "b"):
+        await client.add(request(name, tokens=400))
+    await client.abort(["a", "unknown", "b"])
+    await until(lambda: len(seen.ends) == 2)
+    assert {end.finish_reason for end in seen.ends.values()} == {"abort"}
+
+
+async def test_an_engine_that_dies_takes_only_its_requests_and_gets_them_again(client: DataParallelClient) -> None:
+    seen = Collector(client)
+    names = [f"r{index}" for index in range(8)]
+    for name in names:
+        await client.add(request(name, tokens=300))
+    theirs = [name for name in names if client._running[name].place == 1]
+    before = pids(client)
+    os.kill(before[1], signal.SIGKILL)
+    await until(lambda: len(seen.ends) >= len(theirs))
+    lost = [name for name, end in seen.ends.items() if end.fault == "lost" and end.finish_reason == "error"]
+    assert sorted(lost) == sorted(theirs)
+    assert client.error is None, "the other engine serves"
+    await client.add(request("new"))
+    assert client._running["new"].place == 0
+    with pytest.raises(EngineDeadError, match="engine 1: the engine process"):
+        await client.call("reset_prefix_cache")
+    stats = await client.stats()
+    assert stats.ranks[0].problem is None
+    assert "being started again" in str(stats.ranks[1].problem)
+    for name in theirs:
+        del seen.ends[name]
+        await client.add(request(name, tokens=5))
+        assert client._running[name].place == 1
+    await until(lambda: len(seen.ends) == 9)
+    assert all(end.finish_reason == "length" for end in seen.ends.values())
+    after = pids(client)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+    assert await client.call("reset_prefix_cache") is True
+
+
+async def test_an_engine_that_is_gone_for_good_leaves_its_requests_to_the_others() -> None:
+    client = await start_engine(config(restarts=0, delay=0.002), command=COMMAND)
+    assert isinstance(client, DataParallelClient)
+    seen = Collector(client)
+    for name in ("a", "b"):
+        await client.add(request(name, tokens=300))
+    (name,) = [name for name in ("a", "b") if client._running[name].place == 0]
+    os.kill(pids(client)[0], signal.SIGKILL)
+    await until(lambda: name in seen.ends)
+    assert client.error is None
+    assert client.end is None
+    del seen.ends[name]
+    await client.add(request(name))
+    await until(lambda: len(seen.ends) == 2)
+    assert {end.finish_reason for end in seen.ends.values()} == {"length"}
+    os.kill(pids(client)[1], signal.SIGKILL)
+    await until(lambda: client.end is not None)
+    assert "engine 0: the engine process was killed" in str(client.error)
+    assert "engine 1: the engine process was killed" in str(client.error)
+    with pytest.raises(EngineDeadError):
+        await client.add(request("c"))
+    await client.close()
+
+
+async def test_a_start_that_fails_names_the_engine_and_leaves_none() -> None:
+    with pytest.raises(EngineDeadError, match=r"engine [01]: no such device"):
+        await start_engine(config(broken="no such device"), command=COMMAND)
+
+
+def test_statistics_are_joined() -> None:
+    ranks = [
+        EngineStats(running=1, kv_usage=0.5, num_blocks=100, step_seconds=0.1, finished={"stop": 2}, rank=0),
+        EngineStats(running=2, kv_usage=0.1, num_blocks=300, step_seconds=0.3, finished={"length": 1}, rank=1),
+    ]
+    joined = joined_stats(ranks)
+    assert (joined.running, joined.num_blocks, joined.step_seconds) == (3, 400, 0.3)
+    assert joined.kv_usage == pytest.approx(0.2)
+    assert joined.finished == {"stop": 2, "length": 1}
+    assert joined.ranks == ranks
+
+
+def test_histories_are_joined_by_the_second() -> None:
+    def sample(time: float, running: int) -> dict[str, Any]:
+        return {"time": time, **msgspec.structs.asdict(EngineStats(running=running))}
+
+    joined = joined_history([[sample(1.0, 1), sample(2.0, 2), sample(3.0, 3)], [sample(1.1, 10), sample(3.1, 30)]])
+    assert [(one["time"], one["running"]) for one in joined] == [(1.1, 11), (2.0, 12), (3.1, 33)]
+
+
+def test_answers_are_joined() -> None:
+    assert joined_answers([True, False]) is False
+    assert joined_answers([2, 3]) == 5
+    assert joined_answers([["a"], ["b"]]) == ["a", "b"]
+    assert joined_answers([None, None]) is None
