@@ -61,9 +61,17 @@ def _serve_http(config_file: Path, **inherited: Any) -> int:
 
 
 def _serve_engine(
-    config_file: Path, plugins_file: Path, socket: str, control_fd: int, journal_fd: int | None = None
+    config_file: Path,
+    plugins_file: Path,
+    socket: str,
+    control_fd: int,
+    journal_fd: int | None = None,
+    rendezvous: str = "",
 ) -> int:
-    """`plugins_file` holds the parent's choice of plugins, `socket` is the path of the Unix socket to listen on."""
+    """`plugins_file` holds the parent's choice of plugins, `socket` is the path of the Unix socket to listen on.
+
+    Workers of engines that share experts meet at `rendezvous`.
+    """
     from ..processes.engine_process import EngineProcess
 
     plugins = json.loads(plugins_file.read_text())
@@ -78,7 +86,8 @@ def _serve_engine(
         from ..engine.assembly import EngineStart
         from ..worker.factory import Workers
 
-        return EngineStart(config, registry, Workers, stage, partial(_read_vocabulary, config, registry)).finish
+        vocabulary = partial(_read_vocabulary, config, registry)
+        return EngineStart(config, registry, Workers, stage, vocabulary, rendezvous).finish
 
     return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 
@@ -132,7 +141,11 @@ CHILDREN: Mapping[str, Child] = MappingProxyType({
         {"metrics_fd": int, "limits_fd": int, "ranks_fd": int, "admin_fd": int, "index": int, "successor": bool},
     ),
     # the engine of `frame serve` and `AsyncLLM`
-    "engine": Child(_serve_engine, {**_FROM_PARENT, "plugins_file": Path, "socket": str}, {"journal_fd": int}),
+    "engine": Child(
+        _serve_engine,
+        {**_FROM_PARENT, "plugins_file": Path, "socket": str},
+        {"journal_fd": int, "rendezvous": str},
+    ),
     # a worker of the executor `process`
     "worker": Child(_serve_worker, {**_SOCKET, "heartbeat": int}),
     # renders the chat templates of clients for an API process

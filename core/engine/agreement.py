@@ -25,8 +25,8 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
     Raises `RuntimeError` when a worker is missing or has loaded another model, `ValueError` when not even two blocks
     fit.
     """
-    if len(facts) != mesh.size:
-        raise RuntimeError(f"{len(facts)} of {mesh.size} workers were loaded: the executor has lost some")
+    if len(facts) != mesh.engine_size:
+        raise RuntimeError(f"{len(facts)} of {mesh.engine_size} workers were loaded: the executor has lost some")
     if len({fact.model for fact in facts}) > 1:
         raise RuntimeError("the workers have loaded different weights: all must read the same checkpoint")
     first, cache = facts[0], config.cache
@@ -65,7 +65,7 @@ def _check_states(config: FrameConfig, layout: KVLayout) -> None:
 def numerics(mesh: Mesh, facts: Sequence[WorkerFacts]) -> str:
     """A hash of how work is divided, of every worker's digest and of the model, so that no two divisions share blocks.
 
-    Data-parallel engines compute the same bits, so their number is left out.
+    Data-parallel engines compute the same bits, so their number is left out, unless they share experts.
     """
-    parts = [mesh.pipeline, mesh.tensor, [[fact.digest, fact.model] for fact in facts]]
+    parts = [mesh.pipeline, mesh.tensor, mesh.data, [[fact.digest, fact.model] for fact in facts]]
     return hashlib.sha256(encode(parts)).hexdigest()

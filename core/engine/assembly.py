@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..config.checkpoint import read_checkpoint
+from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
@@ -48,7 +49,8 @@ class EngineStart:
     """An engine whose libraries and plugins are loaded and whose executor is made, and which holds no device yet.
 
     `progress` is called with the name of each stage as it begins; `vocabulary` reads the bytes of every token id when a
-    grammar first needs them, without it there are no grammars. Raises one error with the root cause: a configuration,
+    grammar first needs them, without it there are no grammars. `rendezvous` is where its workers meet those of engines
+    that share its experts. Raises one error with the root cause: a configuration,
     checkpoint or plugin error.
     """
 
@@ -59,6 +61,7 @@ class EngineStart:
         make_workers: MakeWorkers,
         progress: Callable[[str], None] = lambda stage: None,
         vocabulary: Callable[[], Vocabulary] | None = None,
+        rendezvous: str = "",
     ) -> None:
         import torch
 
@@ -72,16 +75,21 @@ class EngineStart:
         check_layout(config, mesh_of(config), self._checkpoint, registry)
         self._engine_id = secrets.token_hex(8)
         workers = make_workers(config, registry, progress, self._engine_id)
-        self._executor = self._make_executor(workers)
+        self._executor = self._make_executor(workers, rendezvous)
 
-    def _make_executor(self, workers: WorkerFactory) -> Executor:
+    def _make_executor(self, workers: WorkerFactory, shared: str) -> Executor:
         config, mesh = self._config, mesh_of(self._config)
         provider = executor_provider(config, self._registry)
         if mesh.engine_size > 1:
             experts = ", whole experts on each" if mesh.expert_parallel else ""
             logger.info("layout: %d devices, layers divided over all of them%s", mesh.engine_size, experts)
-        self._rendezvous = Rendezvous(mesh.engine_size > 1)
-        placements = placements_of(mesh, self._rendezvous.address, config.data_parallel.data_parallel_rank_local or 0)
+        if mesh.data > 1 and not shared:
+            raise ConfigError(
+                f"enable_expert_parallel with data_parallel_size {mesh.data}: engines that share experts are started "
+                "by one server, which starts all of them, or by AsyncLLM"
+            )
+        self._rendezvous = Rendezvous(mesh.engine_size > 1 and not shared)
+        placements = placements_of(mesh, shared or self._rendezvous.address, config.data_parallel)
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
         executor: Executor = self._registry.make("executor", provider, setup, config)
         return executor

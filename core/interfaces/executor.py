@@ -192,7 +192,7 @@ class Executor(ABC):
     @classmethod
     def supports(cls, mesh: Mesh) -> str | None:
         """None when it can run the workers of `mesh`, else why not. By default it can run one."""
-        return None if mesh.size == 1 else "it runs one worker"
+        return None if mesh.engine_size == 1 else "it runs one worker"
 
     @classmethod
     def serve_node(cls, nodes: Nodes, options: Any = None) -> int:

@@ -19,6 +19,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.mesh import Mesh, Placement
 from ..interfaces.setup import ModelSetup
 from ..layers.build import Build
+from ..layers.experts import Experts
 from ..layers.stages import Layers, split_layers
 from ..ops import Ops
 from ..plugin_host.model_choice import choose_model, model_provider
@@ -42,6 +43,14 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
     """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
     _check_stages(config, mesh, checkpoint, registry)
     _check_shared_contexts(config, mesh)
+    if mesh.expert_parallel and not any(
+        isinstance(layer, Experts)
+        for kind in (Sketch, Build)  # of the few layers of a sketch none may have experts
+        for layer in _sketch(config, Placement(), checkpoint, registry, kind).modules()
+    ):
+        raise ConfigError(
+            f"enable_expert_parallel: model {choose_model(checkpoint, registry).__name__} has no experts; leave it out"
+        )
 
     def why_not(tried: Mesh) -> str | None:
         try:
@@ -52,7 +61,7 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
             return str(error.__cause__ or error)
         return None
 
-    for axis in ("tensor", "pipeline"):
+    for axis in ("tensor", "pipeline", "data"):
         asked: int = getattr(mesh, axis)
         alone = Mesh(expert_parallel=mesh.expert_parallel)
         if asked > 1 and (reason := why_not(structs.replace(alone, **{axis: asked}))):
@@ -105,9 +114,11 @@ def _check_stages(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regis
         raise ConfigError(f"{asked}: model {model.__name__} cannot be divided into stages; use 1")
 
 
-def _sketch(config: FrameConfig, placement: Placement, checkpoint: Checkpoint, registry: Registry) -> Any:
+def _sketch(
+    config: FrameConfig, placement: Placement, checkpoint: Checkpoint, registry: Registry, kind: type[Build] = Sketch
+) -> Any:
     dtype = getattr(torch, checkpoint.dtype)
-    build = Sketch(
+    build = kind(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=torch.device("meta"),

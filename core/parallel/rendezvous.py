@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..config.data_parallel import DataParallelConfig
 from ..interfaces.mesh import Mesh, Placement
 
 
@@ -17,6 +18,10 @@ class Rendezvous:
         self._file = os.memfd_create("frame-rendezvous") if needed else -1
         self.address = f"file:///proc/{os.getpid()}/fd/{self._file}" if needed else ""
 
+    def clear(self) -> None:
+        """Forgets the addresses of workers that are gone, so that others can meet."""
+        os.ftruncate(self._file, 0)
+
     def close(self) -> None:
         """Frees the file. May be called twice."""
         if self._file >= 0:
@@ -24,10 +29,15 @@ class Rendezvous:
             self._file = -1
 
 
-def placements_of(mesh: Mesh, rendezvous: str, local_engine: int = 0) -> list[Placement]:
-    """The workers of an engine on one machine, in order of rank; `local_engine` engines have devices before its own."""
-    first = local_engine * mesh.engine_size
+def placements_of(mesh: Mesh, rendezvous: str, engine: DataParallelConfig) -> list[Placement]:
+    """The workers of an engine on one machine, in order of rank. Engines before it have the devices before its own.
+
+    Where it shares experts with other engines, its workers are a part of the mesh.
+    """
+    size = mesh.engine_size
+    first = engine.first_rank * size if mesh.data > 1 else 0
+    device = (engine.data_parallel_rank_local or 0) * size
     return [
-        Placement(rank=rank, local_rank=first + rank, mesh=mesh, rendezvous=rendezvous)
-        for rank in range(mesh.engine_size)
+        Placement(rank=first + place, local_rank=device + place, mesh=mesh, rendezvous=rendezvous)
+        for place in range(size)
     ]

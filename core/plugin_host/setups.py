@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 def mesh_of(config: FrameConfig) -> Mesh:
-    """The parallel axes that the configuration asks for."""
+    """The parallel axes that the configuration asks for; engines that share nothing have a mesh each."""
     executor = config.executor
     return Mesh(
+        data=config.data_parallel.data_parallel_size if executor.enable_expert_parallel else 1,
         pipeline=executor.pipeline_parallel_size,
         tensor=executor.tensor_parallel_size,
         decode_context=executor.decode_context_parallel_size,

@@ -1,7 +1,7 @@
 """Several engines of one model as one: their client, which divides requests among them, and their supervisor.
 
-Each engine is a data rank with devices and a KV cache of its own. None waits for another, and when one dies only its
-requests wait until it is there again. Imports no torch.
+Each engine is a data rank with devices and a KV cache of its own. Unless they share experts none waits for another, and
+when one dies only its requests wait until it is there again. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ..plugin_host.registry import Registry
+from ..plugin_host.setups import mesh_of
 from .child import STOP_SECONDS
 from .client import RemoteEngine
 from .messages import EngineNews
 from .output_queue import OutputQueue
 from .rank_choice import RankChoice
 from .rank_stats import joined_answers, joined_history, joined_stats
+from .shared_fate import OwnFate, SharedFate
 from .supervisor import EngineSupervisor, News
 
 #: Control methods that only ask: they are answered while an engine is down, too.
@@ -188,12 +190,19 @@ class DataParallelClient:
 
 
 class DataParallelSupervisor:
-    """Keeps the engines of this server alive, each by itself. `news` is awaited for every stage, start and death."""
+    """Keeps the engines of this server alive: each by itself, or those that share experts together.
+
+    `news` is awaited for every stage, start and death.
+    """
 
     def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
         self._config = config
-        ranks = config.data_parallel.local_ranks
-        self._supervisors = {rank: EngineSupervisor(config, news, command, rank) for rank in ranks}
+        ranks, shared = config.data_parallel.local_ranks, mesh_of(config).data > 1
+        self._fate = fate = SharedFate() if shared and len(ranks) > 1 else OwnFate()
+        self._supervisors = {rank: EngineSupervisor(config, news, command, rank, fate) for rank in ranks}
+        if isinstance(fate, SharedFate):
+            for one in self._supervisors.values():
+                fate.add(one)
 
     async def start(self) -> None:
         """Starts all engines at once and returns when they are ready; raises `EngineDeadError` and leaves none."""
@@ -218,6 +227,7 @@ class DataParallelSupervisor:
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends all engine processes, by force after `seconds`. May be called twice."""
         await asyncio.gather(*(one.stop(seconds) for one in self._supervisors.values()))
+        self._fate.close()
 
 
 def make_client(

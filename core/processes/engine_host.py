@@ -23,7 +23,7 @@ from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
 from .journal import PULSE_SECONDS, NullJournal, journal_name
-from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, ToEngine, Weights
+from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, ToEngine, Wave, Weights
 from .stats_history import StatsHistory
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def _failure(request_id: str, error: str, fault: Fault = "engine") -> EngineOutp
 class EngineHost:
     """Serves one engine to clients that connect to `listener`, until `stop`.
 
-    `report` sends the supervisor what it needs to start the same engine again.
+    `report` sends the supervisor what it needs to start the same engine again. `inbox` may hold a `Wave` of the
+    supervisor already, as (None, wave).
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class EngineHost:
         journal: NullJournal,
         begin: Begin,
         report: Callable[[Weights], None] = lambda _: None,
+        inbox: SimpleQueue[tuple[_Client | None, Any]] | None = None,
     ) -> None:
         engine.watch(journal, Suspects(begin.suspects))
         self._engine = engine
@@ -110,7 +112,7 @@ class EngineHost:
         self._journal = journal
         self._guilty = begin.guilty
         self._report = report
-        self._inbox: SimpleQueue[tuple[_Client | None, Any]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[_Client | None, Any]] = inbox or SimpleQueue()
         self._clients: set[_Client] = set()
         self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's
         self._owners: dict[str, _Client] = {}  # request id -> the client that gets its outputs
@@ -171,7 +173,10 @@ class EngineHost:
 
     def _handle(self, client: _Client | None, message: Any) -> None:
         if client is None:
-            self._running = False
+            if isinstance(message, Wave):
+                self._engine.begin_wave(message.number)
+            else:
+                self._running = False
             return
         match message:
             case Hello(name=name):

@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError
+from ..plugin_host.setups import mesh_of
 from .channel import Channel, listen
 from .child_process import describe, die_with_parent, show_as
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
-from .messages import Begin, EngineReport, Failed, Ready, Stage
+from .messages import Begin, EngineOrder, EngineReport, Failed, Ready, Stage, Wave
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -44,8 +45,9 @@ class EngineProcess:
         self._config = config
         self._journal = NullJournal() if journal_fd is None else Journal(journal_fd)
         self._address = address
-        self._parent = Channel(socket.socket(fileno=control_fd), Begin)
+        self._parent = Channel(socket.socket(fileno=control_fd), EngineOrder)
         self._orders: SimpleQueue[Begin] = SimpleQueue()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()  # of the host, also before there is one
         self._prepare = prepare
         self._started = time.monotonic()
         self._host: EngineHost | None = None
@@ -70,7 +72,10 @@ class EngineProcess:
             return 1
         try:
             gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second
-            self._host = EngineHost(engine, listen(self._address), self._journal, begin, self._report)
+            if mesh_of(self._config).data > 1:
+                engine.step_with_peers(lambda number: self._report(Wave(number)))
+            listener = listen(self._address)
+            self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
             self._report(Ready(engine.info))
             self._host.run()
         except Exception as error:
@@ -91,6 +96,9 @@ class EngineProcess:
         """Takes the order of the parent; when it hangs up, ends the engine, and by force if the main thread hangs."""
         with contextlib.suppress(OSError, ValueError):
             while (order := self._parent.receive()) is not None:
+                if isinstance(order, Wave):
+                    self._inbox.put((None, order))
+                    continue
                 show_as("frame-engine")
                 self._silence_logs(at_least=logging.NOTSET)
                 self._started = time.monotonic()

@@ -98,6 +98,12 @@ class Begin(msgspec.Struct, tag=True):
     guilty: dict[str, str] = {}
 
 
+class Wave(msgspec.Struct, tag=True):
+    """Engine to supervisor: engines that share experts must begin this wave of steps. And back to each of them."""
+
+    number: int
+
+
 class EngineUp(msgspec.Struct, tag=True):
     """Supervisor to clients: engine `rank` listens on the Unix socket `address`."""
 
@@ -127,6 +133,7 @@ class Shutdown(msgspec.Struct, tag=True):
 #: the messages of each direction
 ToEngine = Hello | Add | Abort | Call
 FromEngine = Outputs | Reply
-EngineReport = Stage | Ready | Failed | Weights
+EngineReport = Stage | Ready | Failed | Weights | Wave
+EngineOrder = Begin | Wave
 EngineNews = Stage | EngineUp | EngineDown
 ApiReport = Serving | Failed | Shutdown

@@ -44,11 +44,15 @@ class EngineChild(Child):
 class Standby:
     """Makes engine processes by `command` for a configuration and the parent's choice of plugins.
 
-    Raises `ConfigError` for values that cannot leave the process, such as classes.
+    `rendezvous` is where the workers of engines that share experts meet. Raises `ConfigError` for values that cannot
+    leave the process, such as classes.
     """
 
-    def __init__(self, command: Sequence[str], config: FrameConfig, choices: Sequence[Any]) -> None:
+    def __init__(
+        self, command: Sequence[str], config: FrameConfig, choices: Sequence[Any], rendezvous: str = ""
+    ) -> None:
         self._command = command
+        self._arguments = ["--rendezvous", rendezvous] if rendezvous else []
         self._files = {"--config-file": json.dumps(config.to_plain()), "--plugins-file": json.dumps(choices)}
         self._ahead: EngineChild | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -101,7 +105,7 @@ class Standby:
 
     async def _spawn(self) -> EngineChild:
         address, journal = f"@frame-{secrets.token_hex(16)}", JournalReader()
-        arguments = ["--socket", address, "--journal-fd", str(journal.descriptor)]
+        arguments = ["--socket", address, "--journal-fd", str(journal.descriptor), *self._arguments]
         try:
             child = await spawn(self._command, arguments, EngineReport, [journal.descriptor], self._files)
         except BaseException:

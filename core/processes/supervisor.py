@@ -20,8 +20,9 @@ from ..engine.recovery.suspects import Suspects
 from ..interfaces.client import EngineDeadError, EngineInfo
 from .child import STOP_SECONDS
 from .journal import PULSE_SECONDS, JournalReader
-from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Weights
+from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Wave, Weights
 from .python_command import python_command
+from .shared_fate import Death, OwnFate, Verdict
 from .standby import EngineChild, Standby
 
 logger = logging.getLogger("frame.server")
@@ -43,9 +44,18 @@ class EngineSupervisor:
     `command` starts an engine process (tests bring their own).
     """
 
-    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: FrameConfig,
+        news: News,
+        command: Sequence[str] | None = None,
+        rank: int = 0,
+        fate: OwnFate | None = None,
+    ) -> None:
         self._config = config.model_copy(update={"data_parallel": config.data_parallel.engine(rank)})
-        self._rank = rank
+        self.rank = rank
+        self._fate = fate or OwnFate()
+        self._ready_at = 0.0
         self._news = news
         self._command = command or python_command("frame", "engine")
         self._standby: Standby | None = None
@@ -58,7 +68,7 @@ class EngineSupervisor:
     async def start(self, choices: Sequence[Any]) -> EngineInfo:
         """Starts the engine with these plugins and returns once it is ready; raises `EngineDeadError`."""
         try:
-            self._standby = Standby(self._command, self._for_engine(), choices)
+            self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
             info = await self._launch()
         except BaseException:
             await self.stop(0)  # no request is lost
@@ -98,6 +108,9 @@ class EngineSupervisor:
         if self._engine is not None:
             self._engine.journal.close()
         engine = self._engine = await self._standby.take()
+        if self._fate.falling:
+            await engine.stop(0)
+            raise EngineDeadError("an engine with which it shares experts died")
         limit = self._config.server.ready_seconds
         try:
             async with asyncio.timeout(limit):
@@ -110,7 +123,7 @@ class EngineSupervisor:
         except ValueError as error:
             await engine.stop(0)
             raise EngineDeadError(f"a message of the starting engine cannot be read: {error}") from None
-        await self._news(EngineUp(engine.address, info, self._rank))
+        await self._news(EngineUp(engine.address, info, self.rank))
         if self._config.server.standby_engine:
             self._standby.keep()
         return info
@@ -121,7 +134,7 @@ class EngineSupervisor:
         while True:
             match await engine.channel.receive():
                 case Stage(name=name, seconds=seconds):
-                    await self._news(Stage(name, seconds, self._rank))
+                    await self._news(Stage(name, seconds, self.rank))
                 case Ready(info=info):
                     return info
                 case Failed(error=error):
@@ -132,32 +145,44 @@ class EngineSupervisor:
 
     async def _watch(self) -> None:
         """Restarts the engine after each death, until there are too many in a row."""
-        ready_at = time.monotonic()
         while self._engine is not None:
-            cause, killed = await self._wait_for_death(self._engine)
-            if time.monotonic() - ready_at > STEADY_SECONDS:
-                self._deaths = 0
-            self._deaths += self._learn_from_death(self._engine.journal, cause, killed)
+            self._ready_at = time.monotonic()
+            death = await self._wait_for_death(self._engine)
             while True:
-                if self._deaths > self._config.server.max_engine_restarts:
-                    await self._news(
-                        EngineDown(f"{cause} ({self._deaths} deaths in a row)", final=True, rank=self._rank)
-                    )
+                verdict = await self._fate.settle(self, death)
+                await self._news(EngineDown(verdict.cause, verdict.final, self.rank))
+                if verdict.final:
                     return
-                await self._news(EngineDown(cause, rank=self._rank))
                 try:
                     await self._launch()
                     break
                 except (EngineDeadError, OSError) as error:
-                    cause = str(error)
-                    self._deaths += 1
-            ready_at = time.monotonic()
+                    death = Death(str(error))
 
-    async def _wait_for_death(self, engine: EngineChild) -> tuple[str, bool]:
-        """Waits until a ready engine ends, or kills it when it hangs.
+    def judge(self, death: Death) -> Verdict:
+        """Counts a death, and learns from that of an engine that was ready which requests to compute alone."""
+        if not death.began:
+            self._deaths += 1
+        elif self._engine is not None:
+            if time.monotonic() - self._ready_at > STEADY_SECONDS:
+                self._deaths = 0
+            self._deaths += self._learn_from_death(self._engine.journal, death.cause, death.killed)
+        if self._deaths <= self._config.server.max_engine_restarts:
+            return Verdict(death.cause, final=False)
+        return Verdict(f"{death.cause} ({self._deaths} deaths in a row)", final=True)
 
-        Returns how it ended, and whether a SIGKILL from outside ended it.
-        """
+    def kill(self) -> None:
+        """Ends the engine process by force, if there is one."""
+        if self._engine is not None:
+            self._engine.kill()
+
+    async def begin_wave(self, number: int) -> None:
+        """Tells the engine that a wave of steps begins; raises `OSError` when it is gone."""
+        if self._engine is not None:
+            await self._engine.channel.send(Wave(number))
+
+    async def _wait_for_death(self, engine: EngineChild) -> Death:
+        """Waits until a ready engine ends, or kills it when it hangs; returns how it ended."""
         self._hung = False
         watchdog = asyncio.create_task(self._end_when_hung(engine))
         try:
@@ -170,8 +195,8 @@ class EngineSupervisor:
             death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
         killed = engine.process.returncode == -signal.SIGKILL and not self._hung
         if failed is None:
-            return death, killed
-        return f"{death}: {failed.error}", killed or failed.killed
+            return Death(death, killed, told=False, began=True)
+        return Death(f"{death}: {failed.error}", killed or failed.killed, began=True)
 
     async def _end_when_hung(self, engine: EngineChild) -> None:
         limit = max(self._config.server.hang_seconds, 4 * PULSE_SECONDS)
@@ -207,6 +232,8 @@ class EngineSupervisor:
             while (message := await engine.channel.receive()) is not None:
                 if isinstance(message, Failed):
                     failed = message
+                elif isinstance(message, Wave):
+                    await self._fate.begin_wave(message.number)
                 elif isinstance(message, Weights) and self._standby is not None:
                     self._config = with_weights(self._config, **message.source)  # the next engine loads them, too
                     await self._standby.renew(self._for_engine())

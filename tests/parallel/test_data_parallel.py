@@ -1,0 +1,104 @@
+"""Engine processes of one model: those of a dense one are alone, those that share experts step and die together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.registry import Registry
+from frame.core.processes.data_parallel import DataParallelClient, start_engine
+from frame.interfaces import EngineDeadError
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
+from tests.processes.test_client import Collector
+from tests.processes.test_data_parallel import pids, until
+
+NUM_REQUESTS = 6
+
+
+def settings(folder: Path, **values: Any) -> dict[str, Any]:
+    return {**SMALL, "model": str(folder), "num_threads": 1, "standby_engine": False, **values}
+
+
+def wanted() -> list[Any]:
+    return [request(f"{place}", prompt, 20 + 7 * place) for place, prompt in enumerate(prompts(400)[:NUM_REQUESTS])]
+
+
+def expected(folder: Path) -> dict[str, list[int]]:
+    with running(from_flat(settings(folder)), Registry.load()) as engine:
+        return {name: list(tokens_of(found)) for name, found in drain(engine, wanted()).items()}
+
+
+async def served(client: DataParallelClient, seen: Collector) -> dict[str, list[int]]:
+    for one in wanted():
+        await client.add(one)
+    await until(lambda: len(seen.ends) == NUM_REQUESTS, 120)
+    assert {end.finish_reason for end in seen.ends.values()} == {"length"}
+    return {name: seen.ids[name] for name in seen.ends}
+
+
+@pytest.mark.timeout(300)
+async def test_engines_that_share_experts_give_the_tokens_of_one_and_start_again_together(tmp_path: Path) -> None:
+    """One of them has the requests of both experts' halves; a killed one ends both, and the requests go on."""
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    alone = expected(folder)
+    config = from_flat(settings(folder, data_parallel_size=2, enable_expert_parallel=True))
+    client = await start_engine(config)
+    assert isinstance(client, DataParallelClient)
+    seen = Collector(client)
+    try:
+        assert await served(client, seen) == alone
+        single = wanted()[0]
+        seen.ids.clear(), seen.ends.clear()
+        await client.add(single)  # the other engine has none
+        await until(lambda: bool(seen.ends), 60)
+        assert seen.ids == {"0": alone["0"]}
+        seen.ids.clear(), seen.ends.clear()
+        before = pids(client)
+        for one in wanted():
+            await client.add(one)
+        await until(lambda: len(seen.ids) == NUM_REQUESTS, 60)
+        os.kill(before[1], signal.SIGKILL)
+        await until(lambda: len(seen.ends) == NUM_REQUESTS, 60)
+        lost = [name for name, end in seen.ends.items() if end.fault == "lost" and end.finish_reason == "error"]
+        assert lost, "all requests had ended before the engine died"
+        for name in lost:
+            del seen.ends[name], seen.ids[name]
+        await asyncio.gather(*(client.add(one) for one in wanted() if one.request_id in lost))
+        await until(lambda: len(seen.ends) == NUM_REQUESTS, 120)
+        assert {name: seen.ids[name] for name in lost} == {name: alone[name] for name in lost}
+        assert not set(before) & set(pids(client))
+    finally:
+        await client.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3-moe", marks=pytest.mark.matrix)])
+async def test_engines_of_two_workers_each(family: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    shared = {"enable_expert_parallel": True} if family == "qwen3-moe" else {}
+    client = await start_engine(from_flat(settings(folder, data_parallel_size=2, tensor_parallel_size=2, **shared)))
+    assert isinstance(client, DataParallelClient)
+    try:
+        assert await served(client, Collector(client)) == expected(folder)
+    finally:
+        await client.close()
+
+
+async def test_experts_are_shared_by_engines_of_one_server(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    values = settings(folder, data_parallel_size=2, data_parallel_rank=1, enable_expert_parallel=True)
+    with pytest.raises(EngineDeadError, match="engines that share experts are started by one server"):
+        await start_engine(from_flat(values))
+
+
+async def test_a_dense_model_has_no_experts_to_share(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    with pytest.raises(EngineDeadError, match="enable_expert_parallel: model LlamaForCausalLM has no experts"):
+        await start_engine(from_flat(settings(folder, data_parallel_size=2, enable_expert_parallel=True)))
