@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
+from frame import AsyncLLM, SamplingParams
+from frame.settings import FrameConfig
 from frame.testing.checkpoints import make_checkpoint
 from tests.gpu.test_engine import gaps_to_transformers, generate, make_prompts
 
@@ -51,3 +55,35 @@ def test_one_head_that_ranks_share_is_cached_once(tmp_path) -> None:
     equal = sum(mine == other for mine, other in zip(captured, alone, strict=True))
     print(f"{equal} of {len(alone)} prompts have one rank's tokens")
     assert equal >= 0.9 * len(alone)  # the rest must be near ties, which the tests above look at
+
+
+@pytest.mark.parametrize("exchange", ["gather", "all-to-all"])
+def test_engines_that_share_experts_give_the_tokens_of_one(exchange: str, tmp_path) -> None:
+    """Two engine processes, each with one GPU; captured steps of both at one shape."""
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    prompts = make_prompts()
+    alone = generate(folder, prompts, dtype="float32")
+    config = FrameConfig.from_flat(
+        model=str(folder), dtype="float32", data_parallel_size=2, enable_expert_parallel=True, expert_exchange=exchange,
+        skip_tokenizer_init=True, gpu_memory_utilization=0.1, max_model_len=128, max_num_seqs=16,
+    )  # fmt: skip
+    llm = AsyncLLM.from_config(config)
+    lengths = [len(found) for found in alone]
+
+    async def one(index: int, ids: list[int]) -> list[int]:
+        params = SamplingParams(temperature=0, max_tokens=lengths[index], ignore_eos=True, detokenize=False)
+        found: list[int] = []
+        async for output in llm.generate({"prompt_token_ids": ids}, params, str(index)):
+            found = list(output.outputs[0].token_ids)
+        return found
+
+    async def every() -> list[list[int]]:
+        try:
+            return await asyncio.gather(*(one(index, list(ids)) for index, ids in enumerate(prompts)))
+        finally:
+            llm.shutdown()
+
+    found = asyncio.run(every())
+    equal = sum(mine == list(other) for mine, other in zip(found, alone, strict=True))
+    print(f"{exchange}: {equal} of {len(alone)} prompts have one engine's tokens")
+    assert equal >= 0.9 * len(alone)
