@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from frame.layers.layout_line import layout_line
+
 from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
@@ -23,6 +25,7 @@ from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
+from ..parallel.devices import check_devices
 from ..parallel.layout import check_layout
 from ..parallel.rendezvous import Rendezvous, placements_of
 from ..plugin_host.isolation import culprit
@@ -79,10 +82,10 @@ class EngineStart:
 
     def _make_executor(self, workers: WorkerFactory, shared: str) -> Executor:
         config, mesh = self._config, mesh_of(self._config)
-        provider = executor_provider(config, self._registry)
-        if mesh.engine_size > 1:
-            experts = ", whole experts on each" if mesh.expert_parallel else ""
-            logger.info("layout: %d devices, layers divided over all of them%s", mesh.engine_size, experts)
+        provider, parts = executor_provider(config, self._registry), (config, mesh, self._checkpoint, self._registry)
+        devices = check_devices(*parts, self._registry.resolve(provider))
+        if line := layout_line(*parts, devices):
+            logger.info("layout: %s", line)
         if mesh.data > 1 and not shared:
             raise ConfigError(
                 f"enable_expert_parallel with data_parallel_size {mesh.data}: engines that share experts are started "

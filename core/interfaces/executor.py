@@ -181,6 +181,8 @@ class Executor(ABC):
 
     #: steps that may be launched before the oldest is answered
     max_in_flight: int = 2
+    #: whether the workers of a node are on its machine, and take its devices in the order of their ranks
+    takes_local_devices: bool = True
     #: whether the workers are in the caller's process, so that they take callables
     is_local: bool = False
 

@@ -113,6 +113,16 @@ class Memory(ABC):
         `full_bytes` is what all requests at full length would need together; more only serves the prefix cache.
         """
 
+    def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
+        """None where a worker has room here, else one sentence: which device, how much is free, how much is needed.
+
+        Asked before the model is made, and again before its weights are read. `needed_bytes` is what is known by then
+        to be needed; where the KV cache has no size of its own the worker also takes `utilization` of all memory, else
+        that is 0. By default there is room.
+        """
+        del start, utilization, needed_bytes
+        return None
+
     def pool(self, tag: str) -> AbstractContextManager[Any]:
         """A context whose allocations belong to `tag` ("weights", "kv_cache"); the default has no pools."""
         del tag
@@ -149,6 +159,11 @@ class Platform(ABC):
     @abstractmethod
     def probe(cls) -> str | None:
         """None when this machine has a usable device, else why not. Takes no device memory."""
+
+    @classmethod
+    def num_devices(cls) -> int | None:
+        """Devices of this machine, each for one worker; None, as by default, where workers share one."""
+        return None
 
     @property
     @abstractmethod

@@ -5,7 +5,8 @@ A model says so itself: it is built without memory, for a rank whose peers are n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..config.errors import ConfigError
 from ..config.model_config import ModelConfig
 from ..config.tree import FrameConfig
 from ..interfaces.mesh import Mesh, Placement
+from ..interfaces.model import Model
 from ..interfaces.setup import ModelSetup
 from ..layers.build import Build
 from ..layers.experts import Experts
@@ -31,11 +33,13 @@ MOST_RANKS = 64
 
 
 class Sketch(Build):
-    """Builds few of a model's layers, which stand for the others."""
+    """Builds few of a model's layers, which stand for the others. `stages` are the layers of each stage."""
+
+    stages: Sequence[range] = ()
 
     def layers(self, count: int, make: Callable[[int], nn.Module]) -> nn.ModuleList:
         """The first, a middle and the last one; raises `ValueError` where `count` cannot be divided into stages."""
-        split_layers(count, self.groups.pipeline.size, self.pipeline_layers)
+        self.stages = split_layers(count, self.groups.pipeline.size, self.pipeline_layers)
         return Layers([make(index) for index in dict.fromkeys((0, count // 2, count - 1)) if index >= 0])
 
 
@@ -46,21 +50,13 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
     if mesh.expert_parallel and not any(
         isinstance(layer, Experts)
         for kind in (Sketch, Build)  # of the few layers of a sketch none may have experts
-        for layer in _sketch(config, Placement(), checkpoint, registry, kind).modules()
+        for layer in sketch(config, checkpoint, registry, Mesh(), kind)[0].modules()
     ):
         raise ConfigError(
             f"enable_expert_parallel: model {choose_model(checkpoint, registry).__name__} has no experts; leave it out"
         )
 
-    def why_not(tried: Mesh) -> str | None:
-        try:
-            _sketch(config, Placement(mesh=tried), checkpoint, registry)
-        except ConfigError:
-            raise
-        except ValueError as error:
-            return str(error.__cause__ or error)
-        return None
-
+    why_not = partial(refusal, config, checkpoint, registry)
     for axis in ("tensor", "pipeline", "data"):
         asked: int = getattr(mesh, axis)
         alone = Mesh(expert_parallel=mesh.expert_parallel)
@@ -76,6 +72,17 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
         sizes = ", ".join(str(size) for size, one in shared.items() if why_not(one) is None)
         asked = mesh.decode_context
         raise ConfigError(f"decode_context_parallel_size {asked}: {reason}; sizes that work: {sizes}")
+
+
+def refusal(config: FrameConfig, checkpoint: Checkpoint, registry: Registry, mesh: Mesh) -> str | None:
+    """Why the model's layers cannot be divided over the ranks of `mesh`; None where they can."""
+    try:
+        sketch(config, checkpoint, registry, mesh)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        return str(error.__cause__ or error)
+    return None
 
 
 def _divisors(number: int) -> list[int]:
@@ -114,19 +121,24 @@ def _check_stages(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regis
         raise ConfigError(f"{asked}: model {model.__name__} cannot be divided into stages; use 1")
 
 
-def _sketch(
-    config: FrameConfig, placement: Placement, checkpoint: Checkpoint, registry: Registry, kind: type[Build] = Sketch
-) -> Any:
+def sketch(
+    config: FrameConfig, checkpoint: Checkpoint, registry: Registry, mesh: Mesh, kind: type[Build] = Sketch
+) -> tuple[Model, Any]:
+    """The model of rank 0 of `mesh` without memory, and the `kind` of build that made it.
+
+    Raises `ValueError` where it cannot be divided like that.
+    """
     dtype = getattr(torch, checkpoint.dtype)
     build = kind(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=torch.device("meta"),
         ops=Ops(),
-        groups=unconnected_groups(placement),
+        groups=unconnected_groups(Placement(mesh=mesh)),
         kv_dtype=dtype,
         device_type="meta",
         max_model_len=1,
         pipeline_layers=config.executor.pipeline_layers,
     )
-    return registry.make("model", model_provider(checkpoint, registry), ModelSetup(build), config)
+    model: Model = registry.make("model", model_provider(checkpoint, registry), ModelSetup(build), config)
+    return model, build

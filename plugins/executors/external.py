@@ -50,6 +50,7 @@ class ExternalExecutor(Executor):
     """Calls this process's worker directly, and waits for the engines of the other processes in each step."""
 
     is_local = True
+    takes_local_devices = False  # but those that the launcher names
 
     def __init__(self, setup: ExecutorSetup, options: Any = None) -> None:
         super().__init__(setup, options)

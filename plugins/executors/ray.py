@@ -40,6 +40,7 @@ class RayExecutor(ProcessExecutor):
     """One actor a worker, in placement groups that keep a tensor group on one machine where one has room for it."""
 
     options: RayOptions
+    takes_local_devices = False
 
     def __init__(self, setup: ExecutorSetup, options: RayOptions | None = None) -> None:
         self._options = options or RayOptions()

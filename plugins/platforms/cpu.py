@@ -90,6 +90,13 @@ def _fitting_threads() -> int | None:
     return processors if torch.get_num_threads() > processors else None
 
 
+def available_bytes() -> int:
+    """Bytes of host memory that processes may still take, counting what the kernel would give back of file caches."""
+    with open("/proc/meminfo") as file:
+        sizes = dict(line.split(":") for line in file)
+    return int(sizes.get("MemAvailable", sizes["MemFree"]).split()[0]) << 10
+
+
 class Arrived(HostCopy):
     """A copy that is done already."""
 
@@ -156,6 +163,16 @@ class HostMemory(Memory):
         with open("/proc/self/statm") as file:
             held = page * int(file.read().split()[1])
         return MemorySnapshot(total=total, free=free, held=held, peak=held)
+
+    def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
+        """`utilization` is a limit here and claims nothing."""
+        del start, utilization
+        if (available := available_bytes()) >= needed_bytes:
+            return None
+        return (
+            f"{available >> 20} MiB of this machine's memory are available, and this worker needs "
+            f"{needed_bytes >> 20} MiB: end what else uses it, or lower kv_cache_memory_bytes where that is set"
+        )
 
     def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
         """What all requests need, within a quarter of what was free, 4 GiB and the configured share of the machine."""

@@ -80,7 +80,8 @@ class TestStates(ModelSuite):
     def test_the_largest_step_is_profiled_with_states_of_its_own(self) -> None:
         config, registry = self.model_config(max_num_batched_tokens=64, max_num_seqs=4), self.registry()
         opened = open_device(config, registry, Placement(), "")
-        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups)
+        before = opened.platform.memory().snapshot()
+        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
         profile_step(config, opened.checkpoint, loaded, opened.platform)
         state = loaded.build.caches["model.state"].kv_cache
         assert state is not None

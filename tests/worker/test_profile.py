@@ -22,5 +22,6 @@ def test_the_largest_step_runs_without_a_cache(mesh: Mesh, tmp_path: Path) -> No
     config = FrameConfig.from_flat(model=str(folder), max_num_batched_tokens=64, max_num_seqs=4, **sizes)
     registry = Registry.load()
     opened = open_device(config, registry, Placement(mesh=mesh), "")
-    loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups)
+    before = opened.platform.memory().snapshot()
+    loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
     profile_step(config, opened.checkpoint, loaded, opened.platform)

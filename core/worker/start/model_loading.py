@@ -14,7 +14,7 @@ from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
 from ...interfaces.collectives import Groups
 from ...interfaces.model import Model
-from ...interfaces.platform import Platform
+from ...interfaces.platform import Memory, MemorySnapshot, Platform
 from ...interfaces.platform_steps import Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import Build
@@ -51,17 +51,42 @@ def resolve_dtype(config: FrameConfig, checkpoint: Checkpoint, platform: Platfor
 
 
 def load_model(
-    config: FrameConfig, checkpoint: Checkpoint, platform: Platform, registry: Registry, groups: Groups
+    config: FrameConfig,
+    checkpoint: Checkpoint,
+    platform: Platform,
+    registry: Registry,
+    groups: Groups,
+    before: MemorySnapshot,
 ) -> LoadedModel:
-    """Builds the model of the checkpoint's architecture on the platform's device and loads its weights."""
+    """Builds the model of the checkpoint's architecture on the platform's device and loads its weights.
+
+    `before` is the device's memory now. Raises `ValueError` where it is too little, before any weight is read.
+    """
+    require_room(config, platform.memory(), before)
     with platform.memory().pool("weights"):
-        model, build = build_model(config, checkpoint, platform, registry, groups)
+        try:
+            model, build = build_model(config, checkpoint, platform, registry, groups)
+        except torch.OutOfMemoryError:
+            raise ValueError(
+                f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
+                "are free; divide the model over more devices, or end what else uses the device"
+            ) from None
+        require_room(config, platform.memory(), before, sum(parameter.nbytes for parameter in model.parameters()))
         loader = choose_loader(config, checkpoint, registry)
         load_weights(model, loader, platform.streams().fill)
     model.requires_grad_(False)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype))
     return LoadedModel(model.eval(), build, digest, weights_bytes)
+
+
+def require_room(config: FrameConfig, memory: Memory, before: MemorySnapshot, weights_bytes: int = 0) -> None:
+    """Raises `ValueError` where the device had too little memory free `before`, as far as is known by now."""
+    cache = config.cache
+    is_sized = cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None
+    needed = weights_bytes + (cache.kv_cache_memory_bytes or 0)
+    if reason := memory.lacks(before, 0.0 if is_sized else cache.gpu_memory_utilization, needed):
+        raise ValueError(reason)
 
 
 def build_model(

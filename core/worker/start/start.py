@@ -86,7 +86,7 @@ class WorkerStart:
         memory, config = opened.platform.memory(), opened.config
         before = memory.snapshot()
         parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
-        loaded = self._timed("weights", lambda: load_model(*parts))
+        loaded = self._timed("weights", lambda: load_model(*parts, before))
         weights = loaded.model
         memory.claim("weights", list(weights.parameters()))
         loaded = compiled(loaded, opened.steps)

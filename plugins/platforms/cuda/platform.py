@@ -198,6 +198,10 @@ class CudaPlatform(Platform):
             return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
         return None
 
+    @classmethod
+    def num_devices(cls) -> int | None:
+        return torch.cuda.device_count()
+
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", self.local_rank)
@@ -339,6 +343,19 @@ class CudaMemory(Memory):
             peak=torch.cuda.max_memory_allocated(self._device),
         )
 
+    def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
+        asked = int(start.total * utilization)
+        if start.free >= max(asked, needed_bytes):
+            return None
+        name = f"{self._device} ({torch.cuda.get_device_name(self._device)})"
+        free = f"{start.free >> 20} MiB of the {start.total >> 20} MiB of {name} are free"
+        if needed_bytes > asked:
+            return f"{free}, and this worker needs {needed_bytes >> 20} MiB: divide the model over more devices"
+        return (
+            f"{free}, and gpu_memory_utilization {utilization:g} asks for {asked >> 20} MiB: lower it, or end what "
+            "else uses the device"
+        )
+
     def kv_bytes(self, start: MemorySnapshot, utilization: float, weights_bytes: int, full_bytes: int) -> int:
         """The configured share, less the peak of weights and the profiling step, less a reserve.
 
@@ -347,11 +364,6 @@ class CudaMemory(Memory):
         del full_bytes
         now = self.snapshot()
         requested = int(now.total * utilization)
-        if start.free < requested:
-            raise ValueError(
-                f"gpu_memory_utilization {utilization} asks for {requested >> 20} MiB, {start.free >> 20} MiB of the "
-                f"device's {start.total >> 20} MiB were free at the start; lower it or free the device"
-            )
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
