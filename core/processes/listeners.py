@@ -34,12 +34,12 @@ def bind_admin(server: ServerConfig) -> socket.socket | None:
     if server.admin_uds is not None:
         return _bind_unix(Path(server.admin_uds), 0o600)
     if server.admin_port is not None:
-        return bind(ServerConfig(host="127.0.0.1", port=server.admin_port))
+        return bind(ServerConfig(host="127.0.0.1", port=server.admin_port), settings="--admin-port")
     return None
 
 
-def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
-    """A listening socket at the configured address; raises `ConfigError` when that fails.
+def bind(server: ServerConfig, shared: bool = False, settings: str = "--port or --host") -> socket.socket:
+    """A listening socket at the configured address; raises `ConfigError`, which names `settings`, when that fails.
 
     `shared`: other sockets of this user may listen there, too.
     """
@@ -62,7 +62,7 @@ def bind(server: ServerConfig, shared: bool = False) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
         raise ConfigError(
             f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
-            "choose another --port or --host"
+            f"choose another {settings}"
         ) from None
     return listener
 

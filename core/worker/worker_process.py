@@ -193,7 +193,8 @@ class _WorkerLoop:
             try:
                 self._channel.send(Value(self._answer(message)))
             except Exception as error:
-                traceback.print_exc()
+                if not (isinstance(error, ValueError) and message.method == "load"):  # which says all in one sentence
+                    traceback.print_exc()
                 self._channel.send(Failure(type(error).__name__, str(error)))
 
     def answer_oldest(self) -> None:

@@ -46,7 +46,11 @@ class Listener:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, port), family=family, backlog=MOST_GREETINGS)
         except OSError as error:
-            raise ValueError(f"cannot listen at {host}:{port} for the other nodes: {error.strerror or error}") from None
+            why = (error.strerror or str(error)).partition(" (while")[0]
+            raise ValueError(
+                f"cannot listen at {host}:{port} for the other nodes: {why}; choose another --master-port or "
+                "--master-addr, on all nodes"
+            ) from None
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="frame-nodes", daemon=True).start()
 

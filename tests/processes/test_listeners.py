@@ -36,7 +36,7 @@ def test_a_start_that_finds_the_admin_port_taken_leaves_no_public_socket(tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port, public = taken.getsockname()[1], tmp_path / "public"
         config = FrameConfig.model_validate({"server": {"uds": str(public), "admin_port": port, "admin_key": ["k"]}})
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*; choose another --admin-port$"):
             launch(config)
         assert not public.exists()
         assert still_open() == 1

@@ -44,6 +44,13 @@ class PlatformSuite(StreamChecks, GraphChecks, OpChecks):
         assert platform.device.type == platform.device_type
         assert torch.zeros(2, device=platform.device).sum().item() == 0
 
+    def test_it_counts_devices_and_refuses_a_worker_without_room(self, platform: Platform) -> None:
+        number, memory = self.found().num_devices(), platform.memory()
+        assert number is None or number >= 1, f"num_devices must be None or at least 1, is {number!r}"
+        now = memory.snapshot()
+        assert reason_or_none(memory.lacks(now, 0.0, 0), "lacks") is None, "a worker that needs nothing has room"
+        reason_or_none(memory.lacks(now, 0.0, 1 << 60), "lacks")
+
     def test_default_batch_sizes_allow_a_step(self) -> None:
         kind = self.found()
         for name in ("default_num_seqs", "default_num_batched_tokens"):
