@@ -124,6 +124,8 @@ def test_the_line_counts_experts(tmp_path):
     folder = make_checkpoint(tmp_path, "qwen3-moe")
     whole = line(folder, tensor_parallel_size=2, enable_expert_parallel=True)
     assert whole.endswith("per rank; 8 experts → 4 per rank")
+    engines = {"data_parallel_size": 2, "data_parallel_rank": 1, "enable_expert_parallel": True}
+    assert line(folder, range(1, 2), **engines) == "engine 1 of 2 on device 1; 8 experts → 4 per rank"
     assert line(folder, tensor_parallel_size=2).endswith("per rank; 2 parts of each of 8 experts")
 
 
