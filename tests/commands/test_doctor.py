@@ -294,7 +294,6 @@ def test_a_family_of_a_plugin_is_planned_with_a_note(tmp_path, capsys):
         (["--memory-gib", "0"], "--memory-gib must be above 0"),
         (["--disk-gib-per-s", "nan"], "--disk-gib-per-s must be above 0"),
         (["--platform", "foreign"], "not those of platform 'foreign'"),
-        (["--tensor-parallel-size", "2"], "plans for one worker"),
         (["--max-model-len", "4000"], "is above the 1024 tokens"),
         (["/no/such"], "no folder '/no/such'"),
     ],

@@ -6,6 +6,8 @@ of them that asks for a block size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, cast
@@ -24,21 +26,43 @@ def block_multiples(
     config: FrameConfig, checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device
 ) -> tuple[dict[str, int], str]:
     """Returns the multiple of tokens in a block for each layer where that is not 1, and why it is unknown, or ""."""
-    registry, name = Registry.load(), config.attention.attention_backend
-    ours = all(provider.target.startswith("frame.plugins.") for provider in registry.providers("attention"))
-    if not shape.kv_specs or (name == "auto" and ours):
+    registry = Registry.load()
+    if not shape.kv_specs or _asks_none(config, registry):
         return {}, ""
+    specs = {
+        layer: _spec(checkpoint, shape, sizes, device, cast("FullKV", kept)) for layer, kept in shape.kv_specs.items()
+    }
+    return _multiples(config, registry, specs)
+
+
+def multiples_of(config: FrameConfig, specs: Mapping[str, AttentionSpec], device: Device) -> tuple[dict[str, int], str]:
+    """As `block_multiples`, for what the layers of one of several ranks ask of their backends."""
+    registry = Registry.load()
+    if _asks_none(config, registry):
+        return {layer: spec.context.ranks for layer, spec in specs.items() if spec.context.ranks > 1}, ""
+    return _multiples(
+        config, registry, {layer: replace(spec, device_type=device.kind) for layer, spec in specs.items()}
+    )
+
+
+def _asks_none(config: FrameConfig, registry: Registry) -> bool:
+    """Whether no backend that may be chosen asks for long blocks."""
+    ours = all(provider.target.startswith("frame.plugins.") for provider in registry.providers("attention"))
+    return config.attention.attention_backend == "auto" and ours
+
+
+def _multiples(
+    config: FrameConfig, registry: Registry, specs: Mapping[str, AttentionSpec]
+) -> tuple[dict[str, int], str]:
     chosen: dict[AttentionSpec, int] = {}
-    found: dict[str, int] = {}
+    name, size = config.attention.attention_backend, config.cache.block_size
     try:
-        for layer, kept in shape.kv_specs.items():
-            spec = _spec(checkpoint, shape, sizes, device, cast("FullKV", kept))
+        for spec in specs.values():
             if spec not in chosen:
-                chosen[spec] = _multiple(registry, name, spec, config.cache.block_size)
-            found[layer] = chosen[spec]
+                chosen[spec] = _multiple(registry, name, spec, size) * spec.context.ranks
     except PluginError as error:
         return {}, str(error)
-    return {layer: multiple for layer, multiple in found.items() if multiple > 1}, ""
+    return {layer: chosen[spec] for layer, spec in specs.items() if chosen[spec] > 1}, ""
 
 
 def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, kept: FullKV) -> AttentionSpec:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from frame.interfaces import Command
 from frame.settings import (
     ConfigError,
     FlagParser,
+    FrameConfig,
     add_config_flags,
     config_from_arguments,
     fetch_model,
     read_checkpoint,
 )
+
+if TYPE_CHECKING:
+    from .machine import Device
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -50,7 +55,7 @@ class DoctorCommand(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         """Prints the prediction."""
         from .facts import as_dict
-        from .machine import find_device
+        from .machine import find_devices
         from .prediction import predict
         from .verdict import judge
 
@@ -60,9 +65,8 @@ class DoctorCommand(Command):
                 raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
         config = config_from_arguments(arguments)
         checkpoint = read_checkpoint(fetch_model(config, only_cached=True))
-        _refuse(config)
-        device = find_device(config.executor.platform, arguments.memory_gib)
-        prediction = predict(config, checkpoint, device, arguments.disk_gib_per_s)
+        devices = find_devices(config.executor.platform, arguments.memory_gib, _devices_here(config))
+        prediction = predict(config, checkpoint, devices[0], arguments.disk_gib_per_s, _by_rank(config, devices))
         verdict = judge(prediction)
         found = as_dict(prediction)
         found["binding_limit"] = {"name": verdict.limit, "why": verdict.why, "change": verdict.change}
@@ -71,10 +75,31 @@ class DoctorCommand(Command):
         return 0 if verdict.works else 1
 
 
-def _refuse(config: Any) -> None:
-    world = config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
-    if world > 1:
-        raise ConfigError(f"frame doctor plans for one worker, {world} were asked for")
+def _ranks(config: FrameConfig) -> int:
+    """Ranks of one engine."""
+    return config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
+
+
+def _devices_here(config: FrameConfig) -> int:
+    """Devices that the engines of this machine take."""
+    return len(config.data_parallel.local_ranks) * _ranks(config) // config.executor.nnodes
+
+
+def _by_rank(config: FrameConfig, devices: Sequence[Device]) -> list[Device]:
+    """The device of each rank of the first engine, none where the model is not divided.
+
+    Those of other machines are taken to be like this one's. Raises `ConfigError` where there are too few.
+    """
+    needed, ranks = _devices_here(config), _ranks(config)
+    if len(devices) < needed:
+        raise ConfigError(
+            f"{needed} devices are needed, and this machine has {len(devices)}; --memory-gib says how much memory "
+            "each has that is not here"
+        )
+    executor = config.executor
+    if ranks == executor.decode_context_parallel_size == 1 and not executor.enable_expert_parallel:
+        return []
+    return [devices[rank % max(1, ranks // config.executor.nnodes)] for rank in range(ranks)]
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -83,6 +108,7 @@ def _text(found: dict[str, Any]) -> str:
     count = "1 file" if weights["files"] == 1 else f"{weights['files']} files"
     files = f"{stored} in {count}" if weights["files"] else "not there yet: from config.json"
     in_step = "" if cache["set_by"] else " in a step"
+    several = "ranks" in found
     lines = [
         f"{found['architecture']} in {found['model']}",
         f"on {found['device']['name']}: {size(found['device']['total_bytes'])}, "
@@ -90,6 +116,7 @@ def _text(found: dict[str, Any]) -> str:
         "",
         f"weights          {size(weights['num_bytes'])} as {weights['dtype']} ({files})",
     ]
+    lines += _rank_lines(found) if several else []
     lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]
     if cache["set_by"] is None:
         lines.append("KV cache         none: each token of an encoder sees its whole prompt at once")
@@ -119,6 +146,21 @@ def _text(found: dict[str, Any]) -> str:
         *(f"- {line}" for line in found["assumptions"]),
     ]
     return "\n".join(lines)
+
+
+def _rank_lines(found: dict[str, Any]) -> list[str]:
+    """What each rank holds, and that the lines after these are about the one with the least room."""
+    lines = [f"layout           {found['layout'] or 'one rank'}"]
+    for rank in found["ranks"]:
+        first, stop = rank["layers"]
+        layers = f"layers {first}–{stop - 1}, " if stop > first + 1 else f"layer {first}, "
+        experts = f"{rank['experts']} experts a layer, " if rank["experts"] else ""
+        lines.append(
+            f"  rank {rank['rank']:<9} {layers}{experts}weights {size(rank['weights_bytes'])}, KV cache "
+            f"{size(rank['cache_bytes'])} of {size(rank['available_bytes'])}; "
+            f"{'fits' if rank['fits'] else 'does not fit'} {rank['device']}"
+        )
+    return lines
 
 
 def size(num_bytes: float) -> str:

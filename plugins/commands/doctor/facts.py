@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from frame.interfaces import KVLayout, pool_bytes
+from frame.interfaces import KVLayout, part_of, pool_bytes
 
 from .prediction import Prediction
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 
 def as_dict(prediction: Prediction) -> dict[str, Any]:
@@ -34,9 +38,9 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "set_by": one.budget.rule if one.shape.kv_specs else None,
             "block_size": layout.block_size if layout else None,
             "num_blocks": layout.pools[0] if layout else 0,
-            "num_bytes": layout.pools[0] * pool_bytes(layout)[0] if layout else 0,
-            "bytes_per_token": bytes_per_token(layout) if layout else None,
-            "groups": _groups(layout) if layout else [],
+            "num_bytes": sum(_cache_bytes(one)),
+            "bytes_per_token": sum(map(bytes_per_token, _parts(one))) if layout else None,
+            "groups": _groups(_parts(one)) if layout else [],
         },
         "capacity": {
             "max_model_len": one.sizes.max_model_len,
@@ -48,6 +52,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "max_num_batched_tokens": one.sizes.max_num_batched_tokens,
         },
         "memory": {**one.budget.parts, "graphs": one.graph_bytes},
+        **({"layout": one.ranks.line, "ranks": _ranks(one, one.ranks)} if one.ranks else {}),
         "load_seconds": round(one.load_seconds, 1),
         "assumptions": one.assumptions,
     }
@@ -63,15 +68,51 @@ def _capacity_tokens(one: Prediction) -> int:
     return (one.layout.pools[0] - 1) // each * one.layout.grain
 
 
-def _groups(layout: KVLayout) -> list[dict[str, Any]]:
+def _parts(one: Prediction) -> list[KVLayout]:
+    """The layout of the cache on each rank: with the layers that keep it there."""
+    if one.layout is None or one.ranks is None:
+        return [one.layout] if one.layout else []
+    return [part_of(one.layout, rank.part.own) for rank in one.ranks.all]
+
+
+def _cache_bytes(one: Prediction) -> list[int]:
+    """Bytes of the cache on each rank."""
+    if one.layout is None:
+        return [0] * one.num_ranks
+    return [one.layout.pools[0] * pool_bytes(part)[0] for part in _parts(one)]
+
+
+def _groups(parts: Sequence[KVLayout]) -> list[dict[str, Any]]:
+    """The KV groups, with what a token takes in each over all ranks."""
+    found = []
+    for same in zip(*(part.groups for part in parts), strict=True):
+        kinds = [spec for group in same for spec in group.specs]
+        size = same[0].block_size
+        found.append(
+            {
+                "layers": len({layer for group in same for layer in group.layers}),
+                "kind": type(kinds[0]).__name__,
+                "window": getattr(kinds[0], "window", None),
+                "bytes_per_token": sum(spec.block_bytes(size) for spec in kinds) // size,
+            }
+        )
+    return found
+
+
+def _ranks(one: Prediction, ranks: Ranks) -> list[dict[str, Any]]:
     return [
         {
-            "layers": len(group.layers),
-            "kind": type(group.specs[0]).__name__,
-            "window": getattr(group.specs[0], "window", None),
-            "bytes_per_token": sum(spec.block_bytes(group.block_size) for spec in group.specs) // group.block_size,
+            "rank": rank.part.rank,
+            "layers": [rank.part.layers.start, rank.part.layers.stop],
+            "experts": rank.part.num_experts,
+            "weights_bytes": rank.part.weights_bytes,
+            "available_bytes": rank.budget.kv_bytes if rank.block_bytes else 0,
+            "cache_bytes": held,
+            "memory": {**rank.budget.parts, "graphs": rank.graph_bytes},
+            "device": rank.device.name,
+            "fits": rank.fits,
         }
-        for group in layout.groups
+        for rank, held in zip(ranks.all, _cache_bytes(one), strict=True)
     ]
 
 

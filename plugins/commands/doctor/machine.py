@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frame.settings import ConfigError
 
@@ -23,6 +23,14 @@ class Device:
     stated: bool = False
 
 
+def find_devices(platform: str, memory_gib: float | None, count: int) -> list[Device]:
+    """As `find_device`, `count` alike ones where the size is stated or several workers share it, else all GPUs."""
+    first = find_device(platform, memory_gib)
+    if first.kind == "cpu" or first.stated or count == 1:
+        return [first] * count
+    return [replace(one, name=f"GPU {index} ({one.name})") for index, one in enumerate(_gpus())]
+
+
 def find_device(platform: str, memory_gib: float | None) -> Device:
     """The device of `--platform` ("auto": a GPU if there is one), with `memory_gib` in place of its own memory.
 
@@ -30,7 +38,7 @@ def find_device(platform: str, memory_gib: float | None) -> Device:
     """
     if platform not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"frame doctor knows the memory rules of cpu and cuda, not those of platform {platform!r}")
-    gpu = None if platform == "cpu" else _gpu()
+    gpu = None if platform == "cpu" else next(iter(_gpus()), None)
     if memory_gib is not None:
         size = int(memory_gib * (1 << 30))
         kind = "cuda" if platform == "cuda" or gpu is not None else "cpu"
@@ -44,13 +52,17 @@ def find_device(platform: str, memory_gib: float | None) -> Device:
     return Device("cpu", "this machine's memory", total, free)
 
 
-def _gpu() -> Device | None:
+def _gpus() -> list[Device]:
     if shutil.which("nvidia-smi") is None:
-        return None
+        return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        if not visible:
+            return []
+        query.append(f"--id={visible}")
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        name, total, free = done.stdout.strip().splitlines()[0].split(", ")
-        return Device("cuda", name, int(total) << 20, int(free) << 20)
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return None
+        found = [line.split(", ") for line in done.stdout.strip().splitlines()]
+        return [Device("cuda", name, int(total) << 20, int(free) << 20) for name, total, free in found]
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return []

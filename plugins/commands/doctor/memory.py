@@ -76,10 +76,15 @@ def kv_budget(
     weights_bytes: int,
     empty: KVLayout,
     vocab_size: int,
+    own_bytes: tuple[int, ...] = (),
 ) -> Budget:
-    """How many bytes the KV cache gets, and which rule says so."""
-    cache = config.cache
-    per_block = pool_bytes(empty)[0]
+    """How many bytes the KV cache gets, and which rule says so.
+
+    `own_bytes` are those of a block of each pool on one of several ranks. Raises `ConfigError` for a GPU that something
+    else fills.
+    """
+    cache, own_bytes = config.cache, own_bytes or pool_bytes(empty)
+    per_block = own_bytes[0]
     if cache.num_gpu_blocks_override is not None:
         return Budget(cache.num_gpu_blocks_override * per_block, "num_gpu_blocks_override")
     if cache.kv_cache_memory_bytes is not None:
@@ -87,7 +92,7 @@ def kv_budget(
     requested = int(device.total_bytes * cache.gpu_memory_utilization)
     if device.kind == "cpu":
         rules = {
-            "full need": full_bytes(empty, sizes.max_num_seqs, sizes.max_model_len),
+            "full need": full_bytes(empty, sizes.max_num_seqs, sizes.max_model_len, own_bytes),
             "cpu default": CPU_KV_BYTES,
             "free memory": device.free_bytes // 4,
             "utilization": requested - weights_bytes,

@@ -6,7 +6,9 @@ The KV cache follows the engine's own layout (`frame.interfaces.plan_layout`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from frame.interfaces import (
     DTYPE_BYTES,
@@ -25,6 +27,9 @@ from .machine import Device
 from .memory import CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES, Budget, Sizes, graph_bytes, kv_budget, resolve_sizes
 from .weights import Weights, has_weights, read_weights
 
+if TYPE_CHECKING:
+    from .ranks import Ranks
+
 #: Seconds before any weight is read: imports and the device; kernels that are tried at a first start on a GPU.
 START_SECONDS = {"cpu": 3.0, "cuda": 8.0}
 GIB = 1 << 30
@@ -32,7 +37,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Prediction:
-    """All that was predicted; `layout` is None where not even two blocks fit."""
+    """All that was predicted; `layout` is None where not even two blocks fit.
+
+    Of several `ranks`, device, budget and graphs are those of the poorest; weights are all of them.
+    """
 
     checkpoint: Checkpoint
     device: Device
@@ -47,10 +55,30 @@ class Prediction:
     graph_bytes: int
     load_seconds: float
     assumptions: list[str]
+    ranks: Ranks | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the engine."""
+        return len(self.ranks.all) if self.ranks is not None else 1
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights on the device that memory and cache are told for, of several ranks the poorest one's."""
+        return self.ranks.poorest.part.weights_bytes if self.ranks is not None else self.weights_bytes
 
 
-def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gib_per_s: float) -> Prediction:
-    """The prediction; raises `ConfigError` where config.json or the headers of the weights cannot be read."""
+def predict(
+    config: FrameConfig,
+    checkpoint: Checkpoint,
+    device: Device,
+    disk_gib_per_s: float,
+    devices: Sequence[Device] = (),
+) -> Prediction:
+    """The prediction; raises `ConfigError` where config.json or the headers of the weights cannot be read.
+
+    `devices` are those of the ranks of an engine whose model is divided; none where it is not.
+    """
     sizes = resolve_sizes(config, checkpoint, device)
     shape = read_shape(checkpoint, sizes.kv_dtype)
     there = has_weights(checkpoint.folder)
@@ -59,10 +87,22 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
     else:
         weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
-    multiples, unknown = block_multiples(config, checkpoint, shape, sizes, device)
-    empty = plan_layout(shape.kv_specs, config.cache.block_size, multiples)
-    budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
-    layout, fits_len, full = _capacity(config, sizes, shape, empty, budget.kv_bytes)
+    ranks = None
+    if devices:
+        from .ranks import predict_ranks
+
+        ranks = predict_ranks(config, checkpoint, shape, sizes, devices)
+        poorest, unknown = ranks.poorest, ranks.unknown
+        device, budget, graphs, filled = poorest.device, poorest.budget, poorest.graph_bytes, ranks.layout
+    else:
+        multiples, unknown = block_multiples(config, checkpoint, shape, sizes, device)
+        empty = plan_layout(shape.kv_specs, config.cache.block_size, multiples)
+        budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
+        graphs, filled = (
+            graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
+            _filled(config, empty, budget),
+        )
+    layout, fits_len, full = _capacity(sizes, shape, filled)
     return Prediction(
         checkpoint=checkpoint,
         device=device,
@@ -74,26 +114,36 @@ def predict(config: FrameConfig, checkpoint: Checkpoint, device: Device, disk_gi
         layout=layout,
         fits_len=fits_len,
         full_requests=full,
-        graph_bytes=graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
+        graph_bytes=graphs,
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
-        assumptions=_assumptions(device, shape, disk_gib_per_s, there, unknown),
+        assumptions=[*_engines(config), *_assumptions(device, shape, disk_gib_per_s, there, unknown)],
+        ranks=ranks,
     )
 
 
-def _capacity(
-    config: FrameConfig, sizes: Sizes, shape: Shape, empty: KVLayout, kv_bytes: int
-) -> tuple[KVLayout | None, int, float]:
+def _filled(config: FrameConfig, empty: KVLayout, budget: Budget) -> KVLayout | None:
+    try:
+        return with_blocks(empty, budget.kv_bytes, config.cache.num_gpu_blocks_override)
+    except ValueError:
+        return None
+
+
+def _capacity(sizes: Sizes, shape: Shape, layout: KVLayout | None) -> tuple[KVLayout | None, int, float]:
     """(the layout of the cache, None where not even two blocks fit; longest request; requests of full length)."""
     if not shape.kv_specs:  # a step takes whole prompts
         tokens = sizes.max_num_batched_tokens
         return None, min(sizes.max_model_len, tokens), tokens / max(1, sizes.max_model_len)
-    try:
-        layout = with_blocks(empty, kv_bytes, config.cache.num_gpu_blocks_override)
-    except ValueError:
+    if layout is None:
         return None, 0, 0.0
     needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
     full = (layout.pools[0] - 1) / needed if needed else float(sizes.max_num_seqs)
     return layout, max_request_len(layout, sizes.max_model_len), full
+
+
+def _engines(config: FrameConfig) -> list[str]:
+    """That one of several engines is predicted."""
+    count = config.data_parallel.data_parallel_size
+    return [f"all of this is about one of {count} engines; each has devices of its own"] if count > 1 else []
 
 
 def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool, unknown: str) -> list[str]:

@@ -33,12 +33,21 @@ def judge(prediction: Prediction) -> Verdict:
     one, sizes = prediction, prediction.sizes
     if not one.shape.kv_specs:
         return _judge_encoder(one)
+    if one.ranks is not None and one.ranks.shared_bytes > one.device.free_bytes:
+        return Verdict(
+            "weights",
+            f"weights and KV cache of {one.num_ranks} ranks take {_gib(one.ranks.shared_bytes)} together of "
+            f"{one.device.name}, of which {_gib(one.device.free_bytes)} are free",
+            "lower --kv-cache-memory-bytes, take fewer ranks, or a device with more memory",
+            works=False,
+        )
     flag = _MEMORY_FLAGS[one.budget.rule]
     if one.layout is None or one.fits_len < 2:
         if one.budget.rule in ("utilization", "free memory") and one.budget.kv_bytes == 0:
             return Verdict(
                 "weights",
-                f"the weights take {_gib(one.weights_bytes)} and leave no room for a KV cache on {one.device.name}",
+                f"the weights{_here(one)} take {_gib(one.held_bytes)} and leave no room for a KV cache on "
+                f"{one.device.name}",
                 _less_weight(one),
                 works=False,
             )
@@ -72,11 +81,11 @@ def judge(prediction: Prediction) -> Verdict:
 def _judge_encoder(one: Prediction) -> Verdict:
     """Without a KV cache memory must hold the weights, and a step whole prompts."""
     sizes = one.sizes
-    left = one.budget.kv_bytes if one.device.kind == "cuda" else one.device.free_bytes - one.weights_bytes
+    left = one.budget.kv_bytes if one.device.kind == "cuda" else one.device.free_bytes - one.held_bytes
     if left <= 0:
         return Verdict(
             "weights",
-            f"the weights take {_gib(one.weights_bytes)} and leave no room for a step on {one.device.name}",
+            f"the weights{_here(one)} take {_gib(one.held_bytes)} and leave no room for a step on {one.device.name}",
             _less_weight(one),
             works=False,
         )
@@ -94,15 +103,19 @@ def _judge_encoder(one: Prediction) -> Verdict:
     )
 
 
+def _here(one: Prediction) -> str:
+    return f" of rank {one.ranks.poorest.part.rank}" if one.ranks is not None else ""
+
+
 def _less_weight(one: Prediction) -> str:
     """What to change where the weights leave no room; a CPU computes in float32 unless it is asked not to."""
-    more = "take a device with more memory, raise --gpu-memory-utilization"
+    more = "take a device with more memory, divide the model over more devices, raise --gpu-memory-utilization"
     if one.device.kind == "cuda":
         return f"{more}, or lower --max-num-batched-tokens"
     dtype = one.checkpoint.dtype
     if DTYPE_BYTES[dtype] >= DTYPE_BYTES[one.sizes.dtype]:
         return f"{more}, or take a smaller model"
-    needed = _gib(one.weights.elements * DTYPE_BYTES[dtype])
+    needed = _gib(one.held_bytes * DTYPE_BYTES[dtype] // DTYPE_BYTES[one.sizes.dtype])
     return f"{more}, or compute as the checkpoint is stored: --dtype {dtype} needs {needed}"
 
 

@@ -116,6 +116,7 @@ if TYPE_CHECKING:
         blocks_needed as blocks_needed,
         full_bytes as full_bytes,
         max_request_len as max_request_len,
+        part_of as part_of,
         plan_layout as plan_layout,
         pool_bytes as pool_bytes,
         why_not_served as why_not_served,

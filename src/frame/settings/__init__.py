@@ -60,6 +60,11 @@ if TYPE_CHECKING:
     from frame.core.plugin_host.registry import (
         Registry as Registry,
     )
+    from frame.layers.rank_parts import (
+        EngineParts as EngineParts,
+        RankPart as RankPart,
+        engine_parts as engine_parts,
+    )
     from frame.offline.routes import open_routes as open_routes
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

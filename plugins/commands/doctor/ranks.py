@@ -1,0 +1,116 @@
+"""The prediction for an engine of several ranks: what each holds, and what its device has room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from frame.interfaces import KVLayout, part_of, plan_layout, pool_bytes, with_blocks
+from frame.settings import Checkpoint, EngineParts, FrameConfig, RankPart, engine_parts
+
+from .backends import multiples_of
+from .layers import Shape
+from .machine import Device
+from .memory import Budget, Sizes, graph_bytes, kv_budget
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank on its device; `block_bytes` are what a block of the cache takes there.
+
+    `num_blocks` are those that its device has room for, 0 where it holds no request.
+    """
+
+    part: RankPart
+    device: Device
+    budget: Budget
+    graph_bytes: int
+    block_bytes: int
+    num_blocks: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for the weights and a cache, where the rank keeps one."""
+        return self.num_blocks > 0 and self.budget.kv_bytes >= 0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks of an engine, of which this machine has `num_engines`.
+
+    The cache of each has as many blocks as the rank with the least room holds; `layout` is None where that is none.
+    """
+
+    all: tuple[Rank, ...]
+    num_engines: int
+    line: str
+    layout: KVLayout | None
+    unknown: str
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of weights and cache of all ranks where engines share one memory, the CPU's; else 0."""
+        blocks = self.layout.pools[0] if self.layout is not None else 0
+        held = sum(rank.part.weights_bytes + blocks * rank.block_bytes for rank in self.all)
+        return self.num_engines * held if self.all[0].device.kind == "cpu" else 0
+
+    @property
+    def poorest(self) -> Rank:
+        """The rank that decides how many blocks all have."""
+        keeping = [rank for rank in self.all if rank.block_bytes] or list(self.all)
+        return min(keeping, key=lambda rank: (rank.fits, rank.num_blocks, -rank.part.weights_bytes))
+
+
+def predict_ranks(
+    config: FrameConfig, checkpoint: Checkpoint, shape: Shape, sizes: Sizes, devices: Sequence[Device]
+) -> Ranks:
+    """What each rank holds, on `devices` by rank; raises `ConfigError` for a division that the model does not allow."""
+    found: EngineParts = engine_parts(config, checkpoint, sizes.dtype)
+    first = found.ranks[0]
+    multiples, unknown = multiples_of(config, first.attention, devices[0])
+    empty = plan_layout(first.kv_specs, config.cache.block_size, multiples)
+    ranks = tuple(_rank(config, checkpoint, shape, sizes, (part, devices[part.rank]), empty) for part in found.ranks)
+    counts = [rank.num_blocks for rank in ranks if rank.block_bytes]
+    least = min(counts, default=0)
+    layout = with_blocks(empty, 0, least) if least else None
+    return Ranks(ranks, len(config.data_parallel.local_ranks), found.line, layout, unknown)
+
+
+def _rank(
+    config: FrameConfig,
+    checkpoint: Checkpoint,
+    shape: Shape,
+    sizes: Sizes,
+    placed: tuple[RankPart, Device],
+    empty: KVLayout,
+) -> Rank:
+    part, device = placed
+    own_bytes = pool_bytes(part_of(empty, part.own))
+    shape = _own_shape(config, shape, part)
+    vocabulary = checkpoint.vocab_size if part.is_last else 0  # logits are those of the last stage
+    memory = (config, device, sizes, shape)
+    budget = kv_budget(*memory, part.weights_bytes, empty, vocabulary, own_bytes)
+    return Rank(
+        part=part,
+        device=device,
+        budget=budget,
+        graph_bytes=graph_bytes(*memory, vocabulary),
+        block_bytes=own_bytes[0],
+        num_blocks=_num_blocks(config, empty, budget.kv_bytes, own_bytes),
+    )
+
+
+def _own_shape(config: FrameConfig, shape: Shape, part: RankPart) -> Shape:
+    """The sizes of a step on one rank: of a layer's inner columns it has a part, unless it has whole experts."""
+    divided = 1 if config.executor.enable_expert_parallel else config.executor.tensor_parallel_size
+    inner = math.ceil(shape.intermediate_size / divided)
+    return replace(shape, num_layers=len(part.layers), intermediate_size=inner, kv_specs=part.kv_specs)
+
+
+def _num_blocks(config: FrameConfig, empty: KVLayout, kv_bytes: int, own_bytes: tuple[int, ...]) -> int:
+    try:
+        override = config.cache.num_gpu_blocks_override
+        return with_blocks(empty, kv_bytes, override, bytes_of_pools=own_bytes).pools[0]
+    except ValueError:
+        return 0
