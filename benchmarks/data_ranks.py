@@ -58,27 +58,25 @@ async def timed(llm: AsyncLLM, batch: list[tuple[list[int], SamplingParams]], na
     return seconds
 
 
-def measure(shape: str, engines: int, per_engine: int, extra: dict[str, Any]) -> dict[str, Any]:
-    """Figures of so many engines, with `per_engine` requests for each."""
-    model = dict(offline_gpu.MODELS[shape][0])
+def measure(shape: str, folder: str, engines: int, per_engine: int, extra: dict[str, Any]) -> dict[str, Any]:
+    """Figures of so many engines, with `per_engine` requests for each; `folder` is the model's."""
+    vocab_size = int(offline_gpu.MODELS[shape][0]["vocab_size"])
     low_high = offline_gpu.LLAMA_MIXED
     run = offline_gpu.Run(per_engine * engines, low_high.tokens_in, low_high.tokens_out)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(model))
-        start = time.perf_counter()
-        llm = AsyncLLM.from_config(
-            FrameConfig.from_flat(
-                model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=16384,
-                data_parallel_size=engines, **extra,
-            )
-        )  # fmt: skip
-        started = time.perf_counter() - start
+    start = time.perf_counter()
+    llm = AsyncLLM.from_config(
+        FrameConfig.from_flat(
+            model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=16384,
+            data_parallel_size=engines, **extra,
+        )
+    )  # fmt: skip
+    started = time.perf_counter() - start
 
     async def both() -> list[tuple[float, int]]:
-        await timed(llm, requests(offline_gpu.Run(4 * engines, (64, 64), (16, 16)), model["vocab_size"], 9), "warm")
+        await timed(llm, requests(offline_gpu.Run(4 * engines, (64, 64), (16, 16)), vocab_size, 9), "warm")
         found = []
         for repeat in range(2):
-            batch = requests(run, model["vocab_size"], repeat)
+            batch = requests(run, vocab_size, repeat)
             seconds = await timed(llm, batch, f"r{repeat}")
             found.append((seconds, sum(params.max_tokens or 0 for _, params in batch)))
         stats = await llm.stats()
@@ -102,11 +100,13 @@ def main() -> None:
     parser.add_argument("--extra", type=json.loads, default={}, help="further settings, as JSON")
     options = parser.parse_args()
     first = 0.0
-    for engines in map(int, options.engines.split(",")):
-        found = measure(options.shape, engines, options.requests, options.extra)
-        first = first or found["tokens_per_second"]
-        ratio = found["tokens_per_second"] / first
-        print(json.dumps({**found, "ratio": ratio}), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(offline_gpu.MODELS[options.shape][0]))
+        for engines in map(int, options.engines.split(",")):
+            found = measure(options.shape, folder, engines, options.requests, options.extra)
+            first = first or found["tokens_per_second"]
+            ratio = found["tokens_per_second"] / first
+            print(json.dumps({**found, "ratio": ratio}), flush=True)
 
 
 if __name__ == "__main__":
