@@ -33,6 +33,12 @@ def stream_key(stream, position):
 
 
 @triton.jit
+def shifted_key(key, first):
+    """The int64 key under which token id t has the noise that `first` + t has under `key`."""
+    return ((key >> 32) << 32) | ((key + first) & 0xFFFFFFFF)
+
+
+@triton.jit
 def noise_size(key, first, lane):
     """float32 in [0, 2^31]: the absolute hash of the token ids `first` + `lane` under an int64 key.
 

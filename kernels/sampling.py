@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .filters import Filters, Noise, draw_filtered
-from .noise import gumbel_noise, noise_size, stream_key
+from .noise import gumbel_noise, noise_size, shifted_key, stream_key
 from .reach import NONE, any_over, bar_of, best_of, better_of, over_bar
 
 #: A block is so many tokens wide, and of each column one token at a time is scored exactly.
@@ -31,9 +31,9 @@ def _load_block(logits, start, vocab, lane, SMALL: tl.constexpr):
     return tl.load(logits + start + lane)
 
 
-@triton.jit(do_not_specialize=["blocks", "parts"])
+@triton.jit(do_not_specialize=["first", "blocks", "parts"])
 def _best_of_part(
-    logits, temperatures, streams, positions, best, ids, vocab, stride, blocks, parts,
+    logits, temperatures, streams, positions, best, ids, vocab, stride, first, blocks, parts,
     RANDOM: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -44,7 +44,7 @@ def _best_of_part(
     if RANDOM:
         temperature = tl.load(temperatures + row)
         noisy = temperature > 0.0
-        key = stream_key(tl.load(streams + row), tl.load(positions + row))
+        key = shifted_key(stream_key(tl.load(streams + row), tl.load(positions + row)), first)
     lane = tl.arange(0, DEPTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     top, place = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
     scale, base = bar_of(top, temperature, noisy)
@@ -81,7 +81,7 @@ def _best_of_part(
                     waiting = waiting & ((value < top) == 0)
         start = later
     tl.store(best + row * parts + part, top)
-    tl.store(ids + row * parts + part, place)
+    tl.store(ids + row * parts + part, place + first)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -101,6 +101,20 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return _launch(logits, None, None, None)
 
 
+def best_of_part(
+    logits: Tensor,
+    first: int,
+    temperature: Tensor | None = None,
+    streams: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `frame.core.ops.sampling.best_of_part`, for float32 or 16-bit logits."""
+    token_ids, scores = _launch(logits, temperature, streams, positions, first)
+    if temperature is None:
+        return scores, token_ids, scores
+    return scores, token_ids, logits.gather(-1, (token_ids - first).long()[:, None]).squeeze(-1).float()
+
+
 def draw(
     logits: Tensor,
     temperature: Tensor,
@@ -117,8 +131,9 @@ def draw(
 
 
 def _launch(
-    logits: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None
+    logits: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None, first: int = 0
 ) -> tuple[Tensor, Tensor]:
+    """(token ids, scores) of the best of each row; column c is token `first` + c."""
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     most = min(blocks, _MOST_PARTS)
@@ -132,7 +147,7 @@ def _launch(
     values = torch.empty(rows, dtype=torch.float32, device=device)
     if rows:
         _best_of_part[(rows, parts)](
-            logits, temperature, streams, positions, best, ids, vocab, logits.stride(0), each, parts,
+            logits, temperature, streams, positions, best, ids, vocab, logits.stride(0), first, each, parts,
             RANDOM=temperature is not None, DEPTH=_DEPTH, WIDTH=_WIDTH, SMALL=vocab < _BLOCK, num_warps=1,
         )  # fmt: skip
         _best_of_row[(rows,)](best, ids, tokens, values, parts, PARTS=triton.next_power_of_2(most), num_warps=1)

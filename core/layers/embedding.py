@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,6 +70,7 @@ class Head(nn.Module):
         if tied is not None and not (isinstance(tied, VocabEmbedding) and tied.group.size == group.size):
             raise ValueError(f"{prefix} can only be tied to an embedding that is sharded like it, not to {tied}")
         self.prefix, self.vocab_size, self.group, self.ops = prefix, vocab_size, group, build.ops
+        self._gathers = group.size > 1
         self.tied = tied is not None
         self.table: VocabRows = (
             tied if isinstance(tied, VocabEmbedding) else VocabRows(build, prefix, vocab_size, hidden_size, group)
@@ -76,10 +79,19 @@ class Head(nn.Module):
         if self.bias is not None:
             self.bias.data[self.table.num_used :].zero_()
 
+    @contextmanager
+    def divided(self) -> Iterator[None]:
+        """Within it `forward` gives [N, rows of this rank's table], its part of the vocabulary and padding."""
+        gathered, self._gathers = self._gathers, False
+        try:
+            yield
+        finally:
+            self._gathers = gathered
+
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] → [N, vocab_size], the same on every rank."""
         logits = self.ops.linear(hidden, self.table.weight, self.bias)
-        if self.group.size > 1:
+        if self._gathers:
             logits = self.group.all_gather(logits, dim=-1)[..., : self.vocab_size]
         return logits
 

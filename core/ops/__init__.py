@@ -67,6 +67,7 @@ class Ops:
     # sampling
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
+    best_of_part = staticmethod(sampling.best_of_part)
     keep_threshold = staticmethod(sampling.keep_threshold)
     add_bias = staticmethod(logits.add_bias)
     keep_only = staticmethod(logits.keep_only)

@@ -46,6 +46,12 @@ def stream_keys(streams: Tensor, positions: Tensor) -> Tensor:
     return x
 
 
+def shifted_keys(keys: Tensor, first: int) -> Tensor:
+    """int64 keys under which token id t has the noise that `first` + t has under `keys`."""
+    low = (keys + first) & 0xFFFFFFFF
+    return (keys >> 32 << 32) | low
+
+
 def token_hash(keys: Tensor, token_ids: Tensor) -> Tensor:
     """int32, the 32 hash bits of `token_ids` int32 under `keys` int64; the two broadcast.
 

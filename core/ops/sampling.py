@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .random import CHUNK, add_gumbel_noise, gumbel_noise, stream_keys
+from .random import CHUNK, add_gumbel_noise, gumbel_noise, shifted_keys, stream_keys
 
 _LOWEST = torch.finfo(torch.float32).min
 #: Probability relative to the best token's, as an integer: below 2^-40 of it a token has no mass.
@@ -61,6 +61,31 @@ def draw(
     for rows in _blocks(~random, logits.shape[-1]):
         tokens[rows] = greedy(logits[rows])[0]
     return tokens
+
+
+def best_of_part(
+    logits: Tensor,
+    first: int,
+    temperature: Tensor | None = None,
+    streams: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(scores float32 [N], token ids int32 [N], their logits float32 [N]): who wins among a part of the vocabulary.
+
+    `logits` [N, V'] are those of the ids from `first` on. Scores are what `greedy` compares, or with other arguments
+    what `draw` does without filters; the part whose score is highest, the first of equals, has the token of all.
+    """
+    if temperature is None or streams is None or positions is None:
+        token_ids, values = greedy(logits)
+        return values, token_ids + first, values
+    random, keys = temperature > 0, shifted_keys(stream_keys(streams, positions), first)
+    scores = logits.float() / torch.where(random, temperature, 1.0)[:, None]
+    for rows in _blocks(random, logits.shape[-1]):
+        noisy = scores[rows]
+        add_gumbel_noise(noisy, keys[rows])
+        scores[rows] = noisy
+    token_ids, best = greedy(scores)
+    return best, token_ids + first, logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
 
 
 def _blocks(rows: Tensor, width: int) -> Sequence[slice | Tensor]:

@@ -113,6 +113,14 @@ class CpuOps(Ops):
             [Ops.draw(logits[row], temperature[row], streams[row], positions[row], *_cut(filters, row)) for row in rows]
         )
 
+    def best_of_part(self, logits: Tensor, first: int, *draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.invariant or len(logits) < 2:
+            return Ops.best_of_part(logits, first, *draw)
+        rows = [slice(row, row + 1) for row in range(len(logits))]
+        best = [Ops.best_of_part(logits[row], first, *_cut(draw, row)) for row in rows]
+        scores, token_ids, values = (torch.cat(parts) for parts in zip(*best, strict=True))
+        return scores, token_ids, values
+
     def keep_threshold(self, scores: Tensor, *filters: Tensor | None) -> Tensor:
         if not self.invariant or len(scores) < 2:
             return Ops.keep_threshold(scores, *filters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -59,6 +60,32 @@ def test_the_draw_is_the_reference_id_for_id(vocab: int) -> None:
     found = kernels.draw(logits, temperature, streams, positions)
     expected = sampling.draw(logits.clone(), temperature, streams, positions)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("vocab", [301, WIDE])
+@pytest.mark.parametrize("random", [False, True])
+def test_the_best_of_parts_is_what_the_whole_row_draws(vocab: int, random: bool) -> None:
+    """Parts of unequal sizes, with ties between them; scores and ids are the reference's."""
+    rows = 8
+    logits = make_logits(rows, vocab).round()
+    temperature = torch.tensor([0.0, 0.6, 1.0, 2.0] * (rows // 4), device=DEVICE)
+    streams, positions = (value.to(DEVICE) for value in noise_of(rows))
+    noise_given = (temperature, streams, positions) if random else ()
+    cuts = [0, vocab // 3, vocab // 3 + 7, vocab]
+    scores, ids, values = [], [], []
+    for first, end in itertools.pairwise(cuts):
+        part = logits[:, first:end]
+        found = kernels.best_of_part(part, first, *noise_given)
+        expected = sampling.best_of_part(part, first, *noise_given)
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[2], expected[2])
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-6)
+        for kept, one in zip((scores, ids, values), found, strict=True):
+            kept.append(one)
+    winner = torch.stack(scores).argmax(0, keepdim=True)
+    tokens = torch.stack(ids).gather(0, winner).squeeze(0)
+    whole = kernels.draw(logits, temperature, streams, positions) if random else kernels.greedy(logits)[0]
+    assert torch.equal(tokens, whole)
 
 
 def noise_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:

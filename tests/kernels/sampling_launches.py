@@ -27,6 +27,7 @@ def draws(vocab: int, dtype: torch.dtype) -> None:
     stream, top_k = _empty(ROWS, dtype=torch.int64), _empty(ROWS, dtype=torch.int32)
     sampling.greedy(scores)
     sampling.draw(scores, row, stream, stream)
+    sampling.best_of_part(scores[:, :-3], 300, row, stream, stream)
     for given in ((top_k, None, None), (None, row, None), (None, None, row), (top_k, row, row)):
         sampling.draw(scores, row, stream, stream, *given)
         if dtype is F32:

@@ -109,6 +109,7 @@ def test_a_worker_that_never_comes_is_one_sentence():
 def test_groups_of_different_ranks_overlap():
     import threading
 
+    from frame.core.config.data_parallel import DataParallelConfig
     from frame.core.parallel.rendezvous import Rendezvous, placements_of
 
     rendezvous, mesh, found = Rendezvous(), Mesh(tensor=2, pipeline=2), {}
@@ -122,7 +123,10 @@ def test_groups_of_different_ranks_overlap():
         ]
         collectives.close()
 
-    threads = [threading.Thread(target=run, args=(one,)) for one in placements_of(mesh, rendezvous.address)]
+    threads = [
+        threading.Thread(target=run, args=(one,))
+        for one in placements_of(mesh, rendezvous.address, DataParallelConfig())
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...interfaces.model import Model
 from ...interfaces.platform_steps import StepShape
 from ...ops.step import StepBuffers
 from ..device import Device
 from .draws import PlainSampled
 from .sampler import Sampler
+from .shards import WholeRows
 
 GREEDY, RANDOM = "greedy", "random"
 
@@ -25,9 +25,11 @@ GREEDY, RANDOM = "greedy", "random"
 class PlainDraw:
     """Draws for the rows of a decode step, as its buffers hold them; what padding rows draw is not read."""
 
-    def __init__(self, device: Device, model: Model, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers) -> None:
+    def __init__(
+        self, device: Device, rows: WholeRows, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers
+    ) -> None:
         self._device = device
-        self._model = model
+        self._rows = rows
         self._sampler = sampler
         self._token_ids = token_ids
         self._buffers = buffers
@@ -49,12 +51,8 @@ class PlainDraw:
     def _draw(self, random: bool, hidden: Tensor) -> Tensor:
         """Int32 [2, padded rows]: tokens, and the bits of their logits in float32."""
         ops, rows = self._device.ops, len(hidden)
-        logits, lengths = self._model.logits(hidden), self._buffers.seq_lens[:rows]
-        if random:
-            temperature, streams = self._sampler.plain_parameters(rows)
-            token_ids = ops.draw(logits, temperature, streams, lengths.long())
-            drawn = logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
-        else:
-            token_ids, drawn = ops.greedy(logits)
+        lengths = self._buffers.seq_lens[:rows]
+        temperature, streams = self._sampler.plain_parameters(rows) if random else (None, None)
+        token_ids, drawn = self._rows.draw(hidden, temperature, streams, lengths.long() if random else None)
         ops.advance(self._token_ids, self._buffers.rows[:rows], lengths, token_ids)
         return torch.stack((token_ids, drawn.view(torch.int32)))

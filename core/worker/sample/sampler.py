@@ -19,6 +19,7 @@ from .draws import Ahead, LogprobGroup, LogprobTensors, Sampled
 from .need import EDITS, MORE, ONE_ROW, Need
 from .processors import ProcessorSlots
 from .sampling_slots import BatchParameters, SamplingSlots
+from .shards import WholeRows
 
 
 class Sampler:
@@ -102,6 +103,17 @@ class Sampler:
         self._slots.penalties.count_several(token_ids, host_slots)
         self._slots.rules.extend_several(token_ids, counts, host_slots)
 
+    def sample_plainly(
+        self, rows: WholeRows, hidden: Tensor, host_slots: np.ndarray, lengths: Tensor
+    ) -> Sampled | None:
+        """As `sample` for the logits of `hidden` [N, H]; None where a row asks for more than a temperature."""
+        batch = self._slots.batch(_padded(host_slots, len(hidden)))
+        if batch.need & MORE:
+            return None
+        if batch.draw is None:
+            return Sampled(*rows.draw(hidden, None, None, None))
+        return Sampled(*rows.draw(hidden, batch.draw.temperature, batch.draw.streams, lengths.long()))
+
     def sample(
         self,
         logits: Tensor,
@@ -117,8 +129,7 @@ class Sampler:
         `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
         `draws_alone`, and the caller must call `remember` with the tokens that were kept.
         """
-        if len(host_slots) < len(logits):
-            host_slots = np.append(host_slots, np.full(len(logits) - len(host_slots), -1, host_slots.dtype))
+        host_slots = _padded(host_slots, len(logits))
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
             return Sampled(*self._ops.greedy(logits))
@@ -207,3 +218,9 @@ class Sampler:
         scores = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
         threshold = self._ops.keep_threshold(scores, *batch.draw.filters(index))
         return scores.masked_fill(scores < threshold[:, None], -torch.inf)
+
+
+def _padded(host_slots: np.ndarray, rows: int) -> np.ndarray:
+    """With -1 for the rows behind the last slot, which are padding."""
+    missing = rows - len(host_slots)
+    return np.append(host_slots, np.full(missing, -1, host_slots.dtype)) if missing > 0 else host_slots

@@ -33,6 +33,7 @@ from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
+from ..sample.shards import rows_of
 from .forward_pass import CapturedInputs, ForwardPass
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
@@ -92,7 +93,8 @@ class Runner:
         self.pooling = pooling
         self.stage = stage
         self.lockstep = lockstep
-        self.plain_draw = PlainDraw(device, model, sampler, tables.token_ids, buffers)
+        self.rows = rows_of(model, device.ops)
+        self.plain_draw = PlainDraw(device, self.rows, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.captured_inputs = CapturedInputs(model, buffers, prefixes, others)
@@ -231,7 +233,7 @@ class Runner:
             self.plain_draw.run_dummy(shape, hidden)
         else:  # a step with prompts: what its rows draw is never captured
             rows = hidden[: shape.padded_samples or shape.padded_rows]
-            graphs.run(shape, "draw", lambda: self.device.ops.greedy(self.model.logits(rows)))
+            graphs.run(shape, "draw", lambda: self.rows.draw(rows, None, None, None))
 
     def _sample_rows(
         self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes
@@ -265,6 +267,11 @@ class Runner:
         """Draws tokens for the rows that sample and appends them to the token table."""
         draws = self.speculation.draws(plan, inputs, masks)
         rows = draws.rows
-        logits = self.model.logits(hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows))
-        sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
+        hidden = hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows)
+        sampled = None
+        if self.rows.divided and not masks:
+            sampled = self.sampler.sample_plainly(self.rows, hidden, draws.host_slots, draws.lengths)
+        if sampled is None:
+            logits = self.model.logits(hidden)
+            sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
         return self.speculation.keep(inputs, draws, sampled)

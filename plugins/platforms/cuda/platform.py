@@ -95,6 +95,7 @@ class CudaOps(Ops):
     advance = staticmethod(step.advance)
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
+    best_of_part = staticmethod(sampling.best_of_part)
     keep_threshold = staticmethod(filters.keep_threshold)
     add_bias = staticmethod(logits.add_bias)
     apply_bitmask = staticmethod(logits.apply_bitmask)

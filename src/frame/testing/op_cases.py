@@ -93,6 +93,11 @@ def _draw(draw: Draw, filtered: bool) -> Arguments:
     return (logits, temperature, streams, positions, top_k, top_p, torch.tensor([0.0, 0.05, 0, 0.1, 0, 0.3])), {}
 
 
+def _best_of_part(draw: Draw, random: bool) -> Arguments:
+    (logits, *noise), _ = _draw(draw, False)
+    return (logits, 900, *(noise if random else ())), {}
+
+
 def _penalize(draw: Draw, *places: int) -> Arguments:
     rows = torch.tensor(places, dtype=torch.int64)
     counts = draw.ints(3, 3, 50)
@@ -182,6 +187,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "fused_experts": [_experts],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
+    "best_of_part": [lambda d: _best_of_part(d, False), lambda d: _best_of_part(d, True)],
     "keep_threshold": [lambda d: ((d.float32(4, 60), torch.tensor([0, 3, 1, 60], dtype=torch.int32),
                                    torch.tensor([0.5, 1.0, 0.9, 0.99])), {})],
     "add_bias": [lambda d: ((*_sparse(d), torch.tensor([1.5, float("-inf"), -2.0])), {})],

@@ -1,0 +1,183 @@
+"""Draws from parts of the vocabulary: the tokens of whole rows, and only three numbers a row between ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, nn
+
+from frame.core.config.flat import from_flat
+from frame.core.ops import Ops
+from frame.core.ops.random import seed_stream
+from frame.core.plugin_host.registry import Registry
+from frame.core.worker.sample.shards import ShardedRows, WholeRows, rows_of
+from frame.interfaces import Groups, Mesh
+from frame.layers import Head
+from frame.plugins.platforms.cpu_ops import CpuOps
+from frame.plugins.platforms.torch_collectives import TorchCollectives
+from frame.testing import run_mesh
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
+from frame.testing.thread_executor import with_threads
+from tests.layers.test_weights import make_build
+
+NGRAM = {"speculator": "ngram", "plugin": {"ngram": {"prompt_lookup_max": 2}}}
+
+
+class Table:
+    """The rows of a rank, as `VocabRows` divides them."""
+
+    def __init__(self, vocab_size: int, size: int, rank: int) -> None:
+        self.num_rows = -(-vocab_size // size)
+        self.start = rank * self.num_rows
+        self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    vocab_size=st.integers(1, 300),
+    size=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+    levels=st.sampled_from([1, 2, 8, 1000]),
+    ops=st.sampled_from([Ops(), CpuOps()]),
+    random=st.booleans(),
+)
+def test_the_best_of_all_parts_is_that_of_the_row(
+    vocab_size: int, size: int, seed: int, levels: int, ops: Ops, random: bool
+) -> None:
+    """`levels` few: many ties, within parts and between them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(4, vocab_size, generator=generator) * levels).round() / levels
+    temperature, positions = torch.tensor([0.0, 0.5, 1.0, 3.0]), torch.arange(4) * 7
+    streams = torch.tensor([seed_stream(seed + row) for row in range(4)])
+    noise = (temperature, streams, positions) if random else ()
+    tables = [table for rank in range(size) if (table := Table(vocab_size, size, rank)).num_used]
+    found = [ops.best_of_part(logits[:, one.start : one.start + one.num_used], one.start, *noise) for one in tables]
+    scores, ids, values = (torch.stack(parts) for parts in zip(*found, strict=True))
+    winner = scores.argmax(0, keepdim=True)
+    tokens = ids.gather(0, winner).squeeze(0)
+    whole = ops.draw(logits, *noise) if random else ops.greedy(logits)[0]
+    if random:
+        # the logarithms of noise may differ in the last bit by where a value lies in a vector
+        close = scores.sort(0, descending=True).values
+        near = torch.zeros(4, dtype=torch.bool) if len(tables) < 2 else (close[0] - close[1]) < 1e-5
+        assert torch.equal(tokens[~near], whole[~near])
+    else:
+        assert torch.equal(tokens, whole)
+    assert torch.equal(values.gather(0, winner).squeeze(0), logits.gather(1, tokens.long()[:, None]).squeeze(1))
+
+
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_a_row_that_is_not_finite_shows_it(place: int) -> None:
+    logits = torch.randn(1, 10)
+    logits[0, place] = float("nan")
+    found = [Ops.best_of_part(logits[:, first : first + 5], first) for first in (0, 5)]
+    scores, ids = (torch.stack(parts) for parts in list(zip(*found, strict=True))[:2])
+    winner = scores.argmax(0, keepdim=True)
+    assert int(ids.gather(0, winner)) == place
+    assert scores.gather(0, winner).isnan().all()
+
+
+class Counting(TorchCollectives):
+    """Collectives over gloo that note how much each gather sends."""
+
+    def __init__(self, placement: Any) -> None:
+        super().__init__(placement)
+        self.sent: list[int] = []
+
+    def group(self, name: str, ranks: tuple[int, ...]) -> Any:
+        group = super().group(name, ranks)
+        gather = group.all_gather
+
+        def counted(tensor: Tensor, dim: int = 0) -> Tensor:
+            self.sent.append(tensor.numel())
+            return gather(tensor, dim)
+
+        group.all_gather = counted  # type: ignore[method-assign]
+        return group
+
+
+class OneHead(nn.Module):
+    """A model that is only a head; `whole` says that it treats tokens by their ids."""
+
+    def __init__(self, head: Any, whole: bool = False) -> None:
+        super().__init__()
+        self.head, self.whole_logits = head, whole
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.head(hidden)
+        return out * 2
+
+
+def head_of(groups: Groups, vocab_size: int) -> Head:
+    """A head with weights that depend on the token alone."""
+    head = Head(make_build(groups.tensor), "head", 16, vocab_size)
+    table = head.table
+    ids = torch.arange(table.start, table.start + table.num_rows)
+    table.weight.data[:] = torch.sin(ids[:, None] * 1.7 + torch.arange(16) * 0.3)
+    table.weight.data[table.num_used :] = 0
+    return head
+
+
+@pytest.mark.parametrize("vocab_size", [64, 61])
+def test_ranks_exchange_three_numbers_a_row(vocab_size: int) -> None:
+    hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    temperature, streams = torch.tensor([0.0, 1.0, 1.0, 0.3, 2.0]), torch.arange(5) * 12345
+    alone = WholeRows(OneHead(head_of(Groups.single(), vocab_size)), Ops())  # type: ignore[arg-type]
+    made: list[Counting] = []
+
+    def connect(placement: Any) -> Counting:
+        made.append(Counting(placement))
+        return made[-1]
+
+    def work(groups: Groups) -> list[tuple[Tensor, Tensor]]:
+        rows = rows_of(OneHead(head_of(groups, vocab_size)), Ops())  # type: ignore[arg-type]
+        assert isinstance(rows, ShardedRows)
+        return [rows.draw(hidden, None, None, None), rows.draw(hidden, temperature, streams, torch.arange(5))]
+
+    found = run_mesh(Mesh(tensor=3), work, collectives=connect)
+    expected = [alone.draw(hidden, None, None, None), alone.draw(hidden, temperature, streams, torch.arange(5))]
+    for rank in found:
+        for (tokens, logits), (whole, values) in zip(rank, expected, strict=True):
+            assert torch.equal(tokens, whole)
+            torch.testing.assert_close(logits, values)
+    assert {count for one in made for count in one.sent} == {3 * 5}
+
+
+def test_whole_rows_where_parts_would_not_do() -> None:
+    def kinds(groups: Groups) -> list[type]:
+        two = OneHead(nn.ModuleList([head_of(groups, 64), head_of(groups, 64)]))
+        models = [OneHead(head_of(groups, 64), whole=True), two, OneHead(head_of(groups, 4)), OneHead(nn.Identity())]
+        return [type(rows_of(model, Ops())) for model in models]  # type: ignore[arg-type]
+
+    assert run_mesh(Mesh(tensor=3), kinds) == [[WholeRows] * 4] * 3
+
+
+@pytest.mark.parametrize(
+    "speculator", [{}, {"speculator": "ngram", "plugin": {"ngram": {"prompt_lookup_max": 2}}}], ids=["", "drafts"]
+)
+def test_two_ranks_draw_what_one_does(speculator: dict[str, Any], tmp_path: Path) -> None:
+    """Greedy, seeded, filtered and with log-probabilities, in one batch and alone."""
+    folder = make_checkpoint(tmp_path, "llama")
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 1.1, "seed": 4, "top_k": 9},
+        {"temperature": 0, "logprobs": 2},
+    ]
+    given_prompts = prompts(400)
+
+    def tokens(**settings_: Any) -> list[dict[str, Any]]:
+        values = {**SMALL, "model": str(folder), "num_threads": 1, **speculator, **settings_}
+        with running(from_flat(values), with_threads(Registry.load())) as engine:
+            found = []
+            for batch in ([0, 1], [0], [0, 1, 2, 3]):
+                wanted = [request(f"{place}", given_prompts[place], **kinds[place]) for place in batch]
+                found.append({name: list(tokens_of(one)) for name, one in drain(engine, wanted).items()})
+            return found
+
+    assert tokens(tensor_parallel_size=2, executor="threads") == tokens()
