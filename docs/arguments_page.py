@@ -19,6 +19,7 @@ _TRANSLATED: Mapping[str, str] = {
     "other keys are `plugin.METHOD`",
     "profiler_config": "`profile_dir` (its key `torch_profiler_dir`)",
     "structured_outputs_config": "`structured_outputs_backend` (its key `backend`), and its other keys by name",
+    "worker_extension_cls": "`worker_extension`, the name of a plugin; dotted paths are refused",
     "guided_decoding_backend": "`structured_outputs_backend`",
     "pooler_config": "`pooling_type`, `normalize`, …: the settings under `pooler`; `logit_bias` is `pooler_logit_bias`",
     "task": "`runner` and `convert`: `embed` is `runner=pooling`, `convert=embed`",

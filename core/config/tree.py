@@ -116,6 +116,9 @@ class ExecutorConfig(Section):
     node_rank: int = setting(0, "Number of this machine among them; the server runs on number 0.", ge=0)
     master_addr: str = setting("", "Address of machine 0 at which the others reach it.")
     master_port: int = setting(29500, "Port of machine 0 at which it waits for the others.", ge=1, le=65535)
+    worker_extension: str | None = setting(
+        None, "Worker extension plugin, whose methods collective_rpc then calls on every worker; default: none."
+    )
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
         None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1

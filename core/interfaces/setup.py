@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .experts import ExchangeSpec
     from .grammar import Vocabulary
     from .kv import KVLayout, KVRole
+    from .model import Model
     from .platform import Memory, Streams
     from .serving import Serving
 
@@ -106,6 +107,16 @@ class ConnectorWorkerSetup(ConnectorSetup):
     placement: Placement
     streams: Streams
     memory: Memory
+
+
+@dataclass(frozen=True)
+class WorkerExtensionSetup(Setup):
+    """For `WorkerExtension`, once per worker: which one it is, its model with weights and cache, device and queue."""
+
+    placement: Placement
+    model: Model
+    device: torch.device
+    streams: Streams
 
 
 @dataclass(frozen=True)

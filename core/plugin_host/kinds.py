@@ -55,6 +55,8 @@ KINDS = {
     "exchange": Kind("frame_expert_exchanges", "expert exchange", "experts:ExpertExchange"),
     #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
+    #: Each worker builds the one that the configuration names when the KV cache exists, and closes it when it ends.
+    "extension": Kind("frame_worker_extensions", "worker extension", "extension:WorkerExtension"),
     #: The process that a user starts builds one when a model or tokenizer is named that is no folder, and drops it once
     #: its files are there.
     "source": Kind("frame_model_sources", "model source", "source:ModelSource"),

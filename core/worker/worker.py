@@ -15,11 +15,13 @@ from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..config.weight_source import require_same_model, with_weights
 from ..interfaces.executor import StepHandle, WorkerFacts, WorkerReady
+from ..interfaces.extension import WorkerExtension
 from ..interfaces.kv import KVLayout
 from ..interfaces.loader import WeightLoader
 from ..interfaces.mesh import Placement
 from ..interfaces.model import Model
 from ..interfaces.platform import Platform
+from ..interfaces.setup import WorkerExtensionSetup
 from ..interfaces.step import StepPlan
 from ..layers.experts import exchanges_of
 from ..layers.weights import WeightMap, load_weights
@@ -43,6 +45,8 @@ class Worker:
         self.config = config
         self.registry = registry
         self.rank, self.local_rank = placement.rank, placement.local_rank
+        self._placement = placement
+        self._extension: WorkerExtension | None = None
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None
         self._weights_gone = False
@@ -78,6 +82,7 @@ class Worker:
         self._started, ready = self._start.allocate(layout)
         self.runner = self._started.runner
         self._addresses = self.runner.captured_inputs.addresses()
+        self._extension = self._make_extension(self.config.executor.worker_extension)
         return ready
 
     def execute(self, plan: StepPlan) -> None:
@@ -87,18 +92,34 @@ class Worker:
         return self.runner.sample(masks)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Calls a public method of the worker by name: profiling, sleep, facts, and `collective_rpc`."""
+        """Calls one of `methods` by name: profiling, sleep, facts, and `collective_rpc`."""
         if timeout is not None:
             raise ValueError(
                 f"{method} cannot be bounded to {timeout:g} seconds: the worker runs in the thread that calls it; "
                 "leave timeout out, or use executor 'process'"
             )
-        target = getattr(self, method, None) if method in vars(type(self)) else None
-        if method.startswith("_") or not callable(target):
-            methods = {name for name, value in vars(type(self)).items() if callable(value)}
-            known = ", ".join(sorted(name for name in methods if not name.startswith("_")))
-            raise ValueError(f"no worker method {method!r}; there are: {known}")
-        return target(**(arguments or {}))
+        methods = self.methods
+        if method not in methods:
+            raise ValueError(f"no worker method {method!r}; there are: {', '.join(sorted(methods))}")
+        return methods[method](**(arguments or {}))
+
+    @property
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What can be called by name: the worker's public methods, and those of its extension."""
+        names = [name for name, value in vars(type(self)).items() if callable(value) and not name.startswith("_")]
+        added = self._extension.methods if self._extension is not None else {}
+        return {**added, **{name: getattr(self, name) for name in names}}
+
+    def _make_extension(self, name: str | None) -> WorkerExtension | None:
+        """Builds the extension `name`; raises `ValueError` where it has a method that workers have."""
+        if name is None:
+            return None
+        setup = WorkerExtensionSetup(self._placement, self.model, self.platform.device, self.platform.streams())
+        made: WorkerExtension = self.registry.make("extension", name, setup, self.config)
+        if taken := sorted(made.methods.keys() & self.methods.keys()):
+            made.close()
+            raise ValueError(f"worker extension {name!r} has {', '.join(taken)}, which workers have: rename it there")
+        return made
 
     def describe(self) -> dict[str, Any]:
         """What was chosen at start-up: platform, attention backends, dtype; and stages (name, seconds)."""
@@ -158,6 +179,9 @@ class Worker:
     def close(self) -> None:
         """Drops model, cache, runner and what is captured of them, so that their memory returns within the process."""
         started, self._started = self._started, None
+        extension, self._extension = self._extension, None
+        if extension is not None:
+            extension.close()
         if started is not None:
             started.runner.connector.close()
             for exchange in exchanges_of(started.model):

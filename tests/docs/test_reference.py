@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "speculative_config": ({"method": "ngram", "num_speculative_tokens": 3}, "num_speculative_tokens", 3),
     "profiler_config": ({"profiler": "torch", "torch_profiler_dir": "/traces"}, "profile_dir", "/traces"),
     "structured_outputs_config": ({"backend": "guidance"}, "structured_outputs_backend", "guidance"),
+    "worker_extension_cls": ("weights", "worker_extension", "weights"),
     "guided_decoding_backend": ("guidance", "structured_outputs_backend", "guidance"),
     "pooler_config": ({"pooling_type": "CLS", "logit_bias": 0.5}, "pooler_logit_bias", 0.5),
     "task": ("embed", "convert", "embed"),

@@ -96,6 +96,9 @@ if TYPE_CHECKING:
         RouterSpec as RouterSpec,
         Routing as Routing,
     )
+    from frame.core.interfaces.extension import (
+        WorkerExtension as WorkerExtension,
+    )
     from frame.core.interfaces.grammar import (
         Grammar as Grammar,
         GrammarBackend as GrammarBackend,
@@ -263,6 +266,7 @@ if TYPE_CHECKING:
         SourceSetup as SourceSetup,
         SpeculatorSetup as SpeculatorSetup,
         TokenizerSetup as TokenizerSetup,
+        WorkerExtensionSetup as WorkerExtensionSetup,
     )
     from frame.core.interfaces.source import (
         ModelSource as ModelSource,

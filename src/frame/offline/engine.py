@@ -176,7 +176,9 @@ class LLMEngine:
 
         def function(worker: Any, *given: Any) -> Any:
             if isinstance(name, str):
-                return getattr(worker, name)(*given, **keywords)
+                if (target := worker.methods.get(name)) is None:
+                    raise ValueError(f"no worker method {name!r}; there are: {', '.join(sorted(worker.methods))}")
+                return target(*given, **keywords)
             return name(worker, *given, **keywords)
 
         return list(self.core.call("worker", {"method": "run", "function": function, "args": tuple(args)}, **limit))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .endpoint_suite import EndpointSuite as EndpointSuite
     from .exchange_suite import ExpertExchangeSuite as ExpertExchangeSuite
     from .executor_suite import ExecutorSuite as ExecutorSuite
+    from .extension_suite import WorkerExtensionSuite as WorkerExtensionSuite
     from .fake_executor import FakeExecutor as FakeExecutor, FakeWorkers as FakeWorkers
     from .fake_serving import FakeServing as FakeServing
     from .fake_worker import FakeWorker as FakeWorker

@@ -21,6 +21,7 @@ from frame.core.interfaces.setup import (
     SourceSetup,
     SpeculatorSetup,
     TokenizerSetup,
+    WorkerExtensionSetup,
 )
 from frame.core.plugin_host.kinds import KINDS
 from frame.core.plugin_host.setups import (
@@ -125,6 +126,9 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
     match kind:
         case "exchange":
             return ExchangeSetup(changes["spec"], changes["groups"])
+        case "extension":
+            platform = _cpu(_sized(config))
+            return WorkerExtensionSetup(Placement(), changes["model"], platform.device, platform.streams())
         case "attention":
             return BackendSetup(changes["spec"], Ops())
         case "speculator":

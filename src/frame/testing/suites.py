@@ -12,6 +12,7 @@ from .connector_suite import ConnectorSuite
 from .endpoint_suite import EndpointSuite
 from .exchange_suite import ExpertExchangeSuite
 from .executor_suite import ExecutorSuite
+from .extension_suite import WorkerExtensionSuite
 from .grammar_suite import GrammarBackendSuite
 from .loader_suite import WeightLoaderSuite
 from .model_suite import ModelSuite
@@ -37,6 +38,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "balancer": ExpertBalancerSuite,
     "exchange": ExpertExchangeSuite,
     "speculator": SpeculatorSuite,
+    "extension": WorkerExtensionSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,
     "tokenizer": TokenizerSuite,

@@ -224,6 +224,18 @@ def _largest_graph(value: Any) -> dict[str, Any]:
     return _graph_sizes([*(size for size in steps if size < value), value])
 
 
+def _extension(value: Any) -> dict[str, Any]:
+    """The name of a plugin; vLLM's dotted paths name classes that are mixed into a worker, of which frame has none."""
+    if not value:
+        return {}
+    if isinstance(value, str) and ("." not in value or ":" in value):
+        return {"worker_extension": value}
+    raise ConfigError(
+        f"worker_extension_cls={value!r:.200} cannot be honoured: it must be the name of a plugin; derive the class "
+        "from frame.interfaces.WorkerExtension and offer it by the hook frame_worker_extensions"
+    )
+
+
 def _draft_model(value: Any) -> dict[str, Any]:
     if value in ("ngram", "[ngram]"):
         return {"speculator": "ngram"}
@@ -240,6 +252,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "speculative_config": _speculative,
     "profiler_config": _profiler,
     "structured_outputs_config": _structured_outputs,
+    "worker_extension_cls": _extension,
     "guided_decoding_backend": lambda value: {"structured_outputs_backend": value},
     "pooler_config": _pooler,
     "task": _task,

@@ -80,7 +80,6 @@ _RANKS = {
     **_switches("start frame under numactl instead", "numa_bind"),
     **_only("start frame under numactl instead", numa_bind_nodes=(), numa_bind_cpus=()),
     "worker_cls": Unused("give --platform or --executor, names of plugins", (None, "auto")),
-    "worker_extension_cls": Unused("pass a function to collective_rpc instead", (None, "")),
 }  # fmt: skip
 
 _EXPERTS = {
