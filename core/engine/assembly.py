@@ -14,7 +14,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from frame.layers.layout_line import layout_line
+from frame.layout.check import check_layout
+from frame.layout.devices import check_devices
+from frame.layout.line import layout_line
 
 from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
@@ -25,8 +27,6 @@ from ..interfaces.executor import Executor, WorkerFactory
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
-from ..parallel.devices import check_devices
-from ..parallel.layout import check_layout
 from ..parallel.rendezvous import Rendezvous, placements_of
 from ..plugin_host.isolation import culprit
 from ..plugin_host.model_choice import choose_model

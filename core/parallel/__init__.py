@@ -1,1 +1,1 @@
-"""How an engine is divided over workers: their process groups, and which divisions a model allows."""
+"""How an engine is divided over workers: their process groups, and where they find one another."""

@@ -11,12 +11,12 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import Executor
-from frame.core.parallel.devices import check_devices
 from frame.core.plugin_host.offers import HERE, Offer
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import API_VERSION, Provider
-from frame.layers.layout_line import layout_line
+from frame.layout.devices import check_devices
+from frame.layout.line import layout_line
 from frame.offline.in_process import make_engine
 from frame.plugins.executors.process import ProcessExecutor
 from frame.plugins.platforms import cpu

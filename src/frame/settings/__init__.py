@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from frame.core.plugin_host.registry import (
         Registry as Registry,
     )
-    from frame.layers.rank_parts import (
+    from frame.layout.parts import (
         EngineParts as EngineParts,
         RankPart as RankPart,
         engine_parts as engine_parts,

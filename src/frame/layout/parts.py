@@ -20,13 +20,13 @@ from frame.core.layers.experts import experts_of
 from frame.core.layers.stages import Layers
 from frame.core.ops import Ops
 from frame.core.parallel.groups import unconnected_groups
-from frame.core.parallel.layout import check_layout
 from frame.core.parallel.rendezvous import placements_of
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.core.worker.start.model_loading import build_model
 
-from .layout_line import layout_line
+from .check import check_layout
+from .line import layout_line
 
 
 @dataclass(frozen=True)

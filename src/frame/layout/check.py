@@ -13,20 +13,20 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from ..config.checkpoint import Checkpoint
-from ..config.errors import ConfigError
-from ..config.model_config import ModelConfig
-from ..config.tree import FrameConfig
-from ..interfaces.mesh import Mesh, Placement
-from ..interfaces.model import Model
-from ..interfaces.setup import ModelSetup
-from ..layers.build import Build
-from ..layers.experts import Experts
-from ..layers.stages import Layers, split_layers
-from ..ops import Ops
-from ..plugin_host.model_choice import choose_model, model_provider
-from ..plugin_host.registry import Registry
-from .groups import unconnected_groups
+from frame.core.config.checkpoint import Checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.model_config import ModelConfig
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.mesh import Mesh, Placement
+from frame.core.interfaces.model import Model
+from frame.core.interfaces.setup import ModelSetup
+from frame.core.layers.build import Build
+from frame.core.layers.experts import Experts
+from frame.core.layers.stages import Layers, split_layers
+from frame.core.ops import Ops
+from frame.core.parallel.groups import unconnected_groups
+from frame.core.plugin_host.model_choice import choose_model, model_provider
+from frame.core.plugin_host.registry import Registry
 
 #: The largest size that is tried when one must be named that works.
 MOST_RANKS = 64

@@ -11,8 +11,9 @@ from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.mesh import Mesh
 from frame.core.layers.experts import experts_of
-from frame.core.parallel.layout import Sketch, sketch
 from frame.core.plugin_host.registry import Registry
+
+from .check import Sketch, sketch
 
 #: Most pipeline stages whose layers are counted one by one.
 _MOST_COUNTED = 8

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from ..config.checkpoint import Checkpoint
-from ..config.errors import ConfigError
-from ..config.tree import FrameConfig
-from ..interfaces.executor import Executor
-from ..interfaces.mesh import Mesh
-from ..interfaces.platform import Platform
-from ..plugin_host.registry import Registry
-from .layout import refusal
+from frame.core.config.checkpoint import Checkpoint
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.executor import Executor
+from frame.core.interfaces.mesh import Mesh
+from frame.core.interfaces.platform import Platform
+from frame.core.plugin_host.registry import Registry
+
+from .check import refusal
 
 
 def check_devices(
