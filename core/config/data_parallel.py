@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from .section import Section, setting
 
-#: Ranks of an axis, above which a number is a mistake.
-MOST_RANKS = 4096
+#: Ranks of an axis, above which a number is a mistake, and engines of one server.
+MOST_RANKS, MOST_LOCAL = 4096, 64
 
 
 class DataParallelConfig(Section):
@@ -66,6 +66,8 @@ class DataParallelConfig(Section):
         if ranks.stop > size:
             named = f"{ranks.start}" if len(ranks) == 1 else f"{ranks.start} to {ranks.stop - 1}"
             yield f"data_parallel_size {size} has no rank {named}: ranks are numbered from 0"
+        elif len(ranks) > MOST_LOCAL:
+            yield f"a server starts at most {MOST_LOCAL} engines, and would start {len(ranks)}"
         if self.data_parallel_rank is not None:
             for name in ("data_parallel_start_rank", "data_parallel_hybrid_lb"):
                 if getattr(self, name):

@@ -74,6 +74,7 @@ def test_engines_of_other_servers_on_this_machine_have_devices_before_its_own() 
             "data_parallel_size_local 2: data_parallel_rank starts one engine",
         ),
         ({"data_parallel_size": 5000}, "data_parallel_size"),
+        ({"data_parallel_size": 65}, "a server starts at most 64 engines, and would start 65"),
     ],
 )
 def test_contradictions(settings: dict[str, Any], said: str) -> None:
