@@ -135,6 +135,10 @@ class RemoteEngine:
             self._unfinished.pop(name, None)
             raise ValueError(f"the request cannot be sent to the engine: {error}") from None
 
+    def keeps(self, request_id: str) -> bool:
+        """Whether a request waits here for the next engine; aborted now, it gets no output."""
+        return request_id in self._waiting
+
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
         request_ids = list(request_ids)

@@ -28,6 +28,8 @@ from .supervisor import EngineSupervisor, News
 
 #: Control methods that only ask: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))
+#: Lost requests whose engine is remembered.
+_MOST_LOST = 1 << 16
 
 
 class _Running(msgspec.Struct):
@@ -101,6 +103,8 @@ class DataParallelClient:
             self._lost.pop(name, None)
             if (entry := self._running.get(name)) is not None:
                 by_place.setdefault(entry.place, []).append(name)
+                if self._engines[entry.place].keeps(name):
+                    self._forget(name)
         for place, names in by_place.items():
             await self._engines[place].abort(names)
 
@@ -169,8 +173,9 @@ class DataParallelClient:
     def _ended(self, output: EngineOutput, entry: _Running) -> None:
         name = output.request_id
         if output.finish_reason == "error" and output.fault == "lost":
-            if name not in self._lost:
-                self._lost[name] = entry.place
+            self._lost[name] = entry.place
+            while len(self._lost) > _MOST_LOST:  # requests that nobody wants any more do not come again
+                del self._lost[next(iter(self._lost))]
             self._forget(name)
             return
         self._forget(name, entry.num_tokens if output.finish_reason in ("stop", "length") else None)

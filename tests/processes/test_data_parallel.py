@@ -106,6 +106,19 @@ async def test_an_engine_that_dies_takes_only_its_requests_and_gets_them_again(c
     assert await client.call("reset_prefix_cache") is True
 
 
+async def test_a_request_that_is_aborted_while_it_waits_is_forgotten(client: DataParallelClient) -> None:
+    for pid in pids(client):
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: client.error is not None)
+    waiting = asyncio.create_task(client.add(request("a")))
+    await until(lambda: "a" in client._running)
+    await client.abort(["a"])
+    await waiting
+    assert not client._running
+    assert client._choice._own.tolist() == [0, 0]
+    await until(lambda: client.error is None)
+
+
 async def test_an_engine_that_is_gone_for_good_leaves_its_requests_to_the_others() -> None:
     client = await start_engine(config(restarts=0, delay=0.002), command=COMMAND)
     assert isinstance(client, DataParallelClient)

@@ -121,16 +121,17 @@ class Rank:
         with running(from_flat(self._values), registry) as engine:
             engine.step_with_peers(self._ask)
             self.ready.set()
-            while True:
-                busy = engine.has_unfinished()
+            ending = False
+            while not ending or engine.has_unfinished():  # the last steps of a wave need all engines
+                busy = ending or engine.has_unfinished()
                 try:
                     message = self.messages.get(block=not busy)
                 except queue.Empty:
                     pass
                 else:
-                    if message is None:
-                        break
-                    message(engine)
+                    if message is not None:
+                        message(engine)
+                    ending |= message is None
                     continue
                 for output in engine.step():
                     assert output.error is None, output.error
