@@ -4,6 +4,7 @@ import pytest
 
 from frame import LLM, SamplingParams
 from frame.core.interfaces.platform_steps import Kernels, Steps
+from frame.core.worker.start import warm_up
 from frame.core.worker.step.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.checkpoints import make_checkpoint
@@ -81,3 +82,18 @@ def warm_steps(monkeypatch):
     monkeypatch.setattr(Runner, "execute", lambda self, plan: (steps.append(plan), execute(self, plan))[1])
     monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(kernels=RunsTwice()))
     return steps
+
+
+@pytest.mark.parametrize("max_model_len", [40, 256, 4096])
+def test_prompts_of_a_thorough_warm_up_have_each_power_of_two_of_tokens(max_model_len):
+    """Exactly, since launch code chooses kernels by it."""
+    made = []
+
+    def make(slot, feature, length):
+        made.append(length)
+        return
+
+    plans = [plan for plan in warm_up._sizes(make, False, 512, 1024, max_model_len) if len(plan.slots)]
+    assert [int(plan.num_scheduled.sum()) for plan in plans] == [2**power for power in range(1, 11)]
+    assert sum(made) == 2**11 - 2
+    assert max(made) <= max_model_len - 4

@@ -146,10 +146,10 @@ def _sizes(
         rows = -(-size // longest) if longest > 0 else 0
         if not 0 < rows <= max_slots:
             break
-        slots = list(range(rows))
-        added = [make(slot, 0, size // rows) for slot in slots]
-        yield _plan(0, added, slots, size // rows, 0, samples=decodes)
-        yield _plan(1, [], [], 0, 0, removed=slots)
+        lengths = [size // rows + (slot < size % rows) for slot in range(rows)]
+        added = [make(slot, 0, length) for slot, length in enumerate(lengths)]
+        yield _plan(0, added, range(rows), lengths, 0, samples=decodes)
+        yield _plan(1, [], [], 0, 0, removed=range(rows))
     for power in range(9, max_model_len.bit_length() if decodes else 0):
         size = min(1 << power, longest)
         yield _plan(2, [make(0, 0, size)], [0], 1, size - 1)
@@ -190,13 +190,14 @@ def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, feature:
 def _plan(
     step: int,
     added: list[NewRequest],
-    slots: list[int],
-    scheduled: int,
+    slots: Sequence[int],
+    scheduled: int | Sequence[int],
     computed: int,
     *,
     removed: Sequence[int] = (),
     samples: bool = True,
 ) -> StepPlan:
+    """A step of these slots, each with `scheduled` tokens, or with as many as that says for each."""
     rows = len(slots)
     return StepPlan(
         step=step,
