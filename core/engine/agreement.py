@@ -67,5 +67,6 @@ def numerics(mesh: Mesh, facts: Sequence[WorkerFacts]) -> str:
 
     Data-parallel engines compute the same bits, so their number is left out, unless they share experts.
     """
-    parts = [mesh.pipeline, mesh.tensor, mesh.data, [[fact.digest, fact.model] for fact in facts]]
+    engines = mesh.data if mesh.expert_parallel else 1
+    parts = [mesh.pipeline, mesh.tensor, engines, [[fact.digest, fact.model] for fact in facts]]
     return hashlib.sha256(encode(parts)).hexdigest()
