@@ -103,6 +103,13 @@ class ExecutorConfig(Section):
         ge=1,
         le=MOST_RANKS,
     )
+    prefill_context_parallel_size: int = setting(
+        1,
+        "Devices with the same weights that divide the tokens of each step, as of a long prompt, and share the KV cache "
+        "of a request: of n devices each keeps every n-th token.",
+        ge=1,
+        le=MOST_RANKS,
+    )
     enable_expert_parallel: bool = setting(
         False, "Give each device whole experts of a mixture-of-experts model instead of a part of every expert."
     )
@@ -125,7 +132,7 @@ class ExecutorConfig(Section):
     )
 
     def contradictions(self) -> Iterator[str]:
-        workers = self.tensor_parallel_size * self.pipeline_parallel_size
+        workers = self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
         if self.node_rank >= self.nnodes:
             yield f"node_rank {self.node_rank} is not below nnodes {self.nnodes}: nodes are numbered from 0"
         if self.nnodes > 1 and not self.master_addr:

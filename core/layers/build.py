@@ -94,7 +94,12 @@ class Build:
             self.device, self._elsewhere = device, False
 
     def add_cache(self, layer: CachedLayer) -> None:
-        """Called by each layer with a cache when it is made; raises `ValueError` where another has its name."""
+        """Called by each layer with a cache when it is made; raises `ValueError` where another has its name.
+
+        Also for layers that need all tokens of a step where devices divide these among themselves.
+        """
+        if self.groups.prefill_context.size > 1 and not isinstance(layer, Attention):
+            raise ValueError(f"{layer.name} is a {type(layer).__name__}, which needs all tokens of a prompt")
         if layer.name in self.caches:
             raise ValueError(f"two layers with a cache are called {layer.name!r}")
         self.caches[layer.name] = layer
@@ -201,7 +206,7 @@ class Build:
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[mine].to(self.device, torch.float32),
             head_slice=mine,
             total_heads=num_heads,
-            context=shared_context(prefix, spec, num_kv_heads, self.groups, self.ops),
+            context=shared_context(prefix, spec, num_kv_heads, self.groups, self.ops, self.running),
         )
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:

@@ -36,6 +36,7 @@ def mesh_of(config: FrameConfig) -> Mesh:
         pipeline=executor.pipeline_parallel_size,
         tensor=executor.tensor_parallel_size,
         decode_context=executor.decode_context_parallel_size,
+        prefill_context=executor.prefill_context_parallel_size,
         expert_parallel=executor.enable_expert_parallel,
     )
 

@@ -49,13 +49,15 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
         size = kept.block_bytes(0) if (kept := layer.kv_spec()) is not None else 0
         layer.bind(torch.zeros((2, size), dtype=torch.uint8, device=device), None, len(plans), planner)
         plans.append(planner.plan(row))
-    ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-    positions = torch.arange(num_tokens, device=device) % checkpoint.max_model_len
+    ranks = loaded.build.groups.prefill_context  # which divide the tokens among themselves
+    ids = own_tokens(torch.zeros(num_tokens, dtype=torch.int32, device=device), ranks)
+    positions = own_tokens(torch.arange(num_tokens, device=device) % checkpoint.max_model_len, ranks)
     stage, dtype = loaded.build.stage, loaded.build.dtype
     shape, names = (num_tokens, loaded.build.config.hidden_size), () if stage.first else loaded.model.stage_tensors
     given = {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
     inputs = ModelInputs(positions[None], ids, stage=given)
-    hidden = loaded.model(inputs, ForwardStep(plans=plans, batches=[row] * len(plans)))
+    step = loaded.model.running.step = ForwardStep(plans=plans, batches=[row] * len(plans))
+    hidden = ranks.all_gather(loaded.model(inputs, step), 0)
     if checkpoint.pooling is not None or not stage.last:
         platform.streams().synchronize()
         return

@@ -17,7 +17,7 @@ from ..lockstep import lockstep_of
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
-from ..step.handover import PipelineStage, WholeModel
+from ..step.handover import OwnTokens, PipelineStage, WholeModel
 from ..step.prefix_tiles import PrefixTiles
 from ..step.request_state import RequestTables
 from ..step.runner import Runner
@@ -70,6 +70,8 @@ def make_runner(
 
 
 def _stage(opened: OpenDevice, model: Model, device: Device, tables: RequestTables) -> WholeModel:
+    if opened.groups.prefill_context.size > 1:
+        return OwnTokens(opened.groups.prefill_context)
     if opened.groups.pipeline.size == 1:
         return WholeModel()
     return PipelineStage(

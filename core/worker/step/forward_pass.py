@@ -44,10 +44,12 @@ class ForwardPass:
     def __call__(self, step: ForwardStep | None = None) -> Tensor:
         step = step or self.step()
         self.model.running.step = step
-        positions = self.inputs.positions
-        given = self.stage.given(len(positions))
-        inputs = ModelInputs(positions[None], self.inputs.input_ids, segments=self.segments(), stage=given)
-        return self.stage.packed(self.model(inputs, step))
+        num_tokens, stage = len(self.inputs.positions), self.stage
+        positions, ids = stage.own(self.inputs.positions), stage.own(self.inputs.input_ids)
+        if (segments := self.segments()) is not None:
+            segments = stage.own(segments)
+        inputs = ModelInputs(positions[None], ids, segments=segments, stage=stage.given(num_tokens))
+        return stage.packed(self.model(inputs, step), num_tokens)
 
 
 class CapturedInputs:

@@ -1,7 +1,8 @@
 """What a pipeline stage is given by the stage before, hands on to the next, and the drawn tokens that go back.
 
 Each stage runs every step in the same order: it receives, computes and sends. The last one draws, and sends the tokens
-to the first, which takes them when it plans those rows again. `WholeModel` is the null object for one stage.
+to the first, which takes them when it plans those rows again. `WholeModel` is the null object for one stage, and
+`OwnTokens` stands where ranks with the whole model divide the tokens of a step.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...interfaces.collectives import Groups
+from ...interfaces.collectives import Groups, ProcessGroup
 from ...interfaces.platform_steps import StepShape
 from ...interfaces.step import StepPlan
+from ...layers.context import own_tokens
 from ..device import Device
 
 
@@ -36,8 +38,13 @@ class WholeModel:
         del num_tokens
         return {}
 
-    def packed(self, out: Tensor | dict[str, Tensor]) -> Tensor:
-        """What the model returned, as one tensor."""
+    def own(self, tensor: Tensor) -> Tensor:
+        """What this rank computes of a tensor [T, ...] over the tokens of a step; the same memory where T allows."""
+        return tensor
+
+    def packed(self, out: Tensor | dict[str, Tensor], num_tokens: int) -> Tensor:
+        """What the model returned for a step of `num_tokens`, as one tensor."""
+        del num_tokens
         if isinstance(out, dict):
             raise TypeError(f"a model returned {sorted(out)} where its hidden states are asked for")
         return out
@@ -57,6 +64,19 @@ class WholeModel:
 
     def connect(self) -> None:
         """Called once by all stages before the first step."""
+
+
+class OwnTokens(WholeModel):
+    """The ranks of `group` divide the tokens of each step among themselves, and all get the hidden states of all."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def own(self, tensor: Tensor) -> Tensor:
+        return own_tokens(tensor, self._group)
+
+    def packed(self, out: Tensor | dict[str, Tensor], num_tokens: int) -> Tensor:
+        return self._group.all_gather(super().packed(out, num_tokens).contiguous(), 0)[:num_tokens]
 
 
 class PipelineStage(WholeModel):
@@ -122,9 +142,9 @@ class PipelineStage(WholeModel):
         parts = self._part(num_tokens).view(len(self._names), num_tokens, self._hidden_size)
         return dict(zip(self._names, parts, strict=True))
 
-    def packed(self, out: Tensor | dict[str, Tensor]) -> Tensor:
+    def packed(self, out: Tensor | dict[str, Tensor], num_tokens: int) -> Tensor:
         if self.draws:
-            return super().packed(out)
+            return super().packed(out, num_tokens)
         named = out if isinstance(out, dict) else {"hidden": out}
         if set(named) != set(self._names):
             raise TypeError(f"a model returned {sorted(named)}, and its stage_tensors are {sorted(self._names)}")
