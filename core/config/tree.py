@@ -105,8 +105,8 @@ class ExecutorConfig(Section):
     )
     prefill_context_parallel_size: int = setting(
         1,
-        "Devices with the same weights that divide the tokens of each step, as of a long prompt, and share the KV cache "
-        "of a request: of n devices each keeps every n-th token.",
+        "Devices with the same weights that divide the tokens of each step, as of a long prompt, and share the KV "
+        "cache of a request: of n devices each keeps every n-th token.",
         ge=1,
         le=MOST_RANKS,
     )
@@ -139,8 +139,8 @@ class ExecutorConfig(Section):
             yield f"nnodes {self.nnodes} needs master_addr, at which the other nodes reach node 0"
         if workers % self.nnodes:
             yield (
-                f"{workers} workers (tensor_parallel_size times pipeline_parallel_size) cannot be spread evenly over "
-                f"nnodes {self.nnodes}"
+                f"{workers} workers (tensor_parallel_size times pipeline_parallel_size times "
+                f"prefill_context_parallel_size) cannot be spread evenly over nnodes {self.nnodes}"
             )
 
 

@@ -14,10 +14,11 @@ from tests.gpu.test_engine import gaps_to_transformers, generate, make_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
-#: Besides two ranks that divide each layer, these may also share the KV cache of a request.
+#: Besides two ranks that divide each layer, these may also share the KV cache of a request, and divide its tokens.
 SIZES = {
     "tensor": {"tensor_parallel_size": 2},
     "pipeline": {"pipeline_parallel_size": 2},
+    "prefill context": {"prefill_context_parallel_size": 2},
     "decode context": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from frame.core.layers.context import shared_context
-from frame.interfaces import AttentionSpec, Mesh
+from frame.interfaces import AttentionSpec, Mesh, RunningStep
 from frame.ops import Ops
 from frame.testing.ranks import run_mesh
 
@@ -37,7 +37,7 @@ def test_each_rank_gets_its_heads_over_all_tokens(ranks, kv_heads, dtype):
     def work(groups):
         own, held, rank = HEADS // 4, max(1, kv_heads // 4), groups.tensor.rank
         spec = AttentionSpec(own, held, DIM, 0.25, dtype, dtype, 0, "cpu", sinks=True)
-        shared = shared_context("a", spec, kv_heads, groups, Ops())
+        shared = shared_context("a", spec, kv_heads, groups, Ops(), RunningStep())
         first = rank * kv_heads // 4
         mine = slice(own * rank, own * (rank + 1))
         gathered = shared.gather(query[:, mine], keys[:, first : first + held], values[:, first : first + held])

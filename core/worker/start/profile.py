@@ -13,6 +13,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import GroupBatch, LayerParams
 from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
+from ...layers.context import own_tokens
 from .model_loading import LoadedModel
 
 

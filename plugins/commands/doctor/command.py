@@ -77,7 +77,9 @@ class DoctorCommand(Command):
 
 def _ranks(config: FrameConfig) -> int:
     """Ranks of one engine."""
-    return config.executor.tensor_parallel_size * config.executor.pipeline_parallel_size
+    executor = config.executor
+    stage = executor.tensor_parallel_size * executor.prefill_context_parallel_size
+    return stage * executor.pipeline_parallel_size
 
 
 def _devices_here(config: FrameConfig) -> int:

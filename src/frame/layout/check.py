@@ -47,6 +47,7 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
     """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
     _check_stages(config, mesh, checkpoint, registry)
     _check_shared_contexts(config, mesh)
+    _check_divided_tokens(config, mesh)
     if mesh.expert_parallel and not any(
         isinstance(layer, Experts)
         for kind in (Sketch, Build)  # of the few layers of a sketch none may have experts
@@ -57,7 +58,7 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
         )
 
     why_not = partial(refusal, config, checkpoint, registry)
-    for axis in ("tensor", "pipeline", "data"):
+    for axis in ("tensor", "pipeline", "data", "prefill_context"):
         asked: int = getattr(mesh, axis)
         alone = Mesh(expert_parallel=mesh.expert_parallel)
         if asked > 1 and (reason := why_not(structs.replace(alone, **{axis: asked}))):
@@ -97,6 +98,29 @@ def _check_shared_contexts(config: FrameConfig, mesh: Mesh) -> None:
     if mesh.tensor % asked:
         sizes = ", ".join(map(str, _divisors(mesh.tensor)))
         raise ConfigError(f"{said} does not divide tensor_parallel_size {mesh.tensor}; sizes that work: {sizes}")
+    _check_blocks(config, said, asked)
+
+
+def _check_divided_tokens(config: FrameConfig, mesh: Mesh) -> None:
+    """Raises `ConfigError` for what does not go with ranks that divide the tokens of a step."""
+    if (asked := mesh.prefill_context) == 1:
+        return
+    said = f"prefill_context_parallel_size {asked}"
+    for other, size in (
+        ("pipeline_parallel_size", mesh.pipeline),
+        ("decode_context_parallel_size", mesh.decode_context),
+    ):
+        if size > 1:
+            raise ConfigError(f"{said} does not go with {other} {size} yet; leave one of them out")
+    if mesh.expert_parallel:
+        raise ConfigError(f"{said} does not go with enable_expert_parallel yet; leave one of them out")
+    if (speculator := config.speculation.speculator) is not None:
+        raise ConfigError(f"{said} does not go with speculator {speculator!r} yet; leave one of them out")
+    _check_blocks(config, said, asked)
+
+
+def _check_blocks(config: FrameConfig, said: str, asked: int) -> None:
+    """Raises `ConfigError`, which begins with `said`, where `asked` ranks cannot each hold a part of every block."""
     if (size := config.cache.block_size) % asked:
         raise ConfigError(
             f"{said}: blocks of {size} tokens cannot be shared; set block_size to a multiple of {asked}, or to auto"

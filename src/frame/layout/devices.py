@@ -40,9 +40,11 @@ def check_devices(
             f"{number // each} at most here"
         )
     where = f" on each of {nodes} nodes" if nodes > 1 else ""
+    divided = f" and prefill_context_parallel_size {mesh.prefill_context}" if mesh.prefill_context > 1 else ""
     sizes = _sizes(config, mesh, checkpoint, registry, number * nodes)
     raise ConfigError(
-        f"tensor_parallel_size {mesh.tensor} and pipeline_parallel_size {mesh.pipeline} need {each} devices{where}, "
+        f"tensor_parallel_size {mesh.tensor} and pipeline_parallel_size {mesh.pipeline}{divided} need "
+        f"{each} devices{where}, "
         f"and {there}; sizes that work: {sizes}"
     )
 
@@ -51,6 +53,7 @@ def _sizes(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Re
     """The divisions, as "tensor × pipeline", that take the most of `number` devices and that the model allows."""
     executor = config.executor.model_copy(update={"pipeline_layers": []})
     config, nodes = config.model_copy(update={"executor": executor}), config.executor.nnodes
+    number //= mesh.prefill_context
     for count in range(number - number % nodes, 0, -nodes):
         found = []
         for tensor in (size for size in range(count, 0, -1) if count % size == 0):

@@ -39,7 +39,7 @@ def layout_line(
 
 
 def _ranks(mesh: Mesh) -> str:
-    sizes = {"tensor": mesh.tensor, "pipeline": mesh.pipeline}
+    sizes = {"tensor": mesh.tensor, "prefill context": mesh.prefill_context, "pipeline": mesh.pipeline}
     return " × ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1) + " ranks"
 
 
@@ -63,6 +63,8 @@ def _parts(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Re
             said.append(f"{whole[0]} heads → {heads[0]}, KV heads {whole[1]} → {heads[1]} per rank{repeated}")
     if mesh.decode_context > 1:
         said.append(f"{mesh.decode_context} ranks share the KV cache of a request")
+    if mesh.prefill_context > 1:
+        said.append(f"{mesh.prefill_context} ranks divide the tokens of each step and share the KV cache of a request")
     if mesh.pipeline > 1:
         said.append(f"layers {_counts([len(stage) for stage in build.stages])}")
     return said + _experts(model, mesh)

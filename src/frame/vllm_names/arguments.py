@@ -36,6 +36,7 @@ SHORT_FLAGS: Mapping[str, str] = MappingProxyType({
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
     "-dcp": "decode_context_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
     "-ep": "enable_expert_parallel",
     "-dp": "data_parallel_size",
     "-dpl": "data_parallel_size_local",

@@ -61,7 +61,7 @@ def _only(reason: str, **harmless: Any) -> dict[str, Unused]:
 _RANKS = {
     **_only(
         _NO_RANKS,
-        prefill_context_parallel_size=1, ubatch_size=0,
+        ubatch_size=0,
     ),
     **_switches(
         _NO_RANKS,
