@@ -87,7 +87,8 @@ class DividedTokens(SharedContext):
         """Those of all tokens of the step, from those of this rank's tokens, each [tokens, heads, D]."""
         if (step := self._running.step) is None or not step.batches:
             raise RuntimeError("tokens that ranks divide among themselves were given without a step that counts them")
-        came = self.group.all_gather(torch.cat((query, key, value), 1), 0)[: step.batches[0].num_tokens]
+        count: int = step.batches[0].num_tokens
+        came = self.group.all_gather(torch.cat((query, key, value), 1), 0)[:count]
         queries, keys, values = came.split([query.shape[1], key.shape[1], value.shape[1]], 1)
         return queries, keys, values
 
