@@ -60,6 +60,8 @@ PARTS = (
                                    "tests/gpu/test_all_reduce_kernels.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
     Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 180),
+    Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
+         "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
     Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,

@@ -68,7 +68,8 @@ class SharedContext:
 
     def _by_rank(self, out: Tensor) -> Tensor:
         """`out` [T, N · H, D] as [N · T, H, D]: what goes to each rank, one after the other."""
-        return out.unflatten(1, (self.group.size, self._own.num_heads)).transpose(0, 1).flatten(0, 1)
+        parts: Tensor = out.unflatten(1, (self.group.size, self._own.num_heads))
+        return parts.transpose(0, 1).flatten(0, 1)
 
 
 class DividedTokens(SharedContext):
