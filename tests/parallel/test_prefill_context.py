@@ -5,9 +5,9 @@ import pytest
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
-from frame.core.parallel.layout import check_layout
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
+from frame.layout.check import check_layout
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.thread_executor import with_threads
