@@ -81,7 +81,7 @@ def _best_of_part(
                     waiting = waiting & ((value < top) == 0)
         start = later
     tl.store(best + row * parts + part, top)
-    tl.store(ids + row * parts + part, place + first)
+    tl.store(ids + row * parts + part, place)
 
 
 @triton.jit(do_not_specialize=["parts"])
@@ -109,10 +109,11 @@ def best_of_part(
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `frame.core.ops.sampling.best_of_part`, for float32 or 16-bit logits."""
-    token_ids, scores = _launch(logits, temperature, streams, positions, first)
+    columns, scores = _launch(logits, temperature, streams, positions, first)
     if temperature is None:
-        return scores, token_ids, scores
-    return scores, token_ids, logits.gather(-1, (token_ids - first).long()[:, None]).squeeze(-1).float()
+        return scores, columns + first, scores
+    # by the columns: where kernels are only compiled, these are 0, and no id less `first` is sure to be a column
+    return scores, columns + first, logits.gather(-1, columns.long()[:, None]).squeeze(-1).float()
 
 
 def draw(
@@ -133,7 +134,7 @@ def draw(
 def _launch(
     logits: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """(token ids, scores) of the best of each row; column c is token `first` + c."""
+    """(columns, scores) of the best of each row; column c is token `first` + c."""
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     most = min(blocks, _MOST_PARTS)

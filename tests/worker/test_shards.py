@@ -15,7 +15,11 @@ from frame.core.ops import Ops
 from frame.core.ops.random import seed_stream
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.sample.shards import ShardedRows, WholeRows, rows_of
-from frame.interfaces import Groups, Mesh
+from frame.core.worker.start.attention_binding import choose_backends
+from frame.core.worker.start.model_loading import load_model
+from frame.core.worker.start.open_device import open_device
+from frame.core.worker.start.trial_steps import TrialSteps
+from frame.interfaces import Groups, Mesh, Placement, UnconnectedGroup
 from frame.layers import Head
 from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.plugins.platforms.torch_collectives import TorchCollectives
@@ -181,3 +185,40 @@ def test_two_ranks_draw_what_one_does(speculator: dict[str, Any], tmp_path: Path
             return found
 
     assert tokens(tensor_parallel_size=2, executor="threads") == tokens()
+
+
+def test_trial_steps_without_the_other_ranks_draw_tokens_of_the_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks that are not there would send is whatever the memory holds; kernels read out of bounds by such ids."""
+    garbage = UnconnectedGroup.all_gather
+
+    def all_gather(self: UnconnectedGroup, tensor: Tensor, dim: int = -1, sizes: Any = None) -> Tensor:
+        found = garbage(self, tensor, dim, sizes)
+        return found.fill_(float("nan")) if found.is_floating_point() else found.fill_(1 << 30)
+
+    monkeypatch.setattr(UnconnectedGroup, "all_gather", all_gather)
+    monkeypatch.setattr(UnconnectedGroup, "all_reduce", lambda self, tensor: torch.full_like(tensor, float("nan")))
+    folder = make_checkpoint(tmp_path, "llama")
+    config = from_flat(
+        {"model": str(folder), "tensor_parallel_size": 2, "num_threads": 1, "max_num_seqs": 8,
+         "max_num_batched_tokens": 64, "max_model_len": 64, "dtype": "float32"}
+    )  # fmt: skip
+    registry = Registry.load()
+    drawn: list[Tensor] = []
+    draw = ShardedRows.draw
+
+    def noted(self: ShardedRows, *given: Any) -> tuple[Tensor, Tensor]:
+        found = draw(self, *given)
+        drawn.append(found[0])
+        return found
+
+    monkeypatch.setattr(ShardedRows, "draw", noted)
+    for rank in range(2):
+        opened = open_device(config, registry, Placement(rank=rank, local_rank=rank, mesh=Mesh(tensor=2)), "")
+        before = opened.platform.memory().snapshot()
+        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
+        chosen = choose_backends(loaded.build.caches, config, registry, loaded.build.own_caches)
+        TrialSteps(opened, loaded, chosen).run()
+    assert drawn
+    assert all(bool(((ids >= 0) & (ids < opened.checkpoint.vocab_size)).all()) for ids in drawn)
