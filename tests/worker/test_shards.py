@@ -20,8 +20,10 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.trial_steps import TrialSteps
 from frame.interfaces import Groups, Mesh, Placement, UnconnectedGroup
+from frame.kernels import sampling as kernels
 from frame.layers import Head
 from frame.plugins.platforms.cpu_ops import CpuOps
+from frame.plugins.platforms.cuda.compile.rehearsal import Zeros
 from frame.plugins.platforms.torch_collectives import TorchCollectives
 from frame.testing import run_mesh
 from frame.testing.checkpoints import make_checkpoint
@@ -222,3 +224,21 @@ def test_trial_steps_without_the_other_ranks_draw_tokens_of_the_vocabulary(
         TrialSteps(opened, loaded, chosen).run()
     assert drawn
     assert all(bool(((ids >= 0) & (ids < opened.checkpoint.vocab_size)).all()) for ids in drawn)
+
+
+class Unlaunched:
+    """A kernel that is only compiled."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **named: None
+
+
+@pytest.mark.parametrize("first", [0, 70_000])
+def test_kernels_that_are_not_launched_draw_a_column_that_there_is(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are compiled, new tensors are zeros, which must be a column of every rank's part."""
+    for name in ("_best_of_part", "_best_of_row"):
+        monkeypatch.setattr(kernels, name, Unlaunched())
+    noise = torch.ones(3), torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    with Zeros():
+        _, ids, _ = kernels.best_of_part(torch.randn(3, 600), first, *noise)
+    assert ids.tolist() == [first] * 3
