@@ -53,8 +53,7 @@ class EngineStart:
 
     `progress` is called with the name of each stage as it begins; `vocabulary` reads the bytes of every token id when a
     grammar first needs them, without it there are no grammars. `rendezvous` is where its workers meet those of engines
-    that share its experts. Raises one error with the root cause: a configuration,
-    checkpoint or plugin error.
+    that share its experts. Raises one error with the root cause: a configuration, checkpoint or plugin error.
     """
 
     def __init__(

@@ -116,9 +116,10 @@ class Model(nn.Module, ABC):
     segments: ClassVar[bool] = False
     #: whether `forward` reads values on the host, or branches by them, so that no step is captured
     needs_python: ClassVar[bool] = False
-    #: whether `logits` must have the whole vocabulary behind its `Head`, because it treats tokens by their ids; ranks
-    #: that divide the vocabulary else call it for their parts of it, too
-    whole_logits: ClassVar[bool] = False
+    #: whether `logits` treats all tokens alike behind its `Head`, so that ranks that divide the vocabulary may call it
+    #: for their parts of it and draw from those. It counts in the class that defines `logits`: one that replaces it
+    #: must say so again
+    divides_logits: ClassVar[bool] = False
     #: names of the tensors, each [T, hidden_size] in the model's dtype, that a pipeline stage hands on to the next; a
     #: model without any cannot be divided into stages
     stage_tensors: ClassVar[Sequence[str]] = ()

@@ -69,6 +69,10 @@ class Launcher:
     def _several(self) -> bool:
         return len(self._config.data_parallel.local_ranks) > 1
 
+    @property
+    def _all_gone(self) -> bool:
+        return all(isinstance(one, EngineDown) and one.final for one in self._engines.values())
+
     def _named(self, rank: int, text: str) -> str:
         return f"engine {rank}: {text}" if self._several else text
 
@@ -103,7 +107,7 @@ class Launcher:
             self._engines[message.rank] = message
         if isinstance(message, EngineDown) and not message.final:
             self._say(f"{self._named(message.rank, message.error)}; starting it again")
-        elif isinstance(message, EngineDown) and self._several:  # of a single one the cause is logged at the end
+        elif isinstance(message, EngineDown) and not self._all_gone:  # of the last one the cause is logged at the end
             self._say(f"{self._named(message.rank, message.error)}; it is not started again, the others serve on")
         await self._apis.tell(message)
 

@@ -23,8 +23,9 @@ CHUNK = 256
 MOST_CHUNKS = 128
 #: Beginnings that are remembered; a new one takes the place of an older one.
 NUM_PREFIXES = 1 << 16
-#: What computing a token of a prompt costs, where 1 is to keep one in the KV cache while its request runs: on a GPU a
-#: token of a prompt takes as long as reading the keys and values of a token in some hundred steps.
+#: What computing a token of a prompt costs, where 1 is to keep one in the KV cache while its request runs. By
+#: arithmetic, not measured: an 8B model computes a token in some 30 µs of an H200, and reads the keys and values of one
+#: in 27 ns a step, 7 µs in 256 steps.
 PREFILL_COST = 4
 #: Outputs are taken to be so long until requests have ended, and how much each of those counts.
 _FIRST_LENGTH, _WEIGHT = 256, 0.02
@@ -97,5 +98,5 @@ def _beginnings(request: EngineRequest) -> Iterator[tuple[int, int]]:
     root = repr((request.salt, request.adapter_name, request.media_keys)).encode()
     digest = hashlib.blake2b(root, digest_size=8)
     for end in range(step, len(ids) + 1, step):
-        digest.update(ids[end - step : end].astype(np.int32).tobytes())
+        digest.update(ids[end - step : end].astype(np.int32, copy=False).tobytes())
         yield end, int.from_bytes(digest.copy().digest(), "little")

@@ -135,6 +135,7 @@ class Decoder(Model):
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
     ignores: ClassVar[Sequence[str]] = (r".*rotary_emb\.inv_freq",)
     stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
+    divides_logits: ClassVar[bool] = True
 
     def __init__(
         self,

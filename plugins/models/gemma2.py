@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_act
 
 class GemmaDecoder(Decoder):
     """What Gemma 2 and 3 share around their layers: embeddings scaled by √hidden_size, capped logits, norms + 1."""
+
+    divides_logits: ClassVar[bool] = True
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """The scale is rounded to the embedding's dtype, as the checkpoints were trained."""

@@ -24,6 +24,7 @@ class GPT2LMHeadModel(Model):
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^transformer\.", ""),)
     stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
+    divides_logits: ClassVar[bool] = True
     ignores: ClassVar[Sequence[str]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:

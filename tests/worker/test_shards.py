@@ -108,15 +108,26 @@ class Counting(TorchCollectives):
 
 
 class OneHead(nn.Module):
-    """A model that is only a head; `whole` says that it treats tokens by their ids."""
+    """A model that is only a head."""
 
-    def __init__(self, head: Any, whole: bool = False) -> None:
+    divides_logits = True
+
+    def __init__(self, head: Any) -> None:
         super().__init__()
-        self.head, self.whole_logits = head, whole
+        self.head = head
 
     def logits(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.head(hidden)
         return out * 2
+
+
+class ByIds(OneHead):
+    """Treats a token by its id, and says nothing of it."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = super().logits(hidden)
+        logits[:, 3] = -1e9
+        return logits
 
 
 def head_of(groups: Groups, vocab_size: int) -> Head:
@@ -157,7 +168,7 @@ def test_ranks_exchange_three_numbers_a_row(vocab_size: int) -> None:
 def test_whole_rows_where_parts_would_not_do() -> None:
     def kinds(groups: Groups) -> list[type]:
         two = OneHead(nn.ModuleList([head_of(groups, 64), head_of(groups, 64)]))
-        models = [OneHead(head_of(groups, 64), whole=True), two, OneHead(head_of(groups, 4)), OneHead(nn.Identity())]
+        models = [ByIds(head_of(groups, 64)), two, OneHead(head_of(groups, 4)), OneHead(nn.Identity())]
         return [type(rows_of(model, Ops())) for model in models]  # type: ignore[arg-type]
 
     assert run_mesh(Mesh(tensor=3), kinds) == [[WholeRows] * 4] * 3

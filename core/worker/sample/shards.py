@@ -63,9 +63,10 @@ class ShardedRows(WholeRows):
 
 
 def rows_of(model: Model, ops: Ops) -> WholeRows:
-    """Parts where the model's only head is divided and what follows it treats every token alike, else whole rows."""
+    """Parts where the model's only head is divided and its `logits` may be called for a part, else whole rows."""
     heads = [module for module in model.modules() if isinstance(module, Head)]
-    if len(heads) != 1 or model.whole_logits or heads[0].group.size == 1:
+    defining = next(kind for kind in type(model).__mro__ if "logits" in vars(kind))
+    if len(heads) != 1 or heads[0].group.size == 1 or not vars(defining).get("divides_logits", False):
         return WholeRows(model, ops)
     (head,) = heads
     if (head.group.size - 1) * head.table.num_rows >= head.vocab_size:
