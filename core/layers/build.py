@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
@@ -115,17 +116,19 @@ class Build:
         bias: bool = False,
         shard: Shard | None = None,
         parts: Mapping[str, int] | None = None,
+        pieces: Sequence[int] = (),
         transposed: bool = False,
         reduce: bool = True,
     ) -> nn.Module:
         """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
 
-        `transposed`: the checkpoint stores W as [in, out]. Without `reduce`, "row" gives each rank its part of the sum,
-        which a `partial` norm, or another sum, must complete.
+        `pieces` are the sizes of what one checkpoint tensor joins, each sharded by itself. `transposed`: the checkpoint
+        stores W as [in, out]. Without `reduce`, "row" gives each rank its part of the sum, which a `partial` norm, or
+        another sum, must complete.
         """
         if shard == "row":
-            if parts:
-                raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {list(parts)}")
+            if joined := list(parts or pieces):
+                raise ValueError(f"{prefix}: a row-sharded layer cannot be put together from parts {joined}")
             width = split_evenly(f"the inputs of {prefix}", in_features, self.groups.tensor)
             columns = slice(self.groups.tensor.rank * width, (self.groups.tensor.rank + 1) * width)
             whole = [Rows(prefix, out_features, 0, out_features)]
@@ -133,11 +136,17 @@ class Build:
             layer.reduces = reduce
             return layer
         group = self.groups.tensor if shard == "column" else SingleGroup()
-        named = {f"{prefix}.{name}": size for name, size in parts.items()} if parts else {prefix: out_features}
-        if sum(named.values()) != out_features:
-            raise ValueError(f"{prefix}: the parts {dict(parts or {})} do not add up to {out_features} outputs")
-        counts = {name: split_evenly(f"the outputs of {name}", size, group) for name, size in named.items()}
-        rows = [Rows(name, named[name], group.rank * count, count) for name, count in counts.items()]
+        sizes = list(parts.values() if parts else pieces or (out_features,))
+        if sum(sizes) != out_features:
+            raise ValueError(
+                f"{prefix}: the parts {dict(parts or {}) or sizes} do not add up to {out_features} outputs"
+            )
+        rows = list[Rows]()
+        names = [f"{prefix}.{name}" for name in parts] if parts else [prefix] * len(sizes)
+        for name, base, size in zip(names, accumulate(sizes, initial=0), sizes, strict=False):
+            count = split_evenly(f"the outputs of {name}", size, group)
+            total, start = (size, 0) if parts else (out_features, base)
+            rows.append(Rows(name, total, start + group.rank * count, count))
         return Linear(self, rows, in_features, slice(0, in_features), bias=bias, transposed=transposed)
 
     def attention_input(

@@ -13,6 +13,8 @@ _FAMILIES = (
     ("Gemma2ForCausalLM", "gemma2:Gemma2ForCausalLM", "Gemma 2"),
     ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),
     ("Gemma3ForConditionalGeneration", "gemma3:Gemma3ForConditionalGeneration", "Gemma 3, text part only"),
+    ("Olmo2ForCausalLM", "olmo2:Olmo2ForCausalLM", "OLMo 2"),
+    ("Phi3ForCausalLM", "phi3:Phi3ForCausalLM", "Phi-3 and Phi-4, text"),
     ("GPT2LMHeadModel", "gpt2:GPT2LMHeadModel", "GPT-2"),
     ("BertModel", "bert:BertModel", "BERT, for embeddings"),
     ("BertForSequenceClassification", "bert:BertForSequenceClassification", "BERT, for classes and reranking"),

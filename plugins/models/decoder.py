@@ -20,6 +20,7 @@ class GatedMLP(nn.Module):
     """A norm, then down(gate(x) · up(x)), gate and up in one product.
 
     `activation` takes both halves [T, 2 · intermediate]. The result is a rank's part of a sum unless it is to `reduce`.
+    `joined` names the checkpoint's tensor of both gate and up, where they are in one.
     """
 
     def __init__(
@@ -31,11 +32,14 @@ class GatedMLP(nn.Module):
         *,
         bias: bool = False,
         reduce: bool = False,
+        joined: str = "",
     ) -> None:
         super().__init__()
-        hidden_size = build.config.hidden_size
-        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self.gate_up = build.linear(prefix, hidden_size, 2 * intermediate_size, bias=bias, shard="column", parts=parts)
+        hidden_size, size = build.config.hidden_size, intermediate_size
+        name, parts, pieces = prefix, {"gate_proj": size, "up_proj": size}, tuple[int, ...]()
+        if joined:
+            name, parts, pieces = f"{prefix}.{joined}", {}, (size, size)
+        self.gate_up = build.linear(name, hidden_size, 2 * size, bias=bias, shard="column", parts=parts, pieces=pieces)
         self.down = build.linear(
             f"{prefix}.down_proj", intermediate_size, hidden_size, bias=bias, shard="row", reduce=reduce
         )

@@ -13,7 +13,7 @@ from frame.testing.checkpoints import make_checkpoint
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 NUM_TOKENS = 24
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "gpt2"]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "gpt2", "olmo2", "phi3"]
 
 
 def make_prompts(count: int = 12) -> list[list[int]]:

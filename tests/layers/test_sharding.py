@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from frame.interfaces import ExpertSpec, RouterSpec, Routing
+from frame.layers.heads_norm import HeadsNorm, normed_heads
 from frame.ops import Ops
 from frame.testing.ranks import run_ranks
 from tests.layers.test_weights import make_build
@@ -39,6 +40,70 @@ def test_column_then_row(transposed):
     for size in (1, 2, 4):
         for out in run_ranks(size, work):
             torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_piece_of_one_tensor_is_sharded_by_itself(size, transposed):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(12, 6), torch.randn(12), torch.randn(5, 6)
+    tensors = {"m.weight": weight.T if transposed else weight, "m.bias": bias}
+
+    def work(group):
+        build = make_build(group)
+        layer = build.linear("m", 6, 12, bias=True, shard="column", pieces=(8, 4), transposed=transposed)
+        return load(layer, tensors)(x)
+
+    first, second = (x @ weight.T + bias).split([8, 4], dim=-1)
+    for rank, out in enumerate(run_ranks(size, work)):
+        mine = first.chunk(size, -1)[rank], second.chunk(size, -1)[rank]
+        torch.testing.assert_close(out, torch.cat(mine, -1))
+
+
+def test_pieces_that_cannot_be_sharded_are_named():
+    build = make_build()
+    with pytest.raises(ValueError, match=r"m: the parts \[4, 4\] do not add up to 9 outputs"):
+        build.linear("m", 6, 9, pieces=(4, 4))
+    with pytest.raises(ValueError, match=r"m: a row-sharded layer cannot be put together from parts \[4, 4\]"):
+        build.linear("m", 6, 8, shard="row", pieces=(4, 4))
+    with pytest.raises(ValueError, match="the outputs of m: 5 cannot be split over 2 ranks"):
+        run_ranks(2, lambda group: make_build(group).linear("m", 6, 9, shard="column", pieces=(4, 5)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_norms_over_the_heads_of_all_ranks(size, invariant):
+    """Four query heads and two key heads, which four ranks hold twice, in one sum over ranks."""
+    torch.manual_seed(0)
+    query, key = torch.randn(5, 4, 3), torch.randn(5, 2, 3)
+    tensors = {"q.weight": torch.rand(12), "k.weight": torch.rand(6)}
+    sums = []
+
+    def work(group):
+        build = make_build(group)
+        build.ops.invariant = invariant
+        all_reduce = group.all_reduce
+        group.all_reduce = lambda tensor: sums.append(tensor.shape) or all_reduce(tensor)
+        norms = (HeadsNorm(build, "q", 4, 3, eps=1e-6), HeadsNorm(build, "k", 2, 3, eps=1e-6))
+        for norm in norms:
+            load(norm, tensors)
+        held = max(1, 2 // group.size)
+        first = group.rank * 2 // group.size
+        mine = query.chunk(group.size, 1)[group.rank], key[:, first : first + held]
+        together = normed_heads(norms, *mine)
+        alone = [norm(x) for norm, x in zip(norms, mine, strict=True)]
+        return together, alone
+
+    def expected(x, weight):
+        return (Ops.rms_norm(x.flatten(1), weight, 1e-6)).view(x.shape)
+
+    wanted = expected(query, tensors["q.weight"]), expected(key, tensors["k.weight"])
+    for rank, ways in enumerate(run_ranks(size, work)):
+        first, held = rank * 2 // size, max(1, 2 // size)
+        for normed_query, normed_key in ways:
+            torch.testing.assert_close(normed_query, wanted[0].chunk(size, 1)[rank])
+            torch.testing.assert_close(normed_key, wanted[1][:, first : first + held])
+    assert sums.count((2, 5)) == (size if size > 1 else 0)
 
 
 @pytest.mark.parametrize("names", [("q", "k", "v"), ("qkv",)])

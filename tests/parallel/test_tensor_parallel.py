@@ -12,7 +12,10 @@ from frame.testing.executor_suite import children
 from frame.testing.thread_executor import with_threads
 
 #: One family for each trait that sharding must know.
-TRAITS = {"llama": "plain", "llama-tied": "tied head", "qwen3-moe": "experts", "gpt2": "transposed", "gemma2": "norms"}
+TRAITS = {
+    "llama": "plain", "llama-tied": "tied head", "qwen3-moe": "experts", "gpt2": "transposed", "gemma2": "norms",
+    "olmo2": "norms over all heads", "phi3": "fused halves",
+}  # fmt: skip
 
 
 def tokens(folder, size, serve=greedy, executor="threads", **settings):
@@ -27,6 +30,20 @@ def tokens(folder, size, serve=greedy, executor="threads", **settings):
 def test_two_ranks_give_the_tokens_of_one(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
+
+
+@pytest.mark.parametrize("family", ["olmo2", "phi3"])
+def test_key_heads_that_several_ranks_hold(family, tmp_path):
+    """One key/value head on both of two ranks: its squares count once, and both read it from a fused tensor."""
+    make_checkpoint(tmp_path, family, num_key_value_heads=1)
+    assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["olmo2", "phi3"])
+def test_fewer_key_heads_than_four_ranks(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 4) == tokens(tmp_path, 1)
 
 
 @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.matrix)])
@@ -48,6 +65,12 @@ def test_every_family_over_two_ranks(family, tmp_path):
 def test_batches_that_change_with_each_step(settings, tmp_path):
     make_checkpoint(tmp_path, "llama")
     assert tokens(tmp_path, 2, mixed_requests, **settings) == tokens(tmp_path, 1, mixed_requests, **settings)
+
+
+def test_norms_over_all_heads_do_not_depend_on_the_batch(tmp_path):
+    make_checkpoint(tmp_path, "olmo2")
+    given = {"deterministic": True}
+    assert tokens(tmp_path, 2, mixed_requests, **given) == tokens(tmp_path, 2, mixed_requests, max_num_seqs=1, **given)
 
 
 def test_workers_in_processes_of_their_own(tmp_path):

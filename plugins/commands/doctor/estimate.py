@@ -38,6 +38,8 @@ def _decoder(config: ModelConfig, family: str, vocab_size: int, shape: Shape) ->
         layer += queries + 2 * keys + (0 if family in _BIASED else hidden)
     if family.startswith(_NORMED):
         layer += 2 * head_dim
+    if family == "olmo2":  # over all heads
+        layer += queries + keys
     if family.startswith(_FOUR_NORMS):
         layer += 2 * hidden
     total = shape.num_layers * layer

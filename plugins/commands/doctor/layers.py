@@ -10,10 +10,10 @@ from frame.interfaces import AnyKVSpec, FullKV, SlidingKV
 from frame.settings import Checkpoint, ConfigError, ModelConfig
 
 #: Families that use the sliding window in every layer; True: only where config.json sets `use_sliding_window`.
-_EVERY_LAYER = {"mistral": False, "qwen3_moe": True}
+_EVERY_LAYER = {"mistral": False, "qwen3_moe": True, "phi3": False}
 #: Families whose `layer_types` says which layers use the window; True as above.
 _BY_LAYER = {"qwen2": True, "qwen3": True, "gemma2": False, "gemma3_text": False, "gemma3": False}
-_NO_WINDOW = ("llama", "gpt2")
+_NO_WINDOW = ("llama", "gpt2", "olmo2")
 #: Families without a KV cache: every token sees the whole prompt in one step.
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
         WeightSlot as WeightSlot,
         load_weights as load_weights,
     )
+    from frame.layers.heads_norm import (
+        HeadsNorm as HeadsNorm,
+    )
     from frame.layers.normed import (
         normed_linear as normed_linear,
         normed_silu_mul as normed_silu_mul,

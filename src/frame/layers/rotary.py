@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from frame.core.layers.norm import RMSNorm
 
+from .heads_norm import HeadsNorm, normed_heads
+
 if TYPE_CHECKING:
     from frame.core.layers.build import Build
 
@@ -185,7 +187,7 @@ class RotaryEmbedding(nn.Module):
         """positions int64 [1, T], query [T, H, D], key [T, Hk, D] → the turned query and key.
 
         `norms` (of queries, of keys) normalise each head before; two `RMSNorm`s that differ only in their weights do so
-        in one op with the rotation.
+        in one op with the rotation. Two `HeadsNorm`s normalise all heads together, with one sum over ranks.
         """
         places = positions[0]
         if norms is not None:
@@ -193,5 +195,8 @@ class RotaryEmbedding(nn.Module):
             if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and first.alike(second):
                 weights, how = (first.weight, second.weight), (first.eps, first.offset)
                 return self.ops.norm_rotary(query, key, weights, *how, places, self.cos_sin, self.interleaved)
-            query, key = first(query), second(key)
+            if isinstance(first, HeadsNorm) and isinstance(second, HeadsNorm):
+                query, key = normed_heads((first, second), query, key)
+            else:
+                query, key = first(query), second(key)
         return self.ops.rotary(query, key, places, self.cos_sin, self.interleaved)

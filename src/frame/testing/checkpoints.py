@@ -127,6 +127,22 @@ FAMILIES: Mapping[str, Family] = {
         embedding_scale=0.05,
     ),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA, embedding_scale=0.05),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", _TINY),
+    "phi3": Family("Phi3ForCausalLM", "phi3", {**_TINY, "sliding_window": 24}),
+    "phi3-longrope": Family(
+        "Phi3ForCausalLM",
+        "phi3",
+        {
+            **_rope(
+                rope_type="longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0 + i / 16 for i in range(6)],
+                long_factor=[2.0 + i for i in range(6)],
+            ),
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gpt2": Family("GPT2LMHeadModel", "gpt2", _GPT2),
 }
 
