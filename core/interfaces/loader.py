@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +47,12 @@ class WeightLoader(ABC):
         """Whether the checkpoint must have a tensor for every parameter; False for loaders that `fill` the others."""
         return True
 
-    def fill(self, name: str, parameter: Tensor) -> None:
-        """Sets a parameter for which `tensors` yielded nothing; called only if `complete` is False."""
-        raise NotImplementedError(f"{type(self).__name__} does not fill parameters")
+    def fill(self, name: str, part: Tensor, shape: Sequence[int], index: tuple[slice, ...] = ()) -> None:
+        """Sets `part`, the slice `index` (() for all) of the tensor `name` of `shape`, which `tensors` did not yield.
+
+        Called only if `complete` is False. Each rank asks for what it holds: an element must not depend on the slice.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not fill {name} {list(shape)}")
 
 
 def fill_each(pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:

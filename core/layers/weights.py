@@ -6,7 +6,7 @@ Loaders know file formats, and model classes list how names are changed; nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -77,11 +77,12 @@ class WeightMap:
         for module in (part for whole in (model, *absent) for part in whole.modules()):
             for slot in getattr(module, "weight_slots", list)():
                 self._slots.setdefault(slot.name, []).append(slot)
-        self._required = [
-            name
-            for name, slots in self._slots.items()
-            if any(slot.parameter is not None and not slot.covers and not slot.optional for slot in slots)
-        ]
+
+    def required(self) -> Iterator[WeightSlot]:
+        """The slots whose tensors a complete checkpoint has, as such or in a tensor that covers them."""
+        for slot in (one for slots in self._slots.values() for one in slots):
+            if slot.parameter is not None and not slot.covers and not slot.optional:
+                yield slot
 
     def match(self, name: str) -> Sequence[WeightSlot] | None:
         """The slots of a checkpoint tensor; empty when it is ignored, None when no layer knows it."""
@@ -107,7 +108,8 @@ class WeightMap:
                 misshaped.append(_misshaped(tensor.name, tensor.shape, slots[0].shape))
             else:
                 found.append((tensor, slots))
-        missing = [name for name in self._required if name not in covered] if complete else []
+        needed = dict.fromkeys(slot.name for slot in self.required()) if complete else ()
+        missing = [name for name in needed if name not in covered]
         if missing or unexpected or misshaped:
             raise WeightError(self._complaint(missing, unexpected, misshaped))
         return found
@@ -141,7 +143,8 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
     Every name and shape is checked before the first byte is read. `fill` is the platform's `Streams.fill`; without it
     tensors are copied one by one. Returns the bytes read. Raises `WeightError`, or what the loader raises.
     """
-    plan = WeightMap(model).plan(loader.tensors(), loader.complete)
+    weights = WeightMap(model)
+    plan = weights.plan(loader.tensors(), loader.complete)
     pieces: list[tuple[Tensor, Callable[[], Tensor]]] = []
     num_bytes = 0
     filled: set[int] = set()
@@ -153,10 +156,10 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
                 num_bytes += target.numel() * tensor.dtype.itemsize
                 filled.add(id(slot.parameter))
     (fill or fill_each)(pieces)
-    if not loader.complete:
-        for name, parameter in model.named_parameters():
-            if id(parameter) not in filled:
-                loader.fill(name, parameter.data)
+    for slot in () if loader.complete else weights.required():
+        if slot.parameter is not None and slot.is_read and id(slot.parameter) not in filled:
+            target = slot.target(slot.parameter)  # of one of many experts, behind an axis of one
+            loader.fill(slot.name, target.flatten(0, target.dim() - len(slot.shape)), slot.shape, slot.index)
     model.finish_load()
     return num_bytes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,9 +11,14 @@ from torch import Tensor
 
 from frame.interfaces import LazyTensor, WeightLoader
 
+#: Elements made at once: on a CPU as many as stay in its cache, on devices enough to keep them busy.
+_CPU_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
+_ALL = slice(None)
+_MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
+
 
 class DummyLoader(WeightLoader):
-    """Small random values, made on the parameter's device; equal for an equal seed and parameter name."""
+    """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place."""
 
     def supports(self, folder: Path) -> str | None:
         del folder
@@ -26,14 +31,39 @@ class DummyLoader(WeightLoader):
     def complete(self) -> bool:
         return False
 
-    def fill(self, name: str, parameter: Tensor) -> None:
-        """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers."""
-        # one hash of both: torch's CPU generator takes 32 bits of its seed
-        seed = zlib.crc32(f"{self.setup.seed} {name}".encode())
-        generator = torch.Generator(device=parameter.device).manual_seed(seed)
-        if parameter.dim() > 1:
-            parameter.uniform_(-0.05, 0.05, generator=generator)
-        elif name.endswith("bias"):
-            parameter.uniform_(-0.01, 0.01, generator=generator)
-        else:
-            parameter.uniform_(0.9, 1.1, generator=generator)
+    def fill(self, name: str, part: Tensor, shape: Sequence[int], index: tuple[slice, ...] = ()) -> None:
+        """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers.
+
+        Nothing but `part` is made, so that ranks which divide a tensor in any way hold parts of the same one.
+        """
+        center, reach = (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
+        taken = [*index, *(_ALL,) * (len(shape) - len(index))]
+        axes = zip(shape, taken, strict=True)
+        *leading, columns = (torch.arange(size, device=part.device)[places] for size, places in axes)
+        rows = torch.zeros((), dtype=torch.int64, device=part.device)
+        for size, places in zip(shape, leading, strict=False):
+            rows = rows[..., None] * size + places
+        start = zlib.crc32(f"{self.setup.seed} {name}".encode())
+        _fill(part, _mix((rows + start).to(torch.int32)), columns.to(torch.int32), center, reach)
+
+
+def _fill(part: Tensor, keys: Tensor, columns: Tensor, center: float, reach: float) -> None:
+    """part[…, c] = center + reach · u(keys[…], columns[c]), u in [-1, 1]; `keys` and `columns` int32."""
+    if part.dim() > 2:
+        for one, its_keys in zip(part, keys, strict=True):
+            _fill(one, its_keys, columns, center, reach)
+        return
+    chunk = _CPU_CHUNK if part.device.type == "cpu" else _DEVICE_CHUNK
+    step = max(1, chunk // max(1, len(columns)))
+    for target, some in zip(torch.atleast_2d(part).split(step), torch.atleast_1d(keys).split(step), strict=True):
+        target.copy_(_mix(some[:, None] + columns).float().mul_(reach * 2.0**-31).add_(center))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The lowbias32 mixer (Wellons 2018) of int32, in place; arithmetic wraps, shifts are logical."""
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    x *= _MIX_1
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
+    x *= _MIX_2
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    return x

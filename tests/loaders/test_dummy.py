@@ -2,15 +2,23 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from frame.interfaces import LoaderSetup
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.registry import Registry
+from frame.interfaces import Groups, LoaderSetup, Mesh
 from frame.plugins.loaders.dummy import DummyLoader
+from frame.testing import run_mesh
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.thread_executor import with_threads
+from tests.models.dense import make_model
 
 
 def filled(name, shape, seed=0):
     parameter = torch.full(shape, float("nan"))
-    DummyLoader(LoaderSetup(Path(), named=True, seed=seed)).fill(name, parameter)
+    DummyLoader(LoaderSetup(Path(), named=True, seed=seed)).fill(name, parameter, shape)
     return parameter
 
 
@@ -29,6 +37,75 @@ def test_values_follow_from_seed_and_name():
     assert torch.equal(filled("a.weight", (64, 64)), filled("a.weight", (64, 64)))
     assert not torch.equal(filled("a.weight", (64, 64)), filled("b.weight", (64, 64)))
     assert not torch.equal(filled("a.weight", (64, 64)), filled("a.weight", (64, 64), seed=1))
+
+
+class Counting(DummyLoader):
+    """Counts the elements that it makes."""
+
+    made = 0
+
+    def fill(self, name, part, shape, index=()):
+        self.made += part.numel()
+        super().fill(name, part, shape, index)
+
+
+def parts_of(folder, groups):
+    """(the slots of a rank's model, whose weights are made up; the elements that were made)."""
+    loader = Counting(LoaderSetup(folder, named=True))
+    model = make_model(folder, groups=groups, loader=loader)
+    slots = [slot for module in model.modules() for slot in getattr(module, "weight_slots", list)()]
+    return [slot for slot in slots if slot.is_read and not slot.covers and not slot.optional], loader.made
+
+
+def held(slot):
+    return slot.target(slot.parameter).reshape(torch.empty(slot.shape, device="meta")[slot.index].shape)
+
+
+MESHES = {
+    "tp2": Mesh(tensor=2),
+    "tp4": Mesh(tensor=4),
+    "pp2": Mesh(pipeline=2),
+    "tp2-ep": Mesh(tensor=2, expert_parallel=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("qwen3-moe", name) for name in MESHES),
+        *((family, name) for family in ("llama-tied", "phi3", "olmo2", "gpt2") for name in ("tp2", "tp4", "pp2")),
+    ],
+)
+def test_ranks_make_their_parts_of_one_model_and_no_more(family, name, tmp_path):
+    mesh, folder = MESHES[name], make_checkpoint(tmp_path, family)
+    slots, made = parts_of(folder, Groups.single())
+    whole = {slot.name: torch.full(slot.shape, float("nan")) for slot in slots}
+    for slot in slots:
+        whole[slot.name][slot.index] = held(slot)
+    assert not any(tensor.isnan().any() for tensor in whole.values())
+    assert made == sum(tensor.numel() for tensor in whole.values())
+    found = run_mesh(mesh, lambda groups: parts_of(folder, groups))
+    for of_rank, count in found:
+        assert all(torch.equal(held(slot), whole[slot.name][slot.index]) for slot in of_rank)
+        assert count == sum(held(slot).numel() for slot in of_rank) < 0.8 * made
+    # together they hold everything
+    for slot in (slot for of_rank, _ in found for slot in of_rank):
+        whole[slot.name][slot.index] = float("nan")
+    assert all(tensor.isnan().all() for tensor in whole.values())
+
+
+def test_engines_of_any_size_serve_the_same_made_up_model(tmp_path):
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    values = {**SMALL, "model": str(folder), "num_threads": 1, "load_format": "dummy", "executor": "threads"}
+
+    def tokens(**settings):
+        with running(from_flat(values | settings), with_threads(Registry.load())) as engine:
+            return greedy(engine, prompts(400))
+
+    alone = tokens()
+    assert tokens(tensor_parallel_size=2) == alone
+    assert tokens(tensor_parallel_size=2, enable_expert_parallel=True) == alone
+    assert tokens(pipeline_parallel_size=2) == alone
 
 
 def test_scales():

@@ -11,7 +11,7 @@ from frame.core.interfaces.collectives import Groups, ProcessGroup, SingleGroup
 from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import BackendSetup, Build, LoaderSetup, ModelSetup
+from frame.interfaces import BackendSetup, Build, LoaderSetup, ModelSetup, WeightLoader
 from frame.layers import load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
@@ -49,24 +49,29 @@ class DenseAttention(AttentionBackend):
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
-def make_model(folder: Path, group: ProcessGroup | None = None, dtype: torch.dtype = torch.float32) -> Model:
-    """The model of a checkpoint, loaded and bound to dense attention."""
+def make_model(
+    folder: Path,
+    group: ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+    groups: Groups | None = None,
+    loader: WeightLoader | None = None,
+) -> Model:
+    """The model of a checkpoint, loaded (by `loader` instead of safetensors') and bound to dense attention."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
-    group = group or SingleGroup()
     maker = Build(
         config=config.get_text_config(),
         dtype=dtype,
         device=torch.device("cpu"),
         ops=Ops(),
-        groups=Groups.of(tensor=group),
+        groups=groups or Groups.of(tensor=group or SingleGroup()),
         kv_dtype=dtype,
         device_type="cpu",
     )
     registry = Registry.load()
     model = registry.make("model", config.architectures[0], ModelSetup(maker))
-    load_weights(model, SafetensorsLoader(LoaderSetup(folder)))
+    load_weights(model, loader or SafetensorsLoader(LoaderSetup(folder)))
     for layer in maker.caches.values():
         layer.bind(None, None, 0, DenseAttention(BackendSetup(layer.backend_spec, maker.ops)))
     return model

@@ -154,10 +154,14 @@ class WeightLoaderSuite(PluginSuite):
             pytest.skip("it reads every value from files")
         for name, shape in (("a.weight", (32, 16)), ("a.norm.weight", (16,)), ("a.bias", (16,))):
             first, second = torch.full(shape, float("nan")), torch.full(shape, float("nan"))
-            loader.fill(name, first)
-            self.loader(self.folder).fill(name, second)
+            loader.fill(name, first, shape)
+            self.loader(self.folder).fill(name, second, shape)
             assert torch.isfinite(first).all(), f"{name} was not filled with numbers"
             assert torch.equal(first, second), f"{name} gets other values the next time"
+            for index in ((slice(4, 12),), (slice(None),) * (len(shape) - 1) + (slice(8, 16),)):
+                part = torch.full_like(first[index], float("nan"))
+                loader.fill(name, part, shape, index)
+                assert torch.equal(part, first[index]), f"{name}{list(index)} is not that part of the whole"
 
     def test_an_engine_serves_what_it_loads(self) -> None:
         folder = self.scratch("model")
