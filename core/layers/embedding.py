@@ -91,9 +91,11 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] → [N, vocab_size], the same on every rank."""
         logits = self.ops.linear(hidden, self.table.weight, self.bias)
-        if self._gathers:
-            logits = self.group.all_gather(logits, dim=-1)[..., : self.vocab_size]
-        return logits
+        return self.gathered(logits) if self._gathers else logits
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """Whole rows [N, vocab_size] of what `forward` gives each rank when it is `divided`."""
+        return self.group.all_gather(part, dim=-1)[..., : self.vocab_size]
 
     def weight_slots(self) -> list[WeightSlot]:
         """Some checkpoints hold a copy of a tied weight, which is not read."""

@@ -154,15 +154,46 @@ def test_ranks_exchange_three_numbers_a_row(vocab_size: int) -> None:
     def work(groups: Groups) -> list[tuple[Tensor, Tensor]]:
         rows = rows_of(OneHead(head_of(groups, vocab_size)), Ops())  # type: ignore[arg-type]
         assert isinstance(rows, ShardedRows)
-        return [rows.draw(hidden, None, None, None), rows.draw(hidden, temperature, streams, torch.arange(5))]
+        return [rows.draw(hidden), rows.draw(hidden, temperature, streams, torch.arange(5))]
 
     found = run_mesh(Mesh(tensor=3), work, collectives=connect)
-    expected = [alone.draw(hidden, None, None, None), alone.draw(hidden, temperature, streams, torch.arange(5))]
+    expected = [alone.draw(hidden), alone.draw(hidden, temperature, streams, torch.arange(5))]
     for rank in found:
         for (tokens, logits), (whole, values) in zip(rank, expected, strict=True):
             assert torch.equal(tokens, whole)
             torch.testing.assert_close(logits, values)
     assert {count for one in made for count in one.sent} == {3 * 5}
+
+
+@pytest.mark.parametrize("vocab_size", [64, 61])
+def test_ranks_gather_the_rows_that_filter_and_no_others(vocab_size: int) -> None:
+    """Of five rows two filter: three numbers of each row, and the logits of two, instead of those of five."""
+    hidden = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    noise = torch.tensor([0.0, 1.0, 1.0, 0.3, 2.0]), torch.arange(5) * 12345, torch.arange(5)
+    index = torch.tensor([1, 4])
+    filters = torch.tensor([3, 0], dtype=torch.int32), torch.tensor([1.0, 0.4]), None
+    made: list[Counting] = []
+
+    def connect(placement: Any) -> Counting:
+        made.append(Counting(placement))
+        return made[-1]
+
+    def work(groups: Groups) -> tuple[Tensor, Tensor]:
+        rows = rows_of(OneHead(head_of(groups, vocab_size)), Ops())  # type: ignore[arg-type]
+        assert isinstance(rows, ShardedRows)
+        return rows.draw(hidden, *noise, index=index, filters=filters)
+
+    model = OneHead(head_of(Groups.single(), vocab_size))
+    top_k, top_p = torch.zeros(5, dtype=torch.int32), torch.ones(5)
+    top_k[1], top_p[4] = 3, 0.4
+    logits = model.logits(hidden)
+    expected = Ops.draw(logits, *noise, top_k, top_p)
+    assert not torch.equal(expected, Ops.draw(logits, *noise))  # the filters decide a token
+    for tokens, drawn in run_mesh(Mesh(tensor=3), work, collectives=connect):
+        assert torch.equal(tokens, expected)
+        torch.testing.assert_close(drawn, logits.gather(1, expected.long()[:, None]).squeeze(1))
+    part = -(-vocab_size // 3)
+    assert [one.sent for one in made] == [[3 * 5, 2 * part]] * 3
 
 
 def test_whole_rows_where_parts_would_not_do() -> None:
@@ -192,7 +223,7 @@ def test_two_ranks_draw_what_one_does(speculator: dict[str, Any], tmp_path: Path
         values = {**SMALL, "model": str(folder), "num_threads": 1, **speculator, **settings_}
         with running(from_flat(values), with_threads(Registry.load())) as engine:
             found = []
-            for batch in ([0, 1], [0], [0, 1, 2, 3]):
+            for batch in ([0, 1], [0], [0, 1, 2], [2], [0, 1, 2, 3]):
                 wanted = [request(f"{place}", given_prompts[place], **kinds[place]) for place in batch]
                 found.append({name: list(tokens_of(one)) for name, one in drain(engine, wanted).items()})
             return found
@@ -253,3 +284,15 @@ def test_kernels_that_are_not_launched_draw_a_column_that_there_is(first: int, m
     with Zeros():
         _, ids, _ = kernels.best_of_part(torch.randn(3, 600), first, *noise)
     assert ids.tolist() == [first] * 3
+
+
+def test_an_engine_gathers_the_filtered_request_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, seen = make_checkpoint(tmp_path, "llama"), list[int]()
+    gathered = Head.gathered
+    monkeypatch.setattr(Head, "gathered", lambda self, part: seen.append(len(part)) or gathered(self, part))
+    values = {**SMALL, "model": str(folder), "num_threads": 1, "tensor_parallel_size": 2, "executor": "threads"}
+    kinds: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.7}]
+    with running(from_flat(values), with_threads(Registry.load())) as engine:
+        seen.clear()  # what the start has tried
+        drain(engine, [request(str(row), prompts(400)[row], **kind) for row, kind in enumerate(kinds)])
+    assert set(seen) == {1}

@@ -24,5 +24,8 @@ EDITS = int(Need.PENALTIES | Need.RULES | Need.PROCESSORS)
 #: Everything beyond a temperature.
 MORE = ~int(Need.RANDOM)
 
+#: Everything beyond a temperature and filters.
+MORE_THAN_FILTERS = ~int(Need.RANDOM | Need.FILTER)
+
 #: What allows a slot one row in a batch only.
 ONE_ROW = int(Need.PROCESSORS | Need.INVARIANT_PROCESSORS)

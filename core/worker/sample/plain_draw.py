@@ -52,7 +52,7 @@ class PlainDraw:
         """Int32 [2, padded rows]: tokens, and the bits of their logits in float32."""
         ops, rows = self._device.ops, len(hidden)
         lengths = self._buffers.seq_lens[:rows]
-        temperature, streams = self._sampler.plain_parameters(rows) if random else (None, None)
-        token_ids, drawn = self._rows.draw(hidden, temperature, streams, lengths.long() if random else None)
+        noise = (*self._sampler.plain_parameters(rows), lengths.long()) if random else ()
+        token_ids, drawn = self._rows.draw(hidden, *noise)
         ops.advance(self._token_ids, self._buffers.rows[:rows], lengths, token_ids)
         return torch.stack((token_ids, drawn.view(torch.int32)))

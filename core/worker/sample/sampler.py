@@ -16,10 +16,10 @@ from ...interfaces.logits import LogitsProcessor
 from ...interfaces.step import NewRequest, TokenMasks
 from ..device import Device
 from .draws import Ahead, LogprobGroup, LogprobTensors, Sampled
-from .need import EDITS, MORE, ONE_ROW, Need
+from .need import EDITS, MORE, MORE_THAN_FILTERS, ONE_ROW, Need
 from .processors import ProcessorSlots
 from .sampling_slots import BatchParameters, SamplingSlots
-from .shards import WholeRows
+from .shards import ShardedRows
 
 
 class Sampler:
@@ -103,16 +103,21 @@ class Sampler:
         self._slots.penalties.count_several(token_ids, host_slots)
         self._slots.rules.extend_several(token_ids, counts, host_slots)
 
-    def sample_plainly(
-        self, rows: WholeRows, hidden: Tensor, host_slots: np.ndarray, lengths: Tensor
-    ) -> Sampled | None:
-        """As `sample` for the logits of `hidden` [N, H]; None where a row asks for more than a temperature."""
+    def draw_parts(self, rows: ShardedRows, hidden: Tensor, host_slots: np.ndarray, lengths: Tensor) -> Sampled | None:
+        """As `sample` for the logits of `hidden` [N, H]; None where a row asks for more than filters, or all filter."""
         batch = self._slots.batch(_padded(host_slots, len(hidden)))
-        if batch.need & MORE:
+        if batch.need & MORE_THAN_FILTERS:
             return None
-        if batch.draw is None:
-            return Sampled(*rows.draw(hidden, None, None, None))
-        return Sampled(*rows.draw(hidden, batch.draw.temperature, batch.draw.streams, lengths.long()))
+        if (draw := batch.draw) is None:
+            return Sampled(*rows.draw(hidden))
+        noise = draw.temperature, draw.streams, lengths.long()
+        if not batch.need & Need.FILTER:
+            return Sampled(*rows.draw(hidden, *noise))
+        chosen = np.flatnonzero(batch.needs & Need.FILTER)
+        if len(chosen) == len(hidden):
+            return None
+        index = self._device.stage_padded("rows", chosen)
+        return Sampled(*rows.draw(hidden, *noise, index=index, filters=draw.filters(index)))
 
     def sample(
         self,

@@ -1,10 +1,13 @@
 """Where plain draws come from: whole rows of logits, or the best of each rank's part of the vocabulary.
 
-Ranks that divide the vocabulary exchange three numbers a row instead of its logits. What asks for more than a
-temperature reads whole rows. Knows no request.
+Ranks that divide the vocabulary exchange three numbers a row instead of its logits, and gather the rows that filter.
+What asks for more reads whole rows. Knows no request.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,49 +20,49 @@ from ...ops import Ops
 class WholeRows:
     """Every rank has whole rows."""
 
-    #: whether ranks have parts of rows
-    divided = False
-
     def __init__(self, model: Model, ops: Ops) -> None:
         self._model, self._ops = model, ops
 
-    def draw(
-        self, hidden: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(token ids int32 [N], their logits float32 [N]) for `hidden` [N, H]; greedy without `temperature`.
+    def draw(self, hidden: Tensor, *noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(token ids int32 [N], their logits float32 [N]) for `hidden` [N, H].
 
-        The other arguments, all [N], are those of `ops.draw`.
+        Greedy without `noise`, which is temperature, streams and positions [N], as `ops.draw` takes them.
         """
         logits = self._model.logits(hidden)
-        if temperature is None or streams is None or positions is None:
-            return self._ops.greedy(logits)
-        token_ids = self._ops.draw(logits, temperature, streams, positions)
+        return self._drawn(logits, *noise) if noise else self._ops.greedy(logits)
+
+    def _drawn(self, logits: Tensor, *parameters: Any) -> tuple[Tensor, Tensor]:
+        token_ids = self._ops.draw(logits, *parameters)
         return token_ids, logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
 
 
 class ShardedRows(WholeRows):
     """Each rank has the columns of its part of the vocabulary, which `head` gives."""
 
-    divided = True
-
     def __init__(self, model: Model, ops: Ops, head: Head) -> None:
         super().__init__(model, ops)
         self._head = head
 
     def draw(
-        self, hidden: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None
+        self, hidden: Tensor, *noise: Tensor, index: Tensor | None = None, filters: Sequence[Tensor | None] = ()
     ) -> tuple[Tensor, Tensor]:
+        """As of whole rows. Those of `index` int64 [n], which `filters` [n] limit, are gathered, and no others."""
         head = self._head
         with head.divided():
-            logits = self._model.logits(hidden)[:, : head.table.num_used]
-        best = self._ops.best_of_part(logits, head.table.start, temperature, streams, positions)
+            part = self._model.logits(hidden)
+        best = self._ops.best_of_part(part[:, : head.table.num_used], head.table.start, *noise)
         if head.group.is_silent:  # a trial step: what others would send may be no token
             return best[1], best[2]
-        sent = torch.stack([part.view(torch.int32) for part in best])
+        sent = torch.stack([one.view(torch.int32) for one in best])
         came = head.group.all_gather(sent, dim=0).unflatten(0, (head.group.size, len(best)))
         winner = came[:, 0].view(torch.float32).argmax(0, keepdim=True)  # the first of equals, and NaN before all
-        tokens, logit = (came[:, part].gather(0, winner).squeeze(0) for part in (1, 2))
-        return tokens, logit.view(torch.float32)
+        tokens, logits = (came[:, place].gather(0, winner).squeeze(0) for place in (1, 2))
+        drawn = logits.view(torch.float32)
+        if index is None:
+            return tokens, drawn
+        whole = head.gathered(part.index_select(0, index))
+        chosen = self._drawn(whole, *(one.index_select(0, index) for one in noise), *filters)
+        return tokens.index_copy(0, index, chosen[0]), drawn.index_copy(0, index, chosen[1])
 
 
 def rows_of(model: Model, ops: Ops) -> WholeRows:

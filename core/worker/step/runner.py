@@ -33,7 +33,7 @@ from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
-from ..sample.shards import rows_of
+from ..sample.shards import ShardedRows, rows_of
 from .forward_pass import CapturedInputs, ForwardPass
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
@@ -233,7 +233,7 @@ class Runner:
             self.plain_draw.run_dummy(shape, hidden)
         else:  # a step with prompts: what its rows draw is never captured
             rows = hidden[: shape.padded_samples or shape.padded_rows]
-            graphs.run(shape, "draw", lambda: self.rows.draw(rows, None, None, None))
+            graphs.run(shape, "draw", lambda: self.rows.draw(rows))
 
     def _sample_rows(
         self, step: PendingStep, shape: StepShape, inputs: StepInputs, hidden: Tensor, masks: bytes
@@ -269,8 +269,8 @@ class Runner:
         rows = draws.rows
         hidden = hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows)
         sampled = None
-        if self.rows.divided and not masks:
-            sampled = self.sampler.sample_plainly(self.rows, hidden, draws.host_slots, draws.lengths)
+        if isinstance(self.rows, ShardedRows) and not masks:
+            sampled = self.sampler.draw_parts(self.rows, hidden, draws.host_slots, draws.lengths)
         if sampled is None:
             logits = self.model.logits(hidden)
             sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
