@@ -77,6 +77,22 @@ def make_model(
     return model
 
 
+def fuse_experts(folder: Path, num_experts: int = 8) -> None:
+    """Joins the experts of each layer of a checkpoint in two tensors."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    suffix = ".0.gate_proj.weight"
+    for prefix in [name.removesuffix(suffix) for name in tensors if name.endswith(f"experts{suffix}")]:
+        gate, up, down = (
+            torch.stack([tensors.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(num_experts)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        )
+        tensors[f"{prefix}.gate_up_proj"], tensors[f"{prefix}.down_proj"] = torch.cat((gate, up), dim=1), down
+    save_file(tensors, path)
+
+
 def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
     """float32 logits [len(ids), vocab_size], computed in steps of the given numbers of tokens."""
     rows = []

@@ -14,7 +14,7 @@ from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.testing.ranks import run_ranks
-from tests.models.dense import make_model, run
+from tests.models.dense import fuse_experts, make_model, run
 
 IDS = random.Random(1).choices(range(3, 512), k=40)
 
@@ -52,20 +52,9 @@ def test_over_ranks(family, size, published):
 
 
 def test_experts_fused_in_the_checkpoint(tmp_path):
-    from safetensors.torch import load_file, save_file
-
     folder = make_checkpoint(tmp_path, "qwen3-moe")
     expected = run(make_model(folder), IDS, [40])
-    tensors = load_file(folder / "model.safetensors")
-    for layer in (0, 2):
-        prefix = f"model.layers.{layer}.mlp.experts"
-
-        def pop(part, prefix=prefix):
-            return torch.stack([tensors.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(8)])
-
-        tensors[f"{prefix}.gate_up_proj"] = torch.cat((pop("gate_proj"), pop("up_proj")), dim=1)
-        tensors[f"{prefix}.down_proj"] = pop("down_proj")
-    save_file(tensors, folder / "model.safetensors")
+    fuse_experts(folder)
     assert torch.equal(run(make_model(folder), IDS, [40]), expected)
 
 
