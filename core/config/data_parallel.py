@@ -1,9 +1,10 @@
-"""Settings of data parallelism: how many engines serve the model, and which of them this server starts."""
+"""Settings of data parallelism: how many engines serve the model, and which of them this machine starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .secret_file import read_secret
 from .section import Section, setting
 
 #: Ranks of an axis, above which a number is a mistake, and engines of one server.
@@ -43,6 +44,44 @@ class DataParallelConfig(Section):
         "A load balancer in front of several servers divides the requests, and each server divides its part among "
         "its own engines; needs data_parallel_size_local.",
     )
+    data_parallel_address: str = setting(
+        "", "Address of the machine that serves HTTP, at which other machines offer it their engines."
+    )
+    data_parallel_rpc_port: int = setting(29550, "Port at which it waits for them.", ge=1, le=65535)
+    data_parallel_secret_file: str | None = setting(
+        None,
+        "File with a secret of 16 characters at least, the same on all machines of data_parallel_address: only who "
+        "knows it may offer engines or use them.",
+    )
+    data_parallel_own_address: str = setting(
+        "", "This machine's own address, at which its engines listen; default: the one it reaches the other from."
+    )
+    headless: bool = setting(
+        False, "Serve no HTTP: start engines for the server at data_parallel_address, which sends them requests."
+    )
+
+    @property
+    def remote_ranks(self) -> list[int]:
+        """The ranks of engines that other machines start for this server."""
+        alone = self.data_parallel_rank is not None or self.data_parallel_external_lb or self.data_parallel_hybrid_lb
+        if alone or self.headless or not self.data_parallel_address:
+            return []
+        return [rank for rank in range(self.data_parallel_size) if rank not in self.local_ranks]
+
+    @property
+    def over_machines(self) -> bool:
+        """Whether one server has engines on several machines, of which this is one."""
+        return bool(self.remote_ranks) or (self.headless and self.data_parallel_size > 1)
+
+    @property
+    def served_ranks(self) -> range:
+        """The ranks of all engines among which this server divides requests."""
+        return range(self.data_parallel_size) if self.remote_ranks else self.local_ranks
+
+    def key(self) -> bytes:
+        """What machines prove to know, "" where there is one; raises `ValueError` for a file that holds no secret."""
+        path = self.data_parallel_secret_file
+        return b"" if path is None else b"data parallel " + read_secret(path)
 
     @property
     def first_rank(self) -> int:
@@ -52,7 +91,8 @@ class DataParallelConfig(Section):
     def engine(self, rank: int) -> DataParallelConfig:
         """These settings for the engine of one of `local_ranks`."""
         local = (self.data_parallel_rank_local or 0) + rank - self.first_rank
-        kept = {"data_parallel_size": self.data_parallel_size}
+        names = ("data_parallel_own_address", "data_parallel_secret_file") if self.headless else ()
+        kept = {name: getattr(self, name) for name in ("data_parallel_size", *names)}
         return DataParallelConfig(**kept, data_parallel_rank=rank, data_parallel_rank_local=local)
 
     @property
@@ -63,6 +103,7 @@ class DataParallelConfig(Section):
 
     def contradictions(self) -> Iterator[str]:
         size, ranks = self.data_parallel_size, self.local_ranks
+        yield from self._contradictions_of_machines()
         if ranks.stop > size:
             named = f"{ranks.start}" if len(ranks) == 1 else f"{ranks.start} to {ranks.stop - 1}"
             yield f"data_parallel_size {size} has no rank {named}: ranks are numbered from 0"
@@ -80,8 +121,25 @@ class DataParallelConfig(Section):
             yield "data_parallel_external_lb needs data_parallel_rank, the number of this server's engine"
         elif self.data_parallel_hybrid_lb and self.data_parallel_size_local is None:
             yield "data_parallel_hybrid_lb needs data_parallel_size_local, the number of this server's engines"
-        elif len(ranks) < size and not self.data_parallel_hybrid_lb:
+        elif len(ranks) < size and not (self.data_parallel_hybrid_lb or self.data_parallel_address):
             yield (
-                f"{len(ranks)} of {size} engines would be started here; set data_parallel_hybrid_lb where a load "
-                "balancer stands in front of several servers, or data_parallel_rank for one engine a server"
+                f"{len(ranks)} of {size} engines would be started here; set data_parallel_address where other machines "
+                "start the rest for this server, data_parallel_hybrid_lb where a load balancer stands in front of "
+                "several servers, or data_parallel_rank for one engine a server"
+            )
+
+    def _contradictions_of_machines(self) -> Iterator[str]:
+        if self.headless and self.over_machines:
+            for name in ("data_parallel_external_lb", "data_parallel_hybrid_lb"):
+                if getattr(self, name):
+                    yield f"headless is for engines of a server elsewhere, and {name} for a server: give one of them"
+            if self.data_parallel_rank is not None:
+                yield "headless goes with data_parallel_start_rank and data_parallel_size_local, not data_parallel_rank"
+            needed = ("data_parallel_size_local", "data_parallel_start_rank", "data_parallel_address")
+            if missing := [name for name in needed if getattr(self, name) in (None, "")]:
+                yield f"headless needs {', '.join(missing)}"
+        if self.over_machines and not self.data_parallel_secret_file:
+            yield (
+                f"data_parallel_address {self.data_parallel_address} needs data_parallel_secret_file, a file with a "
+                "secret of 16 characters at least that all machines share: who knows it may use the engines"
             )

@@ -258,6 +258,20 @@ class FrameConfig(Section):
     observability: ObservabilityConfig = ObservabilityConfig()
     plugin: Mapping[str, Mapping[str, Any]] = setting({}, "Settings of plugins by name.")
 
+    def contradictions(self) -> Iterator[str]:
+        parallel, executor = self.data_parallel, self.executor
+        if parallel.headless and parallel.data_parallel_size == 1 and executor.node_rank == 0:
+            yield (
+                "headless is for a machine that starts some of the engines of a server elsewhere: set "
+                "data_parallel_size, data_parallel_size_local, data_parallel_start_rank, data_parallel_address and "
+                "data_parallel_secret_file"
+            )
+        if parallel.over_machines:
+            if executor.enable_expert_parallel:
+                yield "enable_expert_parallel with data_parallel_address: engines share experts on one machine so far"
+            if executor.nnodes > 1:
+                yield f"nnodes {executor.nnodes}: each engine of data_parallel_address is on one machine so far"
+
     @classmethod
     def from_flat(cls, **values: Any) -> FrameConfig:
         """Makes the tree from settings by name, as `LLM(**values)` takes them; None means the default.

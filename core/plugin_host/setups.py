@@ -93,23 +93,23 @@ def nodes_of(config: FrameConfig) -> Nodes:
     executor = config.executor
     if executor.nnodes == 1:
         return Nodes()
-    plain = config.to_plain()
-    # what a node says of itself, what the engine settles, and what may be secret is not compared
-    own = {"executor": {"node_rank", "enforce_eager"}, "model": {"model"}}
-    settings = {
-        f"{group}.{name}": value
-        for group in ("model", "cache", "executor", "attention", "speculation", "load")
-        for name, value in plain[group].items()
-        if name not in own.get(group, ())
-    }
     return Nodes(
         count=executor.nnodes,
         rank=executor.node_rank,
         address=executor.master_addr,
         port=executor.master_port,
         model=str(config.model.model),
-        settings=settings,
+        settings=shared_settings(config, "model", "cache", "executor", "attention", "speculation", "load"),
     )
+
+
+def shared_settings(config: FrameConfig, *groups: str, own: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of `groups` that must be equal on all machines, as JSON values by name; each may have its `own`."""
+    plain = config.to_plain()
+    # nor what a machine says of itself, and what the engine settles; plugins' settings may be secret
+    own = ("executor.node_rank", "executor.enforce_eager", "model.model", *own)
+    found = {f"{group}.{name}": value for group in groups for name, value in plain[group].items()}
+    return {name: value for name, value in found.items() if name not in own}
 
 
 def connector_setup(config: FrameConfig, max_model_len: int, layout: KVLayout, engine_id: str = "") -> ConnectorSetup:

@@ -1,7 +1,7 @@
-"""Length-prefixed msgpack frames over Unix sockets, for threads and for asyncio.
+"""Length-prefixed msgpack frames over Unix sockets and TCP, for threads and for asyncio.
 
 A frame is 4 bytes of length (big-endian) and one message. A peer that sends a frame above the limit or an unexpected
-message is disconnected.
+message is disconnected. Peers of other machines have proven that they know a key before the first frame.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
+
+from frame.links.greeting import connect_async
 
 from ..interfaces.wire import decode, encode
 
@@ -187,8 +190,15 @@ class AsyncChannel:
         self._length: int | None = None  # of a frame whose rest is still to be read
 
     @classmethod
-    async def connect(cls, address: str, kind: Any) -> AsyncChannel:
-        """Connects to a `listen`er; raises `OSError` when there is none, or when it belongs to another user."""
+    async def connect(cls, address: str, kind: Any, key: bytes = b"") -> AsyncChannel:
+        """Connects to a `listen`er, or to a `Door` by `key`.
+
+        Raises `OSError` when there is none, or when it belongs to another user, `ValueError` when it has another key.
+        """
+        if address.startswith("tcp://"):
+            where = urlsplit(address)
+            said = {"engine": where.path}
+            return await cls.wrap(await connect_async(where.hostname or "", where.port or 0, key, said), kind)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -202,11 +212,12 @@ class AsyncChannel:
 
     @classmethod
     async def wrap(cls, connection: socket.socket, kind: Any, limit: int = MAX_FRAME_BYTES) -> AsyncChannel:
-        """Takes over a connected Unix socket."""
+        """Takes over a connected socket."""
         loop = asyncio.get_running_loop()
         reader = _Reader(_MAX_WAITING_BYTES // 2, loop)  # asyncio stops reading from the peer at twice this limit
         protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=connection)
+        make: Any = loop.create_unix_connection if connection.family == socket.AF_UNIX else loop.create_connection
+        transport, _ = await make(lambda: protocol, sock=connection)
         return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), kind, limit)
 
     async def send(self, message: Any) -> None:

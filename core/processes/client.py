@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.links.greeting import RefusedError
+
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats, Fault
 from ..interfaces.wire import decode, encode
@@ -51,12 +53,12 @@ class RemoteEngine:
     """An engine in another process. Every request gets an end, since unfinished ones are tracked.
 
     The supervisor calls `news` with the engine's address and when the engine is gone; `close` also runs `on_close` (the
-    owner of the process). Engines that share `outputs` have one consumer.
+    owner of the process). Engines that share `outputs` have one consumer. `key` lets in at engines of other machines.
     """
 
-    def __init__(self, outputs: OutputQueue | None = None) -> None:
+    def __init__(self, outputs: OutputQueue | None = None, key: bytes = b"") -> None:
         self.on_close: Callable[[], Awaitable[None]] | None = None
-        self._name = secrets.token_hex(8)
+        self._name, self._key = secrets.token_hex(8), key
         self._info: EngineInfo | None = None
         self._channel: AsyncChannel | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -66,7 +68,7 @@ class RemoteEngine:
         self._up = asyncio.Event()  # set while an engine listens, or once none will be started
         self._silent = asyncio.Event()  # set while there is no connection to read
         self._silent.set()
-        self._final = False
+        self._final = self._closed = False
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._ids = itertools.count()
         self._error: str | None = "the engine is starting"
@@ -96,8 +98,9 @@ class RemoteEngine:
     async def news(self, message: EngineNews) -> None:
         """Handles a supervisor's message: attaches to a new engine, detaches from a dead one."""
         if isinstance(message, EngineUp):
-            if self._final:  # closed while the supervisor started another engine
+            if self._closed:  # while the supervisor started another engine
                 return
+            self._final = False
             await self._stop_reading()
             self._info = message.info
             await self._connect(message)
@@ -108,7 +111,8 @@ class RemoteEngine:
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await self._silent.wait()
             if not self._final:  # still attached to that engine
-                await self.drop(f"{message.error}{ending}", message.final)
+                fault: Fault = "engine" if message.final and not message.away else "lost"
+                await self._detach(f"{message.error}{ending}", message.final, fault)
 
     async def add(self, request: EngineRequest) -> None:
         """Sends a request; waits while the engine restarts.
@@ -188,11 +192,15 @@ class RemoteEngine:
         finally:
             del self._calls[number]
 
-    async def drop(self, error: str, final: bool = True) -> None:
-        """Detaches from the engine and ends every unfinished request with `error`; `final`: no other one will come."""
+    async def drop(self, error: str) -> None:
+        """Detaches from the engine for ever and ends every unfinished request with `error`."""
+        self._closed = True
+        await self._detach(error, True, "engine")
+
+    async def _detach(self, error: str, final: bool, fault: Fault) -> None:
         await self._stop_reading()
         self._final = final
-        self._on_disconnect(error, "engine" if final else "lost")
+        self._on_disconnect(error, fault)
         if final:
             self._up.set()
 
@@ -204,10 +212,11 @@ class RemoteEngine:
 
     async def _connect(self, engine: EngineUp) -> None:
         try:
-            channel = await AsyncChannel.connect(engine.address, FromEngine)
+            channel = await AsyncChannel.connect(engine.address, FromEngine, self._key)
             await channel.send(Hello(self._name))
-        except OSError as error:
-            self._on_disconnect(f"no engine process listens ({error.strerror or error})", "lost")
+        except (OSError, RefusedError) as error:
+            reason = getattr(error, "strerror", None) or error
+            self._on_disconnect(f"no engine process listens ({reason})", "lost")
             return
         self._channel = channel
         self._error = None

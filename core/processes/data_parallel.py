@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
@@ -19,6 +20,7 @@ from ..plugin_host.registry import Registry
 from ..plugin_host.setups import mesh_of
 from .child import STOP_SECONDS
 from .client import RemoteEngine
+from .machines import Machines
 from .messages import EngineNews
 from .output_queue import OutputQueue
 from .rank_choice import RankChoice
@@ -47,11 +49,11 @@ class DataParallelClient:
     been at fault; it goes to another one when no engine will be started there any more.
     """
 
-    def __init__(self, ranks: range, choice: RankChoice) -> None:
+    def __init__(self, ranks: range, choice: RankChoice, key: bytes = b"") -> None:
         self.on_close: Callable[[], Awaitable[None]] | None = None
         self._ranks, self._choice = ranks, choice
         self._queue = OutputQueue()
-        self._engines = [RemoteEngine(self._queue) for _ in ranks]
+        self._engines = [RemoteEngine(self._queue, key) for _ in ranks]
         self._running: dict[str, _Running] = {}
         self._lost: dict[str, int] = {}  # request → place of the engine that died with it
         self._stats = [EngineStats() for _ in ranks]  # the last known ones
@@ -87,14 +89,20 @@ class DataParallelClient:
     async def add(self, request: EngineRequest) -> None:
         """Sends a request to the engine that has the least to do with it; raises as `RemoteEngine.add` does."""
         name = request.request_id
-        place = self._place(request)
-        entry = self._running[name] = _Running(place, self._choice.cost(request))
-        self._choice.begin(place, entry.cost)
-        try:
-            await self._engines[place].add(request)
-        except BaseException:
-            self._forget(name)
-            raise
+        while True:
+            place = self._place(request)
+            entry = self._running[name] = _Running(place, self._choice.cost(request))
+            self._choice.begin(place, entry.cost)
+            try:
+                await self._engines[place].add(request)
+                return
+            except EngineDeadError:  # it went while the request waited for it; another one may be there
+                self._forget(name)
+                if self._engines[place].end is None or self.end is not None:
+                    raise
+            except BaseException:
+                self._forget(name)
+                raise
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
@@ -195,9 +203,9 @@ class DataParallelClient:
 
 
 class DataParallelSupervisor:
-    """Keeps the engines of this server alive: each by itself, or those that share experts together.
+    """Keeps the engines of this machine alive: each by itself, or those that share experts together.
 
-    `news` is awaited for every stage, start and death.
+    `news` is awaited for every stage, start and death, also of engines that other machines start for this server.
     """
 
     def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
@@ -208,29 +216,50 @@ class DataParallelSupervisor:
         if isinstance(fate, SharedFate):
             for one in self._supervisors.values():
                 fate.add(one)
+        self._machines = Machines(config, news, lambda: self.config) if config.data_parallel.remote_ranks else None
+
+    @property
+    def config(self) -> FrameConfig:
+        """The configuration with the weights that engines serve by now."""
+        newest = next(iter(self._supervisors.values())).config
+        return self._config.model_copy(update={"model": newest.model, "load": newest.load})
 
     async def start(self) -> None:
-        """Starts all engines at once and returns when they are ready; raises `EngineDeadError` and leaves none."""
+        """Starts all engines at once and returns when they are ready; raises `EngineDeadError` and leaves none.
+
+        Raises `ValueError` where it cannot listen for other machines.
+        """
+        if self._machines is not None:
+            self._machines.listen()
         choices = Registry.load().choices(self._config)
-        starts = {rank: asyncio.create_task(one.start(choices)) for rank, one in self._supervisors.items()}
+        starts: dict[int, asyncio.Task[Any]] = {
+            rank: asyncio.create_task(one.start(choices)) for rank, one in self._supervisors.items()
+        }
+        others = [] if self._machines is None else [asyncio.create_task(self._machines.start())]
+        tasks = [*starts.values(), *others]
         try:
-            await asyncio.gather(*starts.values())
+            await asyncio.gather(*tasks)
         except BaseException as error:
-            for task in starts.values():
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*starts.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.stop(0)
-            if isinstance(error, EngineDeadError) and len(starts) > 1:
-                rank = next(rank for rank, task in starts.items() if not task.cancelled() and task.exception() is error)
-                raise EngineDeadError(f"engine {rank}: {error}") from None
+            if isinstance(error, EngineDeadError) and len(tasks) > 1:
+                for rank, task in starts.items():
+                    if not task.cancelled() and task.exception() is error:
+                        raise EngineDeadError(f"engine {rank}: {error}") from None
             raise
 
     async def wait(self) -> None:
         """Returns when no engine will be started any more (the last `EngineDown` of each says why)."""
         await asyncio.gather(*(one.wait() for one in self._supervisors.values()))
+        if self._machines is not None:
+            await self._machines.wait()
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends all engine processes, by force after `seconds`. May be called twice."""
+        if self._machines is not None:
+            await self._machines.stop()
         await asyncio.gather(*(one.stop(seconds) for one in self._supervisors.values()))
         self._fate.close()
 
@@ -238,21 +267,23 @@ class DataParallelSupervisor:
 def make_client(
     config: FrameConfig, descriptor: int | None = None, process: int = 0
 ) -> RemoteEngine | DataParallelClient:
-    """The client of the engines that this server starts. `descriptor`: the memory that API processes share."""
-    ranks = config.data_parallel.local_ranks
+    """The client of the engines of this server. `descriptor`: the memory that API processes share."""
+    parallel = config.data_parallel
+    ranks = parallel.served_ranks
     if len(ranks) == 1:
         return RemoteEngine()
-    return DataParallelClient(
-        ranks, RankChoice(len(ranks), descriptor, process, cached=config.cache.enable_prefix_caching)
-    )
+    choice = RankChoice(len(ranks), descriptor, process, cached=config.cache.enable_prefix_caching)
+    return DataParallelClient(ranks, choice, parallel.key() if parallel.remote_ranks else b"")
 
 
 async def start_engine(config: FrameConfig, command: Sequence[str] | None = None) -> RemoteEngine | DataParallelClient:
     """Starts the engine processes of a configuration and returns their client once all are ready.
 
     A process is started again when it dies, `server.max_engine_restarts` times in a row; `close` ends them. Raises
-    `EngineDeadError` with the cause when one does not become ready.
+    `EngineDeadError` with the cause when one does not become ready, `ConfigError` for `headless`.
     """
+    if config.data_parallel.headless:
+        raise ConfigError("headless is for `frame serve`, which starts engines for a server elsewhere")
     client = make_client(config)
     supervisor = DataParallelSupervisor(config, client.news, command)
     client.on_close = supervisor.stop

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from frame.links.door import Door
+
 from ..engine.recovery.suspects import Suspects
 from ..engine.request import QueueFullError
 from ..interfaces.client import BrokenEngineError
@@ -100,7 +102,7 @@ class EngineHost:
     def __init__(
         self,
         engine: Engine,
-        listener: socket.socket,
+        listener: socket.socket | Door,
         journal: NullJournal,
         begin: Begin,
         report: Callable[[Weights], None] = lambda _: None,
@@ -152,7 +154,7 @@ class EngineHost:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            if same_user(connection):
+            if connection.family != socket.AF_UNIX or same_user(connection):
                 self._accepted.add(_Client(connection, self._inbox))
             else:
                 connection.close()

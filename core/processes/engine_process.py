@@ -14,6 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from frame.links.door import Door
+
 from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError
 from ..plugin_host.setups import mesh_of
@@ -74,9 +76,9 @@ class EngineProcess:
             gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second
             if mesh_of(self._config).data > 1:
                 engine.step_with_peers(lambda number: self._report(Wave(number)))
-            listener = listen(self._address)
+            listener = self._open()
             self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
-            self._report(Ready(engine.info))
+            self._report(Ready(engine.info, self._address))
             self._host.run()
         except Exception as error:
             logger.exception("the engine gives up")
@@ -86,6 +88,14 @@ class EngineProcess:
         finally:
             engine.close()
         return 0
+
+    def _open(self) -> socket.socket | Door:
+        """Listens for clients: at a Unix socket, or for those of other machines at a port that it chooses."""
+        if not self._address.startswith("tcp://"):
+            return listen(self._address)
+        door = Door(self._address, self._config.data_parallel.key())
+        self._address = door.address
+        return door
 
     def _silence_logs(self, at_least: int) -> None:
         """Drops log lines below a level, unless debug logging is on."""

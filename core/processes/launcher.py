@@ -14,6 +14,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from frame.links.headless import serve_headless
+
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..server.certificates import tls_context
@@ -67,7 +69,7 @@ class Launcher:
 
     @property
     def _several(self) -> bool:
-        return len(self._config.data_parallel.local_ranks) > 1
+        return len(self._config.data_parallel.served_ranks) > 1
 
     @property
     def _all_gone(self) -> bool:
@@ -108,7 +110,8 @@ class Launcher:
         if isinstance(message, EngineDown) and not message.final:
             self._say(f"{self._named(message.rank, message.error)}; starting it again")
         elif isinstance(message, EngineDown) and not self._all_gone:  # of the last one the cause is logged at the end
-            self._say(f"{self._named(message.rank, message.error)}; it is not started again, the others serve on")
+            fate = "it may come back" if message.away else "it is not started again"
+            self._say(f"{self._named(message.rank, message.error)}; {fate}, the others serve on")
         await self._apis.tell(message)
 
     def _on_serving(self, names: Sequence[str] | None, death: str) -> None:
@@ -150,7 +153,16 @@ def share_between_keys(config: FrameConfig) -> FrameConfig:
 
 
 def launch(config: FrameConfig, engine_command: Sequence[str] | None = None) -> int:
-    """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once."""
+    """Binds the address and runs a server until it ends; returns the exit status. Raises `ConfigError` at once.
+
+    A `headless` one only starts engines for a server elsewhere.
+    """
+    try:
+        config.data_parallel.key()
+    except ValueError as error:
+        raise ConfigError(f"data_parallel_{error}") from None
+    if config.data_parallel.headless:
+        return serve_headless(config, engine_command)
     config = share_between_keys(config)
     tls_context(config.server)  # unusable certificate files end the start at once
     listeners = bind_all(config.server)

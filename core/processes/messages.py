@@ -1,7 +1,8 @@
 """The messages between the processes of a server, as typed structs.
 
-Three conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
-supervisor and an API process (whether there is an engine, and if not, why).
+Four conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
+supervisor and an API process (whether there is an engine, and if not, why); a server and another machine that starts
+engines for it (the same).
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ class Stage(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """Engine to supervisor: it listens on its socket now."""
+    """Engine to supervisor: it listens at `address` now."""
 
     info: EngineInfo
+    address: str
 
 
 class Weights(msgspec.Struct, tag=True):
@@ -105,7 +107,7 @@ class Wave(msgspec.Struct, tag=True):
 
 
 class EngineUp(msgspec.Struct, tag=True):
-    """Supervisor to clients: engine `rank` listens on the Unix socket `address`."""
+    """Supervisor to clients: engine `rank` listens at `address`, a Unix socket or "tcp://HOST:PORT/NAME"."""
 
     address: str
     info: EngineInfo
@@ -113,11 +115,30 @@ class EngineUp(msgspec.Struct, tag=True):
 
 
 class EngineDown(msgspec.Struct, tag=True):
-    """Supervisor to clients: there is no engine `rank` now; `final` when none will be started again."""
+    """Supervisor to clients: there is no engine `rank` now; `final` when none will be started again.
+
+    `away`: its whole machine is gone, so that its requests go to other engines; it may come back.
+    """
 
     error: str
     final: bool = False
     rank: int = 0
+    away: bool = False
+
+
+class Admitted(msgspec.Struct, tag=True):
+    """Server to another machine: it may start its engines."""
+
+
+class Refused(msgspec.Struct, tag=True):
+    """Server to another machine: it may not, for this reason; `later`: perhaps when it asks again."""
+
+    reason: str
+    later: bool = False
+
+
+class Dismissed(msgspec.Struct, tag=True):
+    """Server to another machine: the server ends, and so should the engines."""
 
 
 class Serving(msgspec.Struct, tag=True):
@@ -136,4 +157,6 @@ FromEngine = Outputs | Reply
 EngineReport = Stage | Ready | Failed | Weights | Wave
 EngineOrder = Begin | Wave
 EngineNews = Stage | EngineUp | EngineDown
+MachineNews = EngineNews | Failed
+MachineOrder = Admitted | Refused | Dismissed
 ApiReport = Serving | Failed | Shutdown

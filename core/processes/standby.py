@@ -52,6 +52,8 @@ class Standby:
         self, command: Sequence[str], config: FrameConfig, choices: Sequence[Any], rendezvous: str = ""
     ) -> None:
         self._command = command
+        own = config.data_parallel.data_parallel_own_address  # of an engine that clients of other machines use
+        self._place = f"tcp://[{own}]/" if ":" in own else f"tcp://{own}/" if own else "@frame-"
         self._arguments = ["--rendezvous", rendezvous] if rendezvous else []
         self._files = {"--config-file": json.dumps(config.to_plain()), "--plugins-file": json.dumps(choices)}
         self._ahead: EngineChild | None = None
@@ -104,7 +106,7 @@ class Standby:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _spawn(self) -> EngineChild:
-        address, journal = f"@frame-{secrets.token_hex(16)}", JournalReader()
+        address, journal = f"{self._place}{secrets.token_hex(16)}", JournalReader()
         arguments = ["--socket", address, "--journal-fd", str(journal.descriptor), *self._arguments]
         try:
             child = await spawn(self._command, arguments, EngineReport, [journal.descriptor], self._files)

@@ -52,7 +52,8 @@ class EngineSupervisor:
         rank: int = 0,
         fate: OwnFate | None = None,
     ) -> None:
-        self._config = config.model_copy(update={"data_parallel": config.data_parallel.engine(rank)})
+        #: what the next engine is started with
+        self.config = config.model_copy(update={"data_parallel": config.data_parallel.engine(rank)})
         self.rank = rank
         self._fate = fate or OwnFate()
         self._ready_at = 0.0
@@ -98,8 +99,8 @@ class EngineSupervisor:
         """The configuration without what only the parent and the API processes need."""
         keys: dict[str, Any] = {"api_key": [], "admin_key": [], "cache_salt_per_key": False}
         admin: dict[str, Any] = {"admin_port": None, "admin_uds": None, "rpc_methods": []}
-        server = self._config.server.model_copy(update=keys | admin)
-        return self._config.model_copy(update={"server": server})
+        server = self.config.server.model_copy(update=keys | admin)
+        return self.config.model_copy(update={"server": server})
 
     async def _launch(self) -> EngineInfo:
         """Tells a process to build its engine and waits until it is ready; raises `EngineDeadError`."""
@@ -111,7 +112,7 @@ class EngineSupervisor:
         if self._fate.falling:
             await engine.stop(0)
             raise EngineDeadError("an engine with which it shares experts died")
-        limit = self._config.server.ready_seconds
+        limit = self.config.server.ready_seconds
         try:
             async with asyncio.timeout(limit):
                 info = await self._begin(engine)
@@ -124,7 +125,7 @@ class EngineSupervisor:
             await engine.stop(0)
             raise EngineDeadError(f"a message of the starting engine cannot be read: {error}") from None
         await self._news(EngineUp(engine.address, info, self.rank))
-        if self._config.server.standby_engine:
+        if self.config.server.standby_engine:
             self._standby.keep()
         return info
 
@@ -135,7 +136,8 @@ class EngineSupervisor:
             match await engine.channel.receive():
                 case Stage(name=name, seconds=seconds):
                     await self._news(Stage(name, seconds, self.rank))
-                case Ready(info=info):
+                case Ready(info=info, address=address):
+                    engine.address = address
                     return info
                 case Failed(error=error):
                     await engine.death()
@@ -167,7 +169,7 @@ class EngineSupervisor:
             if time.monotonic() - self._ready_at > STEADY_SECONDS:
                 self._deaths = 0
             self._deaths += self._learn_from_death(self._engine.journal, death.cause, death.killed)
-        if self._deaths <= self._config.server.max_engine_restarts:
+        if self._deaths <= self.config.server.max_engine_restarts:
             return Verdict(death.cause, final=False)
         return Verdict(f"{death.cause} ({self._deaths} deaths in a row)", final=True)
 
@@ -191,7 +193,7 @@ class EngineSupervisor:
             watchdog.cancel()
         death = f"the engine process {await engine.death()}"
         if self._hung:
-            seconds = self._config.server.hang_seconds
+            seconds = self.config.server.hang_seconds
             death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
         killed = engine.process.returncode == -signal.SIGKILL and not self._hung
         if failed is None:
@@ -199,7 +201,7 @@ class EngineSupervisor:
         return Death(f"{death}: {failed.error}", killed or failed.killed, began=True)
 
     async def _end_when_hung(self, engine: EngineChild) -> None:
-        limit = max(self._config.server.hang_seconds, 4 * PULSE_SECONDS)
+        limit = max(self.config.server.hang_seconds, 4 * PULSE_SECONDS)
         last, since = engine.journal.beats, time.monotonic()
         while True:
             await asyncio.sleep(min(1.0, limit / 4))
@@ -235,7 +237,7 @@ class EngineSupervisor:
                 elif isinstance(message, Wave):
                     await self._fate.begin_wave(message.number)
                 elif isinstance(message, Weights) and self._standby is not None:
-                    self._config = with_weights(self._config, **message.source)  # the next engine loads them, too
+                    self.config = with_weights(self.config, **message.source)  # the next engine loads them, too
                     await self._standby.renew(self._for_engine())
         return failed
 

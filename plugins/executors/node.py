@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from frame.interfaces import Nodes, WorkerProcess
+from frame.links.greeting import RefusedError, connect, receive_bytes, receive_json
 
-from .links import RefusedError, connect, receive_bytes, receive_json
 from .nodes_options import NodesOptions
 
 logger = logging.getLogger("frame.executors")

@@ -16,13 +16,13 @@ from typing import Any
 from msgspec import structs
 
 from frame.interfaces import ExecutorSetup, Nodes, Placement, SpawnedWorker
+from frame.links.greeting import Listener, RefusedError, send_bytes, send_json
+from frame.links.versions import differences, versions
 
 from .engine_exchange import serve_store
-from .links import Listener, RefusedError, send_bytes, send_json
 from .node import run_node
 from .nodes_options import NodesOptions
 from .process import ProcessExecutor
-from .versions import versions
 
 logger = logging.getLogger("frame.executors")
 
@@ -120,7 +120,7 @@ class NodesExecutor(ProcessExecutor):
                 raise RefusedError(f"node_rank must be 1 to {self._nodes.count - 1}, not {node!r}")
             if node in self._controls and not _has_ended(self._controls[node]):
                 raise RefusedError(f"there is a node {node} already")
-            if wrong := differences(described(self._nodes), said, node):
+            if wrong := differences(described(self._nodes), said, f"node {node}", "node 0", "nodes"):
                 raise RefusedError(wrong)
         except RefusedError as error:
             where = connection.getpeername()[0]
@@ -162,18 +162,6 @@ class NodesExecutor(ProcessExecutor):
 def described(nodes: Nodes) -> dict[str, Any]:
     """What a node says of itself to node 0, and node 0 of itself."""
     return {"node": nodes.rank, "nodes": nodes.count, "versions": versions(), "settings": nodes.settings}
-
-
-def differences(here: dict[str, Any], there: dict[str, Any], node: int) -> str:
-    """Why a node cannot compute with node 0, "" where it can: the first version or setting that differs."""
-    for kind, what in (("versions", "has {} {}, node 0 {}"), ("settings", "was given {} {}, node 0 {}")):
-        mine, theirs = here[kind], there.get(kind)
-        if not isinstance(theirs, dict):
-            return f"node {node} does not say its {kind}"
-        for name in sorted({*mine, *theirs}):
-            if mine.get(name) != theirs.get(name):
-                return f"node {node} {what.format(name, theirs.get(name), mine.get(name))}; all nodes need the same"
-    return ""
 
 
 def _has_ended(connection: socket.socket) -> bool:

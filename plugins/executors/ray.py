@@ -18,13 +18,13 @@ from typing import Any
 from msgspec import structs
 
 from frame.interfaces import DeadWorkerError, ExecutorSetup, Placement, SpawnedWorker
+from frame.links.greeting import Listener, send_bytes
+from frame.links.versions import versions
 
 from .engine_exchange import serve_store
-from .links import Listener, send_bytes
 from .process import ProcessExecutor
 from .ray_options import RayOptions
 from .ray_room import strategies
-from .versions import versions
 
 logger = logging.getLogger("frame.executors")
 

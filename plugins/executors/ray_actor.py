@@ -9,10 +9,10 @@ from typing import Any
 import ray
 
 from frame.interfaces import WorkerProcess
+from frame.links.greeting import connect, receive_bytes
+from frame.links.versions import versions
 
-from .links import connect, receive_bytes
 from .ray_room import device_number
-from .versions import versions
 
 
 class RayWorker:

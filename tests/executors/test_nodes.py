@@ -17,13 +17,15 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.worker import worker_team
 from frame.core.worker.channel_worker import Execute
 from frame.interfaces import Nodes
+from frame.links import greeting
+from frame.links.greeting import Listener, RefusedError, connect, receive_json, send_json
+from frame.links.versions import differences
 from frame.offline.in_process import make_engine
-from frame.plugins.executors import links
-from frame.plugins.executors.links import Listener, RefusedError, connect, receive_json, send_json
-from frame.plugins.executors.nodes import described, differences
+from frame.plugins.executors.nodes import described
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, request, running
 
+NAMES = ("node 1", "node 0", "nodes")
 SETTINGS = {**SMALL, "num_threads": 1, "tensor_parallel_size": 2}
 
 
@@ -119,7 +121,7 @@ def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):
 def test_a_port_in_use_is_named(folders):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port} for the other nodes: ") as raised:
+        with pytest.raises(ValueError, match=f"cannot listen at 127.0.0.1:{port} for the other machines: ") as raised:
             make_engine(engine(folders[0], port), Registry.load())
     assert str(raised.value).endswith(
         "Address already in use; choose another --master-port or --master-addr, on all nodes"
@@ -154,10 +156,10 @@ def test_numbers_that_do_not_fit(values, said):
 
 def test_versions_that_differ_are_named():
     here, there = described(Nodes(count=2)), described(Nodes(count=2, rank=1))
-    assert not differences(here, there, 1)
+    assert not differences(here, there, *NAMES)
     there["versions"] = {**there["versions"], "torch": "1.0"}
-    assert differences(here, there, 1).startswith("node 1 has torch 1.0, node 0 2.")
-    assert differences(here, {}, 1) == "node 1 does not say its versions"
+    assert differences(here, there, *NAMES).startswith("node 1 has torch 1.0, node 0 2.")
+    assert differences(here, {}, *NAMES) == "node 1 does not say its versions"
 
 
 @pytest.mark.parametrize("executor", ["process", "inline"])
@@ -185,7 +187,7 @@ def test_a_step_is_encoded_once_for_all_machines(folders, port, monkeypatch):
 
 
 def test_a_stranger_who_trickles_bytes_is_given_up(monkeypatch):
-    monkeypatch.setattr(links, "GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.5)
     listener = Listener("127.0.0.1", 0, b"secret")
     try:
         with socket.create_connection(("127.0.0.1", listener.port)) as stranger:

@@ -46,7 +46,7 @@ class LLMEngine:
     @classmethod
     def from_config(cls, config: FrameConfig) -> LLMEngine:
         """Like `from_engine_args`, but takes a configuration tree."""
-        if len(config.data_parallel.local_ranks) > 1:
+        if len(config.data_parallel.served_ranks) > 1 or config.data_parallel.headless:
             raise ConfigError(
                 f"data_parallel_size {config.data_parallel.data_parallel_size}: LLM has one engine; use AsyncLLM or "
                 "`frame serve`, or a program for each engine with LLM(..., data_parallel_rank=...)"

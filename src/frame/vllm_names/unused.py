@@ -65,11 +65,11 @@ _RANKS = {
     ),
     **_switches(
         _NO_RANKS,
-        "headless enable_dbo data_parallel_multi_port_external_lb",
+        "enable_dbo data_parallel_multi_port_external_lb",
     ),
     # addresses, ports and limits of groups of ranks, of which there are none
     **_free(
-        "data_parallel_address data_parallel_rpc_port data_parallel_backend data_parallel_supervisor_port "
+        "data_parallel_backend data_parallel_supervisor_port "
         "dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold "
         "distributed_timeout_seconds cpu_distributed_timeout_seconds dcp_comm_backend "
         "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size dbo_decode_token_threshold "

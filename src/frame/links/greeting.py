@@ -1,12 +1,14 @@
-"""Connections between machines: a listener of the engine's, and those who connect to it from elsewhere.
+"""Connections between machines: a listener, and those who connect to it from elsewhere.
 
 Before anything else is read, each side proves that it knows the key. Then the one who connects says in JSON who it is.
-Knows no worker.
+What follows is neither encrypted nor signed. Knows no worker and no engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -16,13 +18,14 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 #: Seconds for the exchange that begins a connection.
 GREETING_SECONDS = 10.0
 #: Connections that may be in that exchange at once, and bytes of what is said in it.
 MOST_GREETINGS, MOST_BYTES = 64, 1 << 20
-_NONCE_BYTES = 32
+_NONCE_BYTES, _PROOF_BYTES = 32, hashlib.sha256().digest_size
 _LENGTH = struct.Struct(">I")
 #: Seconds after which a machine that does not answer is given up.
 _LOST_SECONDS = 20
@@ -35,29 +38,38 @@ class RefusedError(ValueError):
 class Listener:
     """Accepts connections at `host`:`port`, 0 for any free one, from those who know `key`; threads greet them.
 
-    Raises `ValueError` where it cannot listen.
+    Each greeted connection and what it said of itself is kept for `next`, or given to `greeted`, which one of these
+    threads calls. Raises `ValueError` where it cannot listen; `remedy` says what the user may change.
     """
 
-    def __init__(self, host: str, port: int, key: bytes) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: bytes,
+        remedy: str = "choose another --master-port or --master-addr, on all nodes",
+        greeted: Callable[[socket.socket, dict[str, Any]], None] | None = None,
+    ) -> None:
         self._key = key
-        self._greeted: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]]] = queue.SimpleQueue()
+        self._kept: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]] | None] = queue.SimpleQueue()
+        self._greeted = greeted or (lambda connection, said: self._kept.put((connection, said)))
         self._greetings = threading.BoundedSemaphore(MOST_GREETINGS)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, port), family=family, backlog=MOST_GREETINGS)
         except OSError as error:
             why = (error.strerror or str(error)).partition(" (while")[0]
-            raise ValueError(
-                f"cannot listen at {host}:{port} for the other nodes: {why}; choose another --master-port or "
-                "--master-addr, on all nodes"
-            ) from None
+            raise ValueError(f"cannot listen at {host}:{port} for the other machines: {why}; {remedy}") from None
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="frame-nodes", daemon=True).start()
 
-    def next(self, seconds: float) -> tuple[socket.socket, dict[str, Any]] | None:
-        """The next connection whose other end is known, and what it said of itself; None after so many seconds."""
+    def next(self, seconds: float | None) -> tuple[socket.socket, dict[str, Any]] | None:
+        """The next connection whose other end is known, and what it said of itself.
+
+        None after so many seconds, and once it is closed.
+        """
         try:
-            return self._greeted.get(timeout=max(0.0, seconds))
+            return self._kept.get(timeout=None if seconds is None else max(0.0, seconds))
         except queue.Empty:
             return None
 
@@ -66,6 +78,7 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._kept.put(None)
 
     def _accept(self) -> None:
         while True:
@@ -84,7 +97,7 @@ class Listener:
         except (OSError, ValueError, RecursionError):  # a stranger
             connection.close()
         else:
-            self._greeted.put((connection, said))
+            self._greeted(connection, said)
         finally:
             self._greetings.release()
 
@@ -101,16 +114,40 @@ def connect(host: str, port: int, key: bytes, said: dict[str, Any], *, own: str 
         theirs, mine = _read(connection, _NONCE_BYTES, latest), secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(mine + _proof(key, b"node", theirs + mine))
         try:
-            proof = _read(connection, hashlib.sha256().digest_size, latest)
+            proof = _read(connection, _PROOF_BYTES, latest)
         except ConnectionError:
             proof = b""
-        if not hmac.compare_digest(proof, _proof(key, b"engine", mine + theirs)):
-            raise RefusedError(f"whoever listens at {host}:{port} has another key, or is no engine of frame")
+        _check_listener(key, mine + theirs, proof, f"{host}:{port}")
         send_json(connection, said)
     except BaseException:
         connection.close()
         raise
     return _lasting(connection)
+
+
+async def connect_async(host: str, port: int, key: bytes, said: dict[str, Any], *, own: str = "") -> socket.socket:
+    """Like `connect`, for an event loop; the connection does not block."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(GREETING_SECONDS):
+        family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            if own:
+                connection.bind((own, 0))
+            await loop.sock_connect(connection, address)
+            theirs, mine = await _read_async(connection, _NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
+            if len(theirs) < _NONCE_BYTES:
+                raise ConnectionResetError(errno.ECONNRESET, "the other side has closed the connection")
+            await loop.sock_sendall(connection, mine + _proof(key, b"node", theirs + mine))
+            _check_listener(key, mine + theirs, await _read_async(connection, _PROOF_BYTES), f"{host}:{port}")
+            data = json.dumps(said).encode()
+            await loop.sock_sendall(connection, _LENGTH.pack(len(data)) + data)
+            _lasting(connection).setblocking(False)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
 
 
 def send_json(connection: socket.socket, value: Any) -> None:
@@ -143,7 +180,7 @@ def _answer(connection: socket.socket, key: bytes) -> dict[str, Any]:
     mine = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(mine)
     theirs = _read(connection, _NONCE_BYTES, latest)
-    proof = _read(connection, hashlib.sha256().digest_size, latest)
+    proof = _read(connection, _PROOF_BYTES, latest)
     if not hmac.compare_digest(proof, _proof(key, b"node", mine + theirs)):
         raise RefusedError("another key")
     connection.sendall(_proof(key, b"engine", theirs + mine))
@@ -167,6 +204,21 @@ def _lasting(connection: socket.socket) -> socket.socket:
 
 def _proof(key: bytes, side: bytes, nonces: bytes) -> bytes:
     return hmac.new(key, side + nonces, hashlib.sha256).digest()
+
+
+def _check_listener(key: bytes, nonces: bytes, proof: bytes, where: str) -> None:
+    """Raises `RefusedError` unless `proof` shows that the listener knows the key."""
+    if not hmac.compare_digest(proof, _proof(key, b"engine", nonces)):
+        raise RefusedError(f"whoever listens at {where} has another key, or is no engine of frame")
+
+
+async def _read_async(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or fewer where the connection ends before."""
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while len(data) < size and (part := await asyncio.get_running_loop().sock_recv(connection, size - len(data))):
+            data += part
+    return data
 
 
 def _read(connection: socket.socket, size: int, latest: float | None) -> bytes:
