@@ -159,7 +159,8 @@ class Machines:
         if wrong := differences(here, said, f"the machine at {place}", "the server", "machines"):
             return Refused(wrong)
         ranks = said.get("ranks")
-        if not isinstance(ranks, list) or not ranks or any(type(rank) is not int for rank in ranks):
+        known = isinstance(ranks, list) and all(type(rank) is int for rank in ranks) and len(ranks) == len({*ranks})
+        if not known or not ranks:
             return Refused("it does not say its ranks")
         if wrong_ones := [rank for rank in ranks if rank not in self._ranks]:
             return Refused(f"it starts {listed(wrong_ones)}, and the server waits for {listed(self._ranks)}")

@@ -5,11 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from frame import LLM
 from frame.core.config.data_parallel import DataParallelConfig
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
+from frame.core.processes.data_parallel import start_engine
+
+#: A machine that starts engines for a server elsewhere.
+OTHER: dict[str, Any] = {
+    "data_parallel_size": 4,
+    "data_parallel_size_local": 2,
+    "data_parallel_start_rank": 2,
+    "data_parallel_address": "a",
+    "data_parallel_secret_file": "/s",
+    "headless": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +60,34 @@ def test_engines_of_other_servers_on_this_machine_have_devices_before_its_own() 
     )
 
 
+@given(st.data(), st.integers(1, 12))
+def test_machines_start_every_engine_once_and_one_serves_all(data: st.DataObject, size: int) -> None:
+    ends = sorted(data.draw(st.sets(st.integers(1, size), max_size=3)) | {size})
+    shared = {"data_parallel_size": size, "data_parallel_address": "a", "data_parallel_secret_file": "/s"}
+    started: list[int] = []
+    for first, end in zip([0, *ends], ends, strict=False):
+        own = {"data_parallel_start_rank": first, "data_parallel_size_local": end - first}
+        headless = first > 0
+        parallel = FrameConfig.from_flat(**shared, **own, headless=headless).data_parallel
+        started += parallel.local_ranks
+        assert list(parallel.served_ranks) == list(parallel.local_ranks if headless else range(size))
+        assert parallel.remote_ranks == ([] if headless else list(range(end, size)))
+        for rank in parallel.local_ranks:
+            engine = parallel.engine(rank)
+            assert engine.data_parallel_secret_file == ("/s" if headless else None)
+            assert DataParallelConfig.model_validate_json(engine.model_dump_json()) == engine
+    assert started == list(range(size))
+
+
+def test_a_node_of_an_engine_may_be_called_headless_as_in_vllm() -> None:
+    FrameConfig.from_flat(headless=True, nnodes=2, node_rank=1, tensor_parallel_size=2, master_addr="a")
+
+
+def test_a_load_balancer_needs_no_address() -> None:
+    settings = {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}
+    assert not FrameConfig.from_flat(**settings, data_parallel_address="a").data_parallel.over_machines
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -73,6 +113,24 @@ def test_engines_of_other_servers_on_this_machine_have_devices_before_its_own() 
             {"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2},
             "data_parallel_size_local 2: data_parallel_rank starts one engine",
         ),
+        ({"headless": True}, "headless is for a machine that starts some of the engines of a server elsewhere: set"),
+        (
+            {"data_parallel_size": 4, "headless": True, "data_parallel_size_local": 2},
+            "headless needs data_parallel_start_rank, data_parallel_address",
+        ),
+        ({**OTHER, "data_parallel_secret_file": None}, "data_parallel_address a needs data_parallel_secret_file"),
+        (
+            {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_address": "a"},
+            "data_parallel_address a needs data_parallel_secret_file",
+        ),
+        ({**OTHER, "data_parallel_start_rank": 3}, "data_parallel_size 4 has no rank 3 to 4"),
+        ({**OTHER, "data_parallel_hybrid_lb": True}, "data_parallel_hybrid_lb for a server: give one of them"),
+        ({**OTHER, "data_parallel_rank": 2}, "headless goes with data_parallel_start_rank"),
+        ({**OTHER, "enable_expert_parallel": True}, "enable_expert_parallel with data_parallel_address: engines share"),
+        (
+            {**OTHER, "nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
+            "nnodes 2: each engine of data_parallel_address is on one machine",
+        ),
         ({"data_parallel_size": 5000}, "data_parallel_size"),
         ({"data_parallel_size": 65}, "a server starts at most 64 engines, and would start 65"),
     ],
@@ -85,3 +143,10 @@ def test_contradictions(settings: dict[str, Any], said: str) -> None:
 def test_llm_has_one_engine() -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size 2: LLM has one engine; use AsyncLLM or `frame serve`"):
         LLM(model="demo", data_parallel_size=2)
+
+
+async def test_a_program_is_not_headless() -> None:
+    with pytest.raises(ConfigError, match="headless is for `frame serve`"):
+        await start_engine(FrameConfig.from_flat(**OTHER))
+    with pytest.raises(ConfigError, match="LLM has one engine"):
+        LLM(model="demo", **OTHER)

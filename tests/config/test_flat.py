@@ -42,6 +42,13 @@ NEEDED = {
     "data_parallel_rank_local": {"data_parallel_size": 9, "data_parallel_rank": 3},
     "data_parallel_external_lb": {"data_parallel_size": 9, "data_parallel_rank": 3},
     "data_parallel_hybrid_lb": {"data_parallel_size": 9, "data_parallel_size_local": 2},
+    "headless": {
+        "data_parallel_size": 9,
+        "data_parallel_size_local": 2,
+        "data_parallel_start_rank": 7,
+        "data_parallel_address": "a",
+        "data_parallel_secret_file": "/s",
+    },
     "rpc_methods": {"admin_uds": "/tmp/a"},
     "cache_salt_per_key": {"api_key": ["k"]},
     "allow_credentials": {"allowed_origins": ["https://a.example"]},

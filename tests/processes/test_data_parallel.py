@@ -13,6 +13,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.data_parallel import DataParallelClient, start_engine
+from frame.core.processes.messages import EngineDown, EngineUp
 from frame.core.processes.rank_stats import joined_answers, joined_history, joined_stats
 from frame.interfaces import EngineDeadError, EngineStats
 from tests.processes.test_client import COMMAND, Collector, request
@@ -173,3 +174,33 @@ def test_answers_are_joined() -> None:
     assert joined_answers([2, 3]) == 5
     assert joined_answers([["a"], ["b"]]) == ["a", "b"]
     assert joined_answers([None, None]) is None
+
+
+async def test_requests_of_an_engine_whose_machine_is_gone_go_to_another_until_it_is_back(
+    client: DataParallelClient,
+) -> None:
+    seen = Collector(client)
+    for name in ("a", "b", "c", "d"):
+        await client.add(request(name, tokens=300))
+    theirs = [name for name in ("a", "b", "c", "d") if client._running[name].place == 1]
+    info, supervisor = client._engines[1].info, client.on_close.__self__._supervisors[1]  # type: ignore[union-attr]
+    address = supervisor._engine.address
+    await client._engines[1]._stop_reading()  # as if nothing came from there any more
+    client._engines[1]._on_disconnect("the connection broke", "lost")
+    await until(lambda: all(name in seen.ends for name in theirs))
+    again = [asyncio.create_task(client.add(request(name, tokens=5))) for name in theirs]
+    await until(lambda: all(name in client._running for name in theirs))
+    assert not any(task.done() for task in again), "they wait for their engine"
+    await client.news(EngineDown("the machine is gone", final=True, rank=1, away=True))
+    for name in theirs:
+        del seen.ends[name]
+    await asyncio.gather(*again)
+    assert {client._running[name].place for name in theirs} <= {0}
+    await until(lambda: all(name in seen.ends for name in theirs))
+    assert {seen.ends[name].finish_reason for name in theirs} == {"length"}
+    assert client.error is None
+    assert client.end is None
+    await client.news(EngineUp(address, info, 1))
+    await client.add(request("back"))
+    assert client._running["back"].place == 1
+    await until(lambda: "back" in seen.ends)

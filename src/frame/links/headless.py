@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Coroutine, Sequence
@@ -140,7 +141,7 @@ class Headless:
                     raise RefusedError(f"the server refuses this machine: {order.reason}")
                 reason = order.reason if isinstance(order, Refused) else "it has closed the connection"
             except OSError as error:
-                reason = error.strerror or str(error) or "it does not answer"
+                reason = os.strerror(error.errno) if error.errno else str(error) or "it does not answer"
             if time.monotonic() > latest:
                 raise TimeoutError(
                     f"the server at {self._host}:{self._port} did not let this machine in within {seconds:g} seconds "
