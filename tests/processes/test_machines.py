@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from frame.core.config.checkpoint import DEMO_FOLDER
 from frame.core.config.tree import FrameConfig
+from frame.core.config.weight_source import with_weights
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.processes.channel import AsyncChannel
 from frame.core.processes.machines import Machines
@@ -125,6 +128,21 @@ async def test_another_version_is_named(server: Server) -> None:
     assert order == Refused(
         f"the machine at 127.0.0.1 has torch 1.0, the server {said['torch']}; all machines need the same"
     )
+    channel.close()
+
+
+async def test_a_machine_needs_the_weights_that_the_server_serves_by_now(server: Server, tmp_path: Path) -> None:
+    said = described(server.config)["settings"]
+    folder = shutil.copytree(DEMO_FOLDER, tmp_path / "new")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-256] + bytes(256))
+    server.config = with_weights(server.config, str(folder))
+    channel, order = await server.machine(settings=said)
+    assert isinstance(order, Refused)
+    assert "was given the file model.safetensors" in order.reason
+    channel.close()
+    channel, order = await server.machine()
+    assert order == Admitted()
     channel.close()
 
 
