@@ -15,8 +15,9 @@ from frame import AsyncLLM, EngineArgs, SamplingParams
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.registry import Registry
+from frame.links import greeting
 from frame.offline.in_process import make_engine
-from frame.plugins.executors import links, ray as ray_executor
+from frame.plugins.executors import ray as ray_executor
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, request, running
 
@@ -61,7 +62,7 @@ def wait_for(condition, seconds=20):
         time.sleep(0.1)
 
 
-class Unreachable(links.Listener):
+class Unreachable(greeting.Listener):
     """Says that it listens where nobody does."""
 
     def __init__(self, host, port, key):
