@@ -43,7 +43,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Shape:
-    """The experts of one rank: how many, how many of them (and of others) a token has, sizes, and the weights' type."""
+    """The experts of a layer: how many tokens choose from, on all ranks, how many a token has, sizes, weights' type.
+
+    A rank that holds some of them launches what one with all of them does, as its experts have as many rows.
+    """
 
     num_experts: int
     top_k: int

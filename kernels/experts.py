@@ -171,7 +171,13 @@ def _vector_down(
 
 
 def fused_experts(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, launch: Launch | None = None
+    hidden: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    launch: Launch | None = None,
+    of_all: int = 0,
 ) -> Tensor:
     """As `frame.core.ops.layers.fused_experts`; all contiguous but for the tokens of `hidden`.
 
@@ -180,7 +186,7 @@ def fused_experts(
     if not hidden.shape[0]:
         return torch.empty_like(hidden)
     if launch is None:
-        launch = launch_for(shape_of(gate_up, ids.shape[1]), hidden.shape[0], chip_of(hidden.device))
+        launch = launch_for(shape_of(gate_up, ids.shape[1], of_all), hidden.shape[0], chip_of(hidden.device))
     if launch.block_m == 0:
         inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up)
         return vector_down(inner, down, weights, ids, launch.down)
@@ -195,9 +201,11 @@ def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weigh
     return fused_experts(hidden, gate_up, down, weights, ids, launch=launch)
 
 
-def hopper_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor | None:
+def hopper_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, of_all: int = 0
+) -> Tensor | None:
     """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
-    if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1]), len(hidden)):
+    if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1], of_all), len(hidden)):
         return None
     if hidden.dtype != gate_up.dtype:
         return None
@@ -205,10 +213,10 @@ def hopper_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tenso
     return None if product is None else product(hidden, gate_up, down, weights, ids)
 
 
-def shape_of(gate_up: Tensor, top_k: int) -> Shape:
-    """What the tile sizes depend on, from gate_up [E, 2I, H]."""
+def shape_of(gate_up: Tensor, top_k: int, of_all: int = 0) -> Shape:
+    """What the tile sizes depend on, from gate_up [E, 2I, H], E of `of_all` experts that tokens choose from."""
     experts, rows, hidden_size = gate_up.shape
-    return Shape(experts, top_k, hidden_size, rows // 2, gate_up.dtype)
+    return Shape(max(experts, of_all), top_k, hidden_size, rows // 2, gate_up.dtype)
 
 
 def grouped_product(

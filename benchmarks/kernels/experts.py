@@ -1,11 +1,12 @@
 """Speed of routed experts on a GPU, against the floor of the weights' bytes and of the arithmetic.
 
-    python benchmarks/kernels/experts.py [--tokens 1,64,512] [--tune] [--table FILE] [--json FILE]
+    python benchmarks/kernels/experts.py [--tokens 1,64,512] [--held 64] [--tune] [--table FILE] [--json FILE]
 
-Defaults to the experts of Qwen3 30B-A3B in bf16. Every case is first compared with the reference in float32. Medians of
-CUDA graph replays over several inputs, together larger than the L2 cache; beside a batch that ordinary steps multiply
-with the kernel for Hopper, its time (`experts_hopper.py` has more of that one). `--tune` measures tile sizes, and keeps
-the fastest for each number of tokens in the table that the kernels read (`kernels/experts.json`).
+Defaults to the experts of Qwen3 30B-A3B in bf16, all of them; `--held`: so many, as on one of several ranks. Every case
+is first compared with the reference in float32. Medians of CUDA graph replays over several inputs, together larger than
+the L2 cache; beside a batch that ordinary steps multiply with the kernel for Hopper, its time (`experts_hopper.py` has
+more of that one). `--tune` measures tile sizes, and keeps the fastest for each number of tokens in the table that the
+kernels read (`kernels/experts.json`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from frame.core.ops import layers as reference
+from frame.interfaces import RouterSpec
 from frame.kernels.expert_launch import Launch, Shape, Tile, entry_of, launch_for, rule
 from frame.kernels.experts import (
     chip_of,
@@ -63,20 +65,21 @@ class Case:
 
     def run(self, launch: Launch) -> Tensor:
         """The whole product."""
-        return fused_experts(self.hidden, self.layer.gate_up, self.layer.down, self.weights, self.ids, launch=launch)
+        return fused_experts(self.hidden, self.layer.gate_up, self.layer.down, self.weights, self.ids, launch)
 
     def on_hopper(self) -> Tensor | None:
         """The whole product by the kernel for Hopper, where steps would choose it."""
-        return hopper_experts(self.hidden, self.layer.gate_up, self.layer.down, self.weights, self.ids)
+        of_all = self.logits.shape[1]
+        return hopper_experts(self.hidden, self.layer.gate_up, self.layer.down, self.weights, self.ids, of_all)
 
 
-def layers_of(shape: Shape, count: int) -> list[Weights]:
-    """Random experts whose products are of size one."""
+def layers_of(shape: Shape, count: int, held: int) -> list[Weights]:
+    """Random experts, `held` of all, whose products are of size one."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     return [
         Weights(
-            torch.randn(shape.num_experts, 2 * inner, hidden, dtype=shape.dtype, device="cuda") / hidden**0.5,
-            torch.randn(shape.num_experts, hidden, inner, dtype=shape.dtype, device="cuda") / inner**0.5,
+            torch.randn(held, 2 * inner, hidden, dtype=shape.dtype, device="cuda") / hidden**0.5,
+            torch.randn(held, hidden, inner, dtype=shape.dtype, device="cuda") / inner**0.5,
         )
         for _ in range(count)
     ]
@@ -88,7 +91,7 @@ def cases_of(shape: Shape, layers: list[Weights], tokens: int) -> list[Case]:
     for layer, _ in zip(itertools.cycle(layers), range(8 if tokens <= 16 else 2), strict=False):
         logits = torch.randn(tokens, shape.num_experts, dtype=shape.dtype, device="cuda")
         hidden = torch.randn(tokens, shape.hidden_size, dtype=shape.dtype, device="cuda")
-        cases.append(Case(layer, logits, hidden, *route(logits, shape.top_k, True)))
+        cases.append(Case(layer, logits, hidden, *route(logits, RouterSpec(shape.num_experts, shape.top_k))))
     return cases
 
 
@@ -120,11 +123,13 @@ def total(cases: list[Case], launch: Launch) -> float:
 
 def floor(shape: Shape, cases: list[Case]) -> tuple[float, str]:
     """Microseconds that the touched weights and the tokens take to move, or the arithmetic if that is longer."""
-    touched = statistics.mean(int(case.ids.unique().numel()) for case in cases)
+    held = len(cases[0].layer.down)
+    here = [case.ids[case.ids < held] for case in cases]
+    touched = statistics.mean(int(ids.unique().numel()) for ids in here)
     size = 3 * shape.hidden_size * shape.intermediate_size
     tokens = cases[0].hidden.shape[0]
     moving = (touched * size + 2 * tokens * shape.hidden_size) * shape.dtype.itemsize / BANDWIDTH
-    computing = 2 * tokens * shape.top_k * size / ARITHMETIC
+    computing = 2 * statistics.mean(ids.numel() for ids in here) * size / ARITHMETIC
     return max(moving, computing) * 1e6, "bytes" if moving > computing else "arithmetic"
 
 
@@ -182,7 +187,7 @@ def stages_of(shape: Shape, cases: list[Case], block_m: int) -> Iterator[tuple[s
                 ],
             )
         return
-    sorted_cases = [(c, align(c.ids, shape.num_experts, block_m)) for c in cases]
+    sorted_cases = [(c, align(c.ids, len(c.layer.down), block_m)) for c in cases]
     for tile in tiles(block_m, 2):
         yield (
             "gate_up",
@@ -230,11 +235,12 @@ def tune(shape: Shape, cases: list[Case]) -> tuple[float, Launch]:
     return min(found, key=lambda pair: pair[0])
 
 
-def compile_part(shape: Shape, part: int, parts: int, tokens: list[int]) -> None:
+def compile_part(shape: Shape, held: int, part: int, parts: int, tokens: list[int]) -> None:
     """Compiles every `parts`-th candidate into Triton's cache, by running it on a few tokens."""
-    layer = layers_of(shape, 1)[0]
+    layer = layers_of(shape, 1, held)[0]
     logits = torch.randn(16, shape.num_experts, dtype=shape.dtype, device="cuda")
-    case = Case(layer, logits, torch.randn_like(layer.gate_up[0, :16]), *route(logits, shape.top_k, True))
+    chosen = route(logits, RouterSpec(shape.num_experts, shape.top_k))
+    case = Case(layer, logits, torch.randn_like(layer.gate_up[0, :16]), *chosen)
     sizes = {size for count in tokens if count >= 8 for size in block_sizes(shape, count)}
     sizes |= {0} if min(tokens) <= 24 else set()
     every = (stage for size in sorted(sizes) for stage in stages_of(shape, [case], size))
@@ -279,13 +285,13 @@ def measure(shape: Shape, cases: list[Case], launch: Launch, ruled: Launch) -> d
     tokens = cases[0].hidden.shape[0]
     least, bound = floor(shape, cases)
     time = total(cases, launch)
-    routing = microseconds([lambda c=c: route(c.logits, shape.top_k, True) for c in cases])
+    routing = microseconds([lambda c=c: route(c.logits, RouterSpec(shape.num_experts, shape.top_k)) for c in cases])
     by_rule = total(cases, ruled)
     sorting = adding = 0.0
     if launch.block_m:
         products = torch.randn(tokens * shape.top_k, shape.hidden_size, dtype=shape.dtype, device="cuda")
-        sorting = microseconds([lambda c=c: align(c.ids, shape.num_experts, launch.block_m) for c in cases])
-        adding = microseconds([lambda c=c: combine(products, c.weights, c.ids, shape.num_experts) for c in cases])
+        sorting = microseconds([lambda c=c: align(c.ids, len(c.layer.down), launch.block_m) for c in cases])
+        adding = microseconds([lambda c=c: combine(products, c.weights, c.ids, len(c.layer.down)) for c in cases])
     wrong, hopper, told = error(cases[0], cases[0].run(launch)), None, ""
     if (found := cases[0].on_hopper()) is not None:
         wrong = max(wrong, error(cases[0], found))
@@ -308,6 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", default="1,64,512,4096,2,4,8,16,32,128,256,1024,2048,8192")
     parser.add_argument("--shape", default="128,8,2048,768", help="experts, chosen of them, hidden and inner size")
+    parser.add_argument("--held", type=int, help="experts of this rank, all by default")
     parser.add_argument("--tune", action="store_true", help="measure tile sizes and keep the best in the table")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
@@ -316,15 +323,16 @@ def main() -> None:
     experts, top_k, hidden, inner = map(int, options.shape.split(","))
     shape = Shape(experts, top_k, hidden, inner, torch.bfloat16)
     tokens = [int(count) for count in options.tokens.split(",")]
+    held = options.held or experts
     if options.compile:
         part, parts = map(int, options.compile.split("/"))
-        compile_part(shape, part, parts, tokens)
+        compile_part(shape, held, part, parts, tokens)
         return
     if options.tune:
         compile_all(12)
     facts = chip_of(torch.device("cuda", torch.cuda.current_device()))
-    print(f"{facts.name}, torch {torch.__version__}, {shape.name}", flush=True)
-    layers, results = layers_of(shape, 2), []
+    print(f"{facts.name}, torch {torch.__version__}, {shape.name}, {held} held", flush=True)
+    layers, results = layers_of(shape, 2, held), []
     for count in tokens:
         cases = cases_of(shape, layers, count)
         launch = launch_for(shape, count, facts)

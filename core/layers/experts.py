@@ -127,10 +127,12 @@ class PlainExperts(ExpertMethod):
         if weights is None or slots is None:
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:
-            return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots)
+            of_all = layer.spec.num_experts
+            return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots, of_all=of_all)
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
-        out = layer.ops.fused_experts(scaled.flatten(0, 1), layer.gate_up, layer.down, ones, each)
+        rows, of_all = scaled.flatten(0, 1), layer.spec.num_experts
+        out = layer.ops.fused_experts(rows, layer.gate_up, layer.down, ones, each, of_all=of_all)
         return out.view(scaled.shape).sum(1)
 
 

@@ -132,12 +132,16 @@ def route(logits: Tensor, spec: RouterSpec, bias: Tensor | None = None) -> tuple
     return weights * spec.scale, ids.to(torch.int32)
 
 
-def fused_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def fused_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
+) -> Tensor:
     """Σ_k weights[t, k] · down[e] (silu(gate[e] h) · (up[e] h)) with e = ids[t, k].
 
     `hidden` [T, H], `gate_up` [E, 2I, H], `down` [E, H, I], `weights`, `ids` [T, top_k]; an id outside [0, E) belongs
-    to another rank and adds nothing. Returns [T, H].
+    to another rank and adds nothing. `of_all` is how many experts the tokens chose from, if more than E: kernels
+    expect that part of the pairs here. Returns [T, H].
     """
+    del of_all
     out = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
         token, choice = torch.where(ids == expert)

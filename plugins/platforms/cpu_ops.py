@@ -52,7 +52,10 @@ class CpuOps(Ops):
     def gelu_tanh_mul(self, x: Tensor) -> Tensor:
         return self.map_rows(Ops.gelu_tanh_mul, x)
 
-    def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    def fused_experts(
+        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
+    ) -> Tensor:
+        del of_all
         product = fused_experts_invariant if self.invariant else Ops.fused_experts
         return product(hidden, gate_up, down, weights, ids)
 

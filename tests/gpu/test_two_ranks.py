@@ -24,7 +24,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("axis", SIZES)
-@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "qwen3-moe", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "qwen3-moe", "gemma2", "gpt2", "olmo2", "phi3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_continue_as_transformers_does(axis: str, family: str, dtype: str, tmp_path) -> None:
     folder = make_checkpoint(tmp_path, family)

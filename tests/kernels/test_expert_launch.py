@@ -31,6 +31,13 @@ def test_the_rule_multiplies_pairs_one_by_one_until_experts_are_shared() -> None
     assert rule(Shape(4, 8, 64, 64, torch.bfloat16), 1).block_m == 0
 
 
+def test_a_rank_with_some_experts_launches_what_one_with_all_does() -> None:
+    kernels = pytest.importorskip("frame.kernels.experts")
+    some, every = torch.empty(64, 2 * 768, 2048, dtype=torch.bfloat16), torch.empty(128, 2 * 768, 2048)
+    assert kernels.shape_of(some, 8, of_all=128) == SHAPE == kernels.shape_of(every.to(torch.bfloat16), 8)
+    assert kernels.shape_of(some, 8).num_experts == 64
+
+
 @pytest.mark.parametrize("shape", [SHAPE, TINY, replace(SHAPE, dtype=torch.float32)], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("tokens", [9, 100, 5000])
 def test_tiles_of_matrix_products_are_powers_of_two_that_the_matrices_fill(shape: Shape, tokens: int) -> None:

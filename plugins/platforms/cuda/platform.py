@@ -119,12 +119,15 @@ class CudaOps(Ops):
             return super().linear(x, weight, bias)
         return self._multiply(x, weight, bias, gated=False)
 
-    def fused_experts(self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    def fused_experts(
+        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
+    ) -> Tensor:
+        given = hidden, gate_up, down, weights, ids
         if self.invariant:
-            return experts.fused_experts_invariant(hidden, gate_up, down, weights, ids)
-        if self._groups and (out := experts.hopper_experts(hidden, gate_up, down, weights, ids)) is not None:
+            return experts.fused_experts_invariant(*given)
+        if self._groups and (out := experts.hopper_experts(*given, of_all)) is not None:
             return out
-        return experts.fused_experts(hidden, gate_up, down, weights, ids)
+        return experts.fused_experts(*given, of_all=of_all)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""
