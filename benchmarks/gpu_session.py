@@ -57,7 +57,7 @@ PARTS = (
                                    "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_cascade.py "
-                                   "tests/gpu/test_all_reduce_kernels.py "
+                                   "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
     Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 180),
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,

@@ -4,8 +4,8 @@
 
 First steps are timed without a profiler: decodes of so many running requests (`--batches`, contexts of about
 `--context`), then so many prompts of 512 tokens with one token each (`--prompts`). Then each is traced in the workers,
-whichever process they are in. Times of the traced steps are longer, as the profiler works in the same processes; what
-kernels take is not.
+whichever process they are in. Requests answer at their end, as those of `LLM.generate`. Times of the traced steps are
+longer, as the profiler works in the same processes; what kernels take is not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from idle_trace import merged, start
 from frame import LLMEngine, RequestOutputKind, SamplingParams
 
 _PROMPT = 512
+#: Tokens of prompts that a step computes at least while there are some.
+_LEAST_TOKENS = 2048
 _IDS = (f"{number}" for number in itertools.count())
 
 
@@ -42,17 +44,14 @@ def main() -> None:
     batches = [int(number) for number in options.batches.split(",") if number]
     with tempfile.TemporaryDirectory() as folder:
         traces = Path(folder) / "traces"
-        longest = options.context + 64 + 4 * options.steps
+        longest = 64 + max(batches, default=0) * options.context // _LEAST_TOKENS + 4 * options.steps
         settings = {"profile_dir": str(traces), "max_num_seqs": max([*batches, options.prompts, 16])}
         if options.shape != "demo":
-            settings["max_model_len"] = max(longest, _PROMPT + 8)
+            settings["max_model_len"] = max(options.context + longest, _PROMPT + 8)
         engine, vocabulary = start(options.shape, folder, **{**settings, **options.extra})
         for batch in batches:
             added = add(engine, vocabulary, batch, options.context, longest)
-            begun: set[str] = set()
-            while len(begun) < batch:
-                begun.update(output.request_id for output in engine.step())
-            run(engine, 8)
+            run(engine, 16 + batch * options.context // _LEAST_TOKENS)  # by then all prompts have been computed
             seconds = run(engine, options.steps)
             print(f"{batch} decodes: {seconds / options.steps * 1e3:.2f} ms a step", flush=True)
             report(engine, traces, options.steps, options.steps, options.kernels)
@@ -74,7 +73,7 @@ def main() -> None:
 def add(engine: LLMEngine, vocabulary: int, count: int, length: int, tokens: int) -> list[str]:
     """Adds `count` requests of `length` random ids each that make `tokens` tokens; returns what they are called."""
     draws = random.Random(time.time())
-    kind = RequestOutputKind.DELTA
+    kind = RequestOutputKind.FINAL_ONLY
     params = SamplingParams(temperature=0.6, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=kind)
     added = list(itertools.islice(_IDS, count))
     for request in added:

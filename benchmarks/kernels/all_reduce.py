@@ -3,8 +3,10 @@
     python benchmarks/kernels/all_reduce.py [--ranks 2] [--json FILE]
 
 Starts a process for each GPU. Of each size it times a graph of 20 sums of tensors [T, hidden] in bfloat16, and of as
-many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it. Results
-are compared with sums in float64 first. The slowest rank counts.
+many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it. Then
+products [T, inner] x [inner, hidden] with the sum and norm that follow: alone, one after the other, and in parts whose
+sums begin while the next is computed, by NCCL and by copies between devices. Results are compared with sums in float64
+first. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import Any
 HIDDEN = (2048, 8192)
 TOKENS = (1, 4, 16, 64, 256, 512)
 CALLS = 20
+#: tokens, inner and hidden size of products
+PRODUCTS = ((8192, 4096, 8192), (8192, 14336, 8192), (8192, 2048, 2048), (4096, 2048, 4096), (5000, 7168, 4096))
 
 
 def main() -> None:
@@ -56,7 +60,7 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
     torch.cuda.set_device(device)
     placement = Placement(rank=rank, local_rank=rank, mesh=Mesh(tensor=size), rendezvous=rendezvous)
     ops = CudaOps(device=device)
-    collectives = CudaCollectives(placement, device, ops)
+    collectives = CudaCollectives(placement, device, ops, copies_sums=True)
     group = collectives.group("tensor", range(size))
     if not isinstance(group, PeerGroup):
         raise SystemExit("the devices do not reach each other's memory")
@@ -89,11 +93,57 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
             })  # fmt: skip
             if rank == 0:
                 print(rows[-1], flush=True)
+    rows += [products(group, nccl, ops, *sizes) for sizes in PRODUCTS]
     if rank == 0 and path:
         Path(path).write_text(json.dumps(rows, indent=1))
     group.host.barrier()
     collectives.close()
     assert isinstance(group, TorchGroup)
+
+
+def products(group: Any, nccl: Any, ops: Any, tokens: int, inner: int, hidden: int) -> dict[str, Any]:
+    """Microseconds of a product of this rank's columns, the sum over ranks and the norm."""
+    import torch
+
+    make = {"device": "cuda", "dtype": torch.bfloat16}
+    x, weight = torch.randn(tokens, inner, **make), torch.randn(hidden, inner, **make) * inner**-0.5
+    residual, gain = torch.randn(tokens, hidden, **make), torch.rand(hidden, **make)
+
+    class Norm:
+        given = (gain, 1e-6, 0.0)
+
+        def __call__(self, summed: Any, before: Any) -> Any:
+            return ops.add_rms_norm(summed, before, *self.given)
+
+    def in_parts(by: Any) -> Any:
+        y = torch.empty(tokens, hidden, **make)
+        for part in by.parts_of(tokens, 2 * hidden):
+            ops.linear_into(y[part], x[part], weight)
+            by.begin_all_reduce(y, part)
+        return by.all_reduce_normed(y, residual, Norm())
+
+    def one_after_the_other(by: Any) -> Any:
+        return by.all_reduce_normed(ops.linear(x, weight), residual, Norm())
+
+    works: dict[str, Callable[[], Any]] = {
+        "product": lambda: ops.linear(x, weight),
+        "product + norm": lambda: ops.add_rms_norm(ops.linear(x, weight), residual, *Norm.given),
+        "nccl": lambda: one_after_the_other(nccl),
+        "nccl in parts": lambda: in_parts(nccl),
+        "copies": lambda: one_after_the_other(group),
+        "copies in parts": lambda: in_parts(group),
+    }
+    expected = works["nccl"]()
+    for name in ("copies", "copies in parts"):
+        for found, wanted in zip(works[name](), expected, strict=True):
+            torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.02)
+    times = {name: timed(work, group) for name, work in works.items()}
+    slowest = [json.loads(data) for data in group.host.gather(json.dumps(times).encode())]
+    found = {name: round(max(one[name] for one in slowest), 1) for name in works}
+    row = {"tokens": tokens, "inner": inner, "hidden": hidden, **found}
+    if group.rank == 0:
+        print(row, flush=True)
+    return row
 
 
 def timed(work: Callable[[], Any], group: Any) -> float:

@@ -52,6 +52,11 @@ class CudaOptions(BaseModel):
         description="Sum over tensor ranks of one machine by kernels that read and write each other's memory; else all "
         "by NCCL.",
     )
+    copied_sums: bool = Field(
+        False,
+        description="With two tensor ranks of one machine, sum what is too large for those kernels by copies between "
+        "the devices, which run beside the products that make the values; else by NCCL. Not yet timed on two devices.",
+    )
     hopper_products: HopperProducts = Field(
         "measured",
         description="Which products our own kernels do, not the library: `deterministic`, on Hopper those of more than "

@@ -152,6 +152,12 @@ def nccl_group(device: torch.device, store: Any, rank: int, size: int, address: 
     return group
 
 
+def even_parts(num_rows: int, count: int) -> list[slice]:
+    """`num_rows` in `count` parts whose sizes differ by one at most."""
+    ends = [num_rows * part // count for part in range(count + 1)]
+    return [slice(first, end) for first, end in pairwise(ends)]
+
+
 class GlooHost(HostGroup):
     """Bytes over a gloo communicator."""
 
@@ -202,9 +208,7 @@ class TorchGroup(ProcessGroup):
     def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
         if not self.overlap_bytes or num_rows * row_bytes < 2 * self.overlap_bytes:
             return []
-        count = min(self.overlap_parts, num_rows * row_bytes // self.overlap_bytes)
-        ends = [num_rows * part // count for part in range(count + 1)]
-        return [slice(first, end) for first, end in pairwise(ends)]
+        return even_parts(num_rows, min(self.overlap_parts, num_rows * row_bytes // self.overlap_bytes))
 
     def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
         if not self._owner.is_silent:

@@ -20,6 +20,7 @@ from frame.kernels import (
     merge,
     norm,
     norm_linear,
+    peer_copies,
     rotary,
     routing,
 )
@@ -159,6 +160,17 @@ def sums(ranks: int, size: int, dtype: torch.dtype = BF16, offset: float = 0.0) 
         all_reduce.all_reduce_normed(x, x, (_empty(size, dtype=dtype), 1e-6, offset), buffers)
 
 
+def copied_sums(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
+    """Sums of two ranks whose values are copied, alone and with the norm."""
+    words, x = torch.empty(2, dtype=torch.int64, device=DEVICE), _empty(512, size, dtype=dtype)
+    received = torch.empty(1 << 20, dtype=torch.uint8, device=DEVICE)
+    buffers = peer_copies.CopyBuffers(received, words, words[:1], words)
+    peer_copies.await_taken(buffers)
+    peer_copies.tell_arrived(buffers)
+    peer_copies.add_received(x, buffers, x)
+    peer_copies.add_received_normed(x, x, (_empty(size, dtype=dtype), 1e-6, offset), buffers)
+
+
 def rotations(
     tokens: int, dim: int, turned: int, dtype: torch.dtype = BF16, *, interleaved: bool = False, offset: float = 0.0
 ) -> None:
@@ -291,6 +303,8 @@ def small_launches() -> dict[str, Callable[[], None]]:
     """Norms, rotary embeddings, activations and the choice of experts."""
     found: dict[str, Callable[[], None]] = {"norms with an offset": partial(norms, 2304, offset=1.0)}
     found["sums over 2 ranks, 5120"] = partial(sums, 2, 5120)
+    found["copied sums, 5120"] = partial(copied_sums, 5120)
+    found["copied sums, float32, offset"] = partial(copied_sums, 4096, F32, 1.0)
     found["sums over 8 ranks, offset"] = partial(sums, 8, 8192, offset=1.0)
     for dtype in (F16, F32):
         found[f"sums over 4 ranks, {dtype}"] = partial(sums, 4, 4096, dtype)

@@ -1,4 +1,4 @@
-"""The process groups of CUDA devices: NCCL, and for sums of what fits their buffers kernels over peer memory."""
+"""The process groups of CUDA devices: NCCL, and for sums kernels over peer memory, or copies of two devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from frame.interfaces import HostGroup, NormLayer, Placement
 from frame.kernels import all_reduce as kernels
 from frame.ops import Ops
 
-from ..torch_collectives import TorchCollectives, TorchGroup, nccl_group
+from ..torch_collectives import TorchCollectives, TorchGroup, even_parts, nccl_group
+from .peer_copies import COPIED_BYTES, PeerCopies
 from .peer_memory import MAX_RANKS, PeerMemory, PeerMemoryError
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -22,18 +23,26 @@ logger = logging.getLogger("frame.platforms.cuda")
 #: Bytes by number of ranks above which NCCL sums sooner than the kernels; measured, see benchmarks/README.md.
 MOST_BYTES = {2: 16 << 20}
 _MOST_BYTES_OF_OTHERS = 1 << 20
-#: Bytes of the parts of a sum by NCCL that begin while the product of the next part is computed.
-OVERLAP_BYTES = 16 << 20
+#: Bytes of the parts of a sum that begin while the product of the next part is computed, by NCCL and by copies.
+OVERLAP_BYTES, OVERLAP_COPIED_BYTES = 16 << 20, 8 << 20
 
 
 class CudaCollectives(TorchCollectives):
     """NCCL between devices; the tensor group also has peer memory where the devices reach each other's."""
 
-    def __init__(self, placement: Placement, device: torch.device, ops: Ops, *, shares_memory: bool = True) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        device: torch.device,
+        ops: Ops,
+        *,
+        shares_memory: bool = True,
+        copies_sums: bool = False,
+    ) -> None:
         super().__init__(placement, partial(nccl_group, device))
         self._device = device
         self._ops = ops
-        self._shares_memory = shares_memory
+        self._shares_memory, self._copies_sums = shares_memory, copies_sums
         self._memories: list[PeerMemory] = []
 
     def group(self, name: str, ranks: Sequence[int]) -> TorchGroup:
@@ -48,15 +57,18 @@ class CudaCollectives(TorchCollectives):
             logger.info("sums over the tensor group: NCCL (%d ranks; the kernels serve %d)", made.size, MAX_RANKS)
             return made
         try:
-            memory = PeerMemory(self._device, made.rank, made.size, made.host)
+            copied = COPIED_BYTES if self._copies_sums and made.size == 2 else 0
+            memory = PeerMemory(self._device, made.rank, made.size, made.host, copied_bytes=copied)
         except PeerMemoryError as error:
             logger.warning("sums over the tensor group: NCCL, which is slower for few tokens: %s", error)
             return made
         self._memories.append(memory)
         parts = made.name, made.rank, made.size, made.communicator, made.host, self
-        group = PeerGroup(*parts, memory.buffers, self._ops)
+        copies = PeerCopies(memory) if copied else None
+        group = PeerGroup(*parts, memory.buffers, self._ops, copies)
         group.overlap_bytes = OVERLAP_BYTES
-        logger.info("sums over the tensor group: kernels up to %d KiB, then NCCL", group.most_bytes >> 10)
+        larger = f"copies between devices up to {COPIED_BYTES >> 10} KiB, " if copies else ""
+        logger.info("sums over the tensor group: kernels up to %d KiB, %sthen NCCL", group.most_bytes >> 10, larger)
         return group
 
     def close(self) -> None:
@@ -67,8 +79,9 @@ class CudaCollectives(TorchCollectives):
 
 
 class PeerGroup(TorchGroup):
-    """Sums by kernels over peer memory what fits there, alone or with the norm that follows; the rest by NCCL.
+    """Sums by kernels over peer memory what fits there, alone or with the norm that follows.
 
+    Two ranks sum larger tensors by copies, which run beside the product that makes the values; the rest is NCCL's.
     Where bits must not depend on the batch, the kernels sum everything, in parts, and norms are kernels of their own.
     """
 
@@ -82,11 +95,26 @@ class PeerGroup(TorchGroup):
         owner: TorchCollectives,
         buffers: kernels.PeerBuffers,
         ops: Ops,
+        copies: PeerCopies | None = None,
     ) -> None:
         super().__init__(name, rank, size, communicator, host, owner)
         self._buffers = buffers
+        self._copies = copies
         self._ops = ops
         self.most_bytes = min(buffers.plain_bytes, MOST_BYTES.get(self.size, _MOST_BYTES_OF_OTHERS))
+
+    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
+        num_bytes = num_rows * row_bytes
+        if self._copies is None or not self.most_bytes < num_bytes <= COPIED_BYTES:
+            return super().parts_of(num_rows, row_bytes)
+        count = min(self.overlap_parts, num_bytes // OVERLAP_COPIED_BYTES)
+        return even_parts(num_rows, count) if count > 1 else []
+
+    def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
+        if self._copies is None or not self._copies.takes(tensor) or tensor.nbytes <= self.most_bytes:
+            super().begin_all_reduce(tensor, rows)
+        elif not self._owner.is_silent:
+            self._copies.begin(tensor, rows)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         silent = self._owner.is_silent
@@ -95,17 +123,36 @@ class PeerGroup(TorchGroup):
         if self._ops.invariant and tensor.is_contiguous() and tensor.dim() > 1 and len(tensor) > 1:
             half = len(tensor) // 2
             return torch.cat((self.all_reduce(tensor[:half]), self.all_reduce(tensor[half:])))
+        if (copies := self._copied(tensor)) is not None:
+            return copies.all_reduce(tensor, rehearsed=silent)
         return super().all_reduce(tensor)
 
     def all_reduce_normed(self, x: Tensor, residual: Tensor, norm: NormLayer) -> tuple[Tensor, Tensor]:
         if self._ops.invariant:
             return norm(self.all_reduce(x), residual)
         if not self._takes_norm(x, residual, norm):
-            return super().all_reduce_normed(x, residual, norm)
+            if (copies := self._copied(x)) is None:
+                return super().all_reduce_normed(x, residual, norm)
+            if not _alike(x, residual, norm):
+                return norm(copies.all_reduce(x, rehearsed=self._owner.is_silent), residual)
+            return copies.all_reduce_normed(x, residual, norm, rehearsed=self._owner.is_silent)
         return kernels.all_reduce_normed(x, residual, norm.given, self._buffers, rehearsed=self._owner.is_silent)
 
     def _takes_norm(self, x: Tensor, residual: Tensor, norm: NormLayer) -> bool:
         if x.nbytes > self.most_bytes or x.dim() != 2 or x.shape[-1] * x.dtype.itemsize % 16:
             return False
-        same = residual.dtype == x.dtype == norm.given[0].dtype and residual.is_contiguous()
-        return same and kernels.why_not_reduced(x, self._buffers) is None
+        return _alike(x, residual, norm) and kernels.why_not_reduced(x, self._buffers) is None
+
+    def _copied(self, tensor: Tensor) -> PeerCopies | None:
+        """What sums `tensor` by copies, or None."""
+        if self._copies is None or self._ops.invariant or tensor.data_ptr() in self._begun:
+            return None
+        if not self._copies.takes(tensor):
+            return None
+        self._owner.num_calls += not self._owner.is_silent
+        return self._copies
+
+
+def _alike(x: Tensor, residual: Tensor, norm: NormLayer) -> bool:
+    same = residual.dtype == x.dtype == norm.given[0].dtype
+    return same and x.dim() == 2 and residual.is_contiguous() and x.is_contiguous()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from frame.interfaces import HostGroup
 from frame.kernels.all_reduce import PeerBuffers, write_pattern
+from frame.kernels.peer_copies import CopyBuffers
 
 logger = logging.getLogger("frame.platforms.cuda")
 
@@ -22,6 +23,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 PACKED_BYTES, PLAIN_BYTES = 256 << 10, 32 << 20
 #: Ranks beyond which the kernels are not worth their traffic.
 MAX_RANKS = 8
+#: Bytes before the memory for copies, of which its two signals take 16.
+_SIGNAL_BYTES = 256
 
 
 def plain_bytes(size: int) -> int:
@@ -36,17 +39,19 @@ class PeerMemoryError(RuntimeError):
 class PeerMemory:
     """The buffers of all ranks of `host`, mapped into this process; all ranks make it at the same time.
 
+    Behind them lie two words and `copied_bytes` more, into which the other one of two ranks copies.
     Raises `PeerMemoryError` on every rank where one of them cannot write to another.
     """
 
-    def __init__(self, device: torch.device, rank: int, size: int, host: HostGroup) -> None:
+    def __init__(self, device: torch.device, rank: int, size: int, host: HostGroup, *, copied_bytes: int = 0) -> None:
         self._opened: list[int] = []
         self._allocated = 0
-        self._device = device
+        self.device = device
+        self._copied_bytes = copied_bytes + _SIGNAL_BYTES if copied_bytes else 0
         state = torch.zeros(2, dtype=torch.int64, device=device)
         placeholder = PeerBuffers(rank, size, state, state, PACKED_BYTES, plain_bytes(size))
         try:
-            mine, handle, reason = *self._allocate(placeholder.num_bytes), ""
+            mine, handle, reason = *self._allocate(placeholder.num_bytes + self._copied_bytes), ""
         except PeerMemoryError as error:
             mine, handle, reason = 0, b"", str(error)
         addresses = [mine] * size
@@ -57,17 +62,27 @@ class PeerMemory:
                 except PeerMemoryError as error:
                     reason = f"rank {rank} cannot open the memory of rank {peer}: {error}"
         self._agree(host, reason)
+        self._addresses = addresses
         table = torch.tensor(addresses, dtype=torch.int64, device=device)
         self.buffers = PeerBuffers(rank, size, table, state, PACKED_BYTES, plain_bytes(size))
         self._agree(host, self._probe(host))
+
+    def copy_buffers(self) -> tuple[CopyBuffers, int]:
+        """What two ranks share for sums by copies, and the address of the other rank's memory for this one's values."""
+        here, at = self._memory()[self.buffers.num_bytes :], self._addresses[1 - self.buffers.rank]
+        at += self.buffers.num_bytes
+        theirs = torch.tensor([at], dtype=torch.int64, device=self.device)
+        state = torch.zeros(2, dtype=torch.int64, device=self.device)
+        signals = here[:16].view(torch.int64)
+        return CopyBuffers(here[_SIGNAL_BYTES:], signals, theirs, state), at + _SIGNAL_BYTES
 
     def close(self) -> None:
         """Unmaps the peers' buffers and frees this rank's. May be called twice."""
         opened, self._opened = self._opened, []
         for address in opened:
-            _driver().cuIpcCloseMemHandle(ctypes.c_uint64(address))
+            driver().cuIpcCloseMemHandle(ctypes.c_uint64(address))
         if self._allocated:
-            _driver().cuMemFree_v2(ctypes.c_uint64(self._allocated))
+            driver().cuMemFree_v2(ctypes.c_uint64(self._allocated))
             self._allocated = 0
 
     def _agree(self, host: HostGroup, reason: str) -> None:
@@ -77,13 +92,13 @@ class PeerMemory:
             raise PeerMemoryError(reasons[0])
 
     def _allocate(self, num_bytes: int) -> tuple[int, bytes]:
-        torch.cuda.synchronize(self._device)  # makes the device's context this thread's
+        torch.cuda.synchronize(self.device)  # makes the device's context this thread's
         address, handle = ctypes.c_uint64(), (ctypes.c_byte * 64)()
-        _check("cuMemAlloc", _driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)))
+        check("cuMemAlloc", driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)))
         self._allocated = address.value
-        _check("cuMemsetD8", _driver().cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes)))
-        _check("cuIpcGetMemHandle", _driver().cuIpcGetMemHandle(ctypes.byref(handle), address))
-        torch.cuda.synchronize(self._device)
+        check("cuMemsetD8", driver().cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes)))
+        check("cuIpcGetMemHandle", driver().cuIpcGetMemHandle(ctypes.byref(handle), address))
+        torch.cuda.synchronize(self.device)
         return address.value, bytes(handle)
 
     def _open(self, handle: bytes) -> int:
@@ -91,7 +106,7 @@ class PeerMemory:
             raise PeerMemoryError("it has no handle")
         address, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
         lazily_enabled = ctypes.c_uint(1)
-        _check("cuIpcOpenMemHandle", _driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), given, lazily_enabled))
+        check("cuIpcOpenMemHandle", driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), given, lazily_enabled))
         self._opened.append(address.value)
         return address.value
 
@@ -99,19 +114,19 @@ class PeerMemory:
         """Has each rank write into the others' memory, and looks at what came: the driver's word is not enough."""
         buffers = self.buffers
         write_pattern(buffers)
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         host.barrier()
         found = self._memory().view(torch.int64)[: buffers.size].tolist()
         host.barrier()
         self._memory().zero_()
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         host.barrier()
         expected = [1000 * (peer + 1) + buffers.rank for peer in range(buffers.size)]
         wrong = [peer for peer in range(buffers.size) if found[peer] != expected[peer]]
         return f"what rank {wrong[0]} wrote did not reach rank {buffers.rank}" if wrong else ""
 
     def _memory(self) -> Tensor:
-        return torch.as_tensor(_Bytes(self._allocated, self.buffers.num_bytes), device=self._device)
+        return torch.as_tensor(_Bytes(self._allocated, self.buffers.num_bytes + self._copied_bytes), device=self.device)
 
 
 class _Handle(ctypes.Structure):
@@ -128,15 +143,17 @@ class _Bytes:
 
 
 @cache
-def _driver() -> Any:
+def driver() -> Any:
+    """The driver's library; raises `PeerMemoryError` where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise PeerMemoryError(f"the driver's library cannot be loaded: {error}") from None
 
 
-def _check(call: str, status: int) -> None:
+def check(call: str, status: int) -> None:
+    """Raises `PeerMemoryError` with what the driver says of `status`, unless that is 0."""
     if status:
         said = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(said))
+        driver().cuGetErrorString(status, ctypes.byref(said))
         raise PeerMemoryError(f"{call}: {(said.value or b'').decode() or f'error {status}'}")

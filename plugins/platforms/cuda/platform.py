@@ -227,7 +227,11 @@ class CudaPlatform(Platform):
 
     def collectives(self, placement: Placement) -> Collectives:
         self._collectives = collectives = CudaCollectives(
-            placement, self.device, self._ops, shares_memory=self.options.peer_memory
+            placement,
+            self.device,
+            self._ops,
+            shares_memory=self.options.peer_memory,
+            copies_sums=self.options.copied_sums,
         )
         mesh, rank = placement.mesh, placement.rank
         if len(alike := mesh.ranks("tensor", rank)) > 1:  # other stages launch other products

@@ -32,12 +32,34 @@ def taken(monkeypatch):
     return names
 
 
-def make_group(invariant=False):
+class Copies:
+    """Notes what copies would carry."""
+
+    def __init__(self):
+        self.calls, self.begun = [], 0
+
+    def takes(self, tensor):
+        return tensor.dtype == torch.bfloat16
+
+    def begin(self, tensor, rows):
+        self.begun = tensor.data_ptr()
+        self.calls.append((rows.start, rows.stop))
+
+    def all_reduce(self, tensor, *, rehearsed):
+        self.calls.append("sum" if tensor.data_ptr() == self.begun else "whole sum")
+        return tensor
+
+    def all_reduce_normed(self, x, residual, norm, *, rehearsed):
+        self.calls.append("normed" if x.data_ptr() == self.begun else "whole normed")
+        return x, residual
+
+
+def make_group(invariant=False, copies=None):
     words = torch.zeros(2, dtype=torch.int64)
     buffers = kernels.PeerBuffers(0, 2, words, words, 1 << 10, 1 << 16)
     owner = SimpleNamespace(is_silent=False, num_calls=0)
     ops = SimpleNamespace(invariant=invariant)
-    return collectives.PeerGroup("tensor", 0, 2, Nccl(), SingleHost(), owner, buffers, ops)
+    return collectives.PeerGroup("tensor", 0, 2, Nccl(), SingleHost(), owner, buffers, ops, copies)
 
 
 def norm(weight):
@@ -75,3 +97,35 @@ def test_deterministic_steps_sum_everything_in_one_way(taken):
     group.all_reduce_normed(torch.zeros(4, 64, dtype=torch.bfloat16), torch.zeros(4, 64), norm(weight))
     group.all_reduce(torch.zeros(2048, 64, dtype=torch.bfloat16))
     assert (taken, group.communicator.sums) == (["sum"] * 5, 0)
+
+
+def test_copies_carry_the_parts_of_what_the_buffers_do_not_hold(taken):
+    group = make_group(copies=Copies())
+    x, weight = torch.zeros(2048, 8192, dtype=torch.bfloat16), torch.ones(8192, dtype=torch.bfloat16)
+    parts = group.parts_of(len(x), x.nbytes // len(x))
+    assert [(part.start, part.stop) for part in parts] == [(0, 512), (512, 1024), (1024, 1536), (1536, 2048)]
+    for part in parts:
+        group.begin_all_reduce(x, part)
+    group.all_reduce_normed(x, x.clone(), norm(weight))
+    assert group._copies.calls[4:] == ["normed"]
+    group.all_reduce(torch.zeros(2048, 64, dtype=torch.bfloat16))
+    assert group._copies.calls[5:] == ["whole sum"]
+    assert (taken, group.communicator.sums) == ([], 0)
+
+
+def test_a_norm_of_another_type_follows_the_sum_that_copies_began(taken):
+    group = make_group(copies=Copies())
+    x = torch.zeros(2048, 8192, dtype=torch.bfloat16)
+    group.begin_all_reduce(x, slice(0, 2048))
+    group.all_reduce_normed(x, x.clone(), norm(torch.ones(8192)))
+    assert group._copies.calls == [(0, 2048), "sum"]
+    assert (taken, group.communicator.sums) == ([], 0)
+
+
+@pytest.mark.parametrize("why", ["small", "another type", "deterministic", "no copies"])
+def test_what_copies_do_not_carry_is_summed_as_before(why, taken):
+    group = make_group(why == "deterministic", None if why == "no copies" else Copies())
+    rows, dtype = 4 if why == "small" else 513, torch.int32 if why == "another type" else torch.bfloat16
+    group.all_reduce(torch.zeros(rows, 64, dtype=dtype))
+    assert not (group._copies and group._copies.calls)
+    assert len(taken) + group.communicator.sums == {"small": 1, "deterministic": 2}.get(why, 1)
