@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chain import await_previous, chained
+from .packets import as_packets, awaited, words_awaited
 
 #: Programs of a launch: all of them are on the device at the same time, as they wait for each other's like.
 MAX_PROGRAMS = 128
@@ -63,22 +64,6 @@ class PeerBuffers:
         return self.plain_at + 2 * self.size * self.plain_bytes
 
 
-def _awaiting(count: int) -> tl.constexpr:
-    """Assembly that reads `count` packets until each has the number of the call, and gives their words.
-
-    The number is the same for all. Outputs come first, then addresses, then numbers.
-    """
-    loads = [f"ld.volatile.global.v2.b32 {{${place}, number{place}}}, [${count + place}];" for place in range(count)]
-    found = [f"setp.ne.b32 missing, number0, ${2 * count};"]
-    found += [f"setp.ne.or.b32 missing, number{place}, ${2 * count}, missing;" for place in range(1, count)]
-    names = ", ".join(f"number{place}" for place in range(count))
-    lines = [".reg .pred missing;", f".reg .b32 {names};", "again:", *loads, *found, "@missing bra again;"]
-    return tl.constexpr("{ " + " ".join(lines) + " }")
-
-
-_AWAIT_ONE, _AWAIT_TWO, _AWAIT_FOUR = _awaiting(1), _awaiting(2), _awaiting(4)
-
-
 @triton.jit
 def _low(word, DTYPE: tl.constexpr):
     return (word & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
@@ -117,8 +102,7 @@ def _send(
         if peer != RANK:
             base = tl.multiple_of(tl.load(peers + peer) + at, 16)
             if PACKED:
-                packet = (word.to(tl.int64) & 0xFFFFFFFF) | (epoch << 32)
-                tl.store(base.to(tl.pointer_type(tl.int64)) + place, packet, mask=kept)
+                tl.store(base.to(tl.pointer_type(tl.int64)) + place, as_packets(word, epoch), mask=kept)
             else:
                 tl.store(base.to(tl.pointer_type(tl.int32)) + place, word, mask=kept)
 
@@ -133,30 +117,8 @@ def _received(
     AWAITED words of a thread are waited for by that thread alone; 0: all of a program's by all of its threads.
     """
     place += ((epoch & 1) * SIZE + PEER) * part_words
-    if PACKED and AWAITED > 0:
-        # words that are not kept are another's, which comes for certain
-        source = (own + 8 * tl.where(kept, place, tl.min(place, 0))).to(tl.int64)
-        number = epoch.to(tl.int32) + tl.zeros(place.shape, tl.int32)
-        if AWAITED == 4:
-            word = tl.inline_asm_elementwise(
-                _AWAIT_FOUR, "=r,=r,=r,=r,l,l,l,l,r,r,r,r", [source, number], tl.int32, is_pure=False, pack=4
-            )
-        elif AWAITED == 2:
-            word = tl.inline_asm_elementwise(
-                _AWAIT_TWO, "=r,=r,l,l,r,r", [source, number], tl.int32, is_pure=False, pack=2
-            )
-        else:
-            word = tl.inline_asm_elementwise(_AWAIT_ONE, "=r,l,r", [source, number], tl.int32, is_pure=False, pack=1)
-        word = tl.where(kept, word, 0)
-    elif PACKED:
-        source = own.to(tl.pointer_type(tl.int64)) + place
-        number = (epoch << 32) >> 32
-        packet = tl.load(source, mask=kept, other=0, volatile=True)
-        missing = tl.sum((kept & ((packet >> 32) != number)).to(tl.int32))
-        while missing > 0:
-            packet = tl.load(source, mask=kept, other=0, volatile=True)
-            missing = tl.sum((kept & ((packet >> 32) != number)).to(tl.int32))
-        word = packet.to(tl.int32)
+    if PACKED:
+        word = awaited(own, epoch, place, kept, AWAITED)
     else:
         word = tl.load(own.to(tl.pointer_type(tl.int32)) + place, mask=kept, other=0, cache_modifier=".cg")
     return word
@@ -315,8 +277,6 @@ def _launch(
     packed = x.nbytes <= buffers.packed_bytes if packed is None else packed
     size = triton.next_power_of_2(words)
     warps = max(4, min(32, size // 128))
-    # assembly is for the device alone
-    awaited = min(4, max(1, size // (32 * warps))) if x.is_cuda else 0
     as_words = [None if one is None else one.view(-1).view(torch.int32) for one in (x, residual, weight, out, total)]
     _sum[(min(rows, MAX_PROGRAMS),)](
         *as_words, buffers.addresses, buffers.state,
@@ -325,18 +285,6 @@ def _launch(
         (buffers.packed_bytes if packed else buffers.plain_bytes) // 4, eps, offset,
         RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=_DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
-        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=awaited,
+        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=words_awaited(size, warps, x.is_cuda),
         num_warps=warps, **chained(x.device),
     )  # fmt: skip
-
-
-@triton.jit
-def _write_pattern(peers, RANK: tl.constexpr, SIZE: tl.constexpr):
-    for peer in tl.static_range(SIZE):
-        target = tl.load(peers + peer).to(tl.pointer_type(tl.int64)) + RANK
-        tl.store(target, 1000 * (RANK + 1) + peer)
-
-
-def write_pattern(buffers: PeerBuffers) -> None:
-    """Writes 1000 * (rank + 1) + r to place `rank` of the buffer of each rank r, its own too."""
-    _write_pattern[(1,)](buffers.addresses, RANK=buffers.rank, SIZE=buffers.size, num_warps=1)

@@ -21,6 +21,7 @@ from frame.kernels import (
     norm,
     norm_linear,
     peer_copies,
+    peer_memory,
     rotary,
     routing,
 )
@@ -153,7 +154,7 @@ def sums(ranks: int, size: int, dtype: torch.dtype = BF16, offset: float = 0.0) 
     """Sums over ranks, alone and with the norm, of few rows and of many; and the pattern of the probe."""
     words = torch.empty(ranks, dtype=torch.int64, device=DEVICE)
     buffers = all_reduce.PeerBuffers(0, ranks, words, words, 256 << 10, 16 << 20)
-    all_reduce.write_pattern(buffers)
+    peer_memory.write_pattern(words, 0)
     for rows in (1, 512):
         x = _empty(rows, size, dtype=dtype)
         all_reduce.all_reduce(x, buffers)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from frame.interfaces import NormLayer
 from frame.kernels import peer_copies as kernels
+from frame.kernels.peer_memory import check, driver
 
-from .peer_memory import PeerMemory, check, driver
+from .peer_memory import PeerMemory
 
 #: Bytes of the largest sum: what one device keeps for the other's values.
 COPIED_BYTES = 128 << 20

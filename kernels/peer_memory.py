@@ -1,0 +1,152 @@
+"""Memory of one GPU that processes with other GPUs of this machine read and write, by the driver's handles.
+
+Handles travel as bytes over the host; the memory ends with the process that allocated it. NVLink multicast is not used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Ranks beyond which kernels over peer memory are not worth their traffic.
+MAX_RANKS = 8
+
+
+class PeerMemoryError(RuntimeError):
+    """The GPUs cannot reach each other's memory; says why."""
+
+
+class Host(Protocol):
+    """The same ranks over the host; a host group of `frame.interfaces` is one."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's `data`, in order of rank, on every rank."""
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+
+class PeerMemory:
+    """`num_bytes` of each rank of `host`, mapped into this process; all ranks make it at the same time.
+
+    `addresses` int64 [size] on the device are the ranks' memory as this device sees it, its own among it; all begins as
+    zeros. Raises `PeerMemoryError` on every rank where one of them cannot write to another.
+    """
+
+    def __init__(self, device: torch.device, rank: int, size: int, host: Host, num_bytes: int) -> None:
+        self._opened: list[int] = []
+        self._allocated = 0
+        self.device, self._num_bytes = device, num_bytes
+        try:
+            mine, handle, reason = *self._allocate(num_bytes), ""
+        except PeerMemoryError as error:
+            mine, handle, reason = 0, b"", str(error)
+        addresses = [mine] * size
+        for peer, theirs in enumerate(host.gather(handle)):
+            if peer != rank and not reason:
+                try:
+                    addresses[peer] = self._open(theirs)
+                except PeerMemoryError as error:
+                    reason = f"rank {rank} cannot open the memory of rank {peer}: {error}"
+        self._agree(host, reason)
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._agree(host, self._probe(rank, host))
+
+    def close(self) -> None:
+        """Unmaps the peers' buffers and frees this rank's. May be called twice."""
+        opened, self._opened = self._opened, []
+        for address in opened:
+            driver().cuIpcCloseMemHandle(ctypes.c_uint64(address))
+        if self._allocated:
+            driver().cuMemFree_v2(ctypes.c_uint64(self._allocated))
+            self._allocated = 0
+
+    def _agree(self, host: Host, reason: str) -> None:
+        reasons = [found.decode() for found in host.gather(reason.encode()) if found]
+        if reasons:
+            self.close()
+            raise PeerMemoryError(reasons[0])
+
+    def _allocate(self, num_bytes: int) -> tuple[int, bytes]:
+        torch.cuda.synchronize(self.device)  # makes the device's context this thread's
+        address, handle = ctypes.c_uint64(), (ctypes.c_byte * 64)()
+        check("cuMemAlloc", driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)))
+        self._allocated = address.value
+        check("cuMemsetD8", driver().cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes)))
+        check("cuIpcGetMemHandle", driver().cuIpcGetMemHandle(ctypes.byref(handle), address))
+        torch.cuda.synchronize(self.device)
+        return address.value, bytes(handle)
+
+    def _open(self, handle: bytes) -> int:
+        if len(handle) != 64:
+            raise PeerMemoryError("it has no handle")
+        address, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+        lazily_enabled = ctypes.c_uint(1)
+        check("cuIpcOpenMemHandle", driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), given, lazily_enabled))
+        self._opened.append(address.value)
+        return address.value
+
+    def _probe(self, rank: int, host: Host) -> str:
+        """Has each rank write into the others' memory, and looks at what came: the driver's word is not enough."""
+        size = len(self.addresses)
+        write_pattern(self.addresses, rank)
+        torch.cuda.synchronize(self.device)
+        host.barrier()
+        found = self._memory().view(torch.int64)[:size].tolist()
+        host.barrier()
+        self._memory().zero_()
+        torch.cuda.synchronize(self.device)
+        host.barrier()
+        wrong = [peer for peer in range(size) if found[peer] != 1000 * (peer + 1) + rank]
+        return f"what rank {wrong[0]} wrote did not reach rank {rank}" if wrong else ""
+
+    def _memory(self) -> Tensor:
+        return torch.as_tensor(_Bytes(self._allocated, self._num_bytes), device=self.device)
+
+
+@triton.jit
+def _write_pattern(peers, RANK: tl.constexpr, SIZE: tl.constexpr):
+    for peer in tl.static_range(SIZE):
+        target = tl.load(peers + peer).to(tl.pointer_type(tl.int64)) + RANK
+        tl.store(target, 1000 * (RANK + 1) + peer)
+
+
+def write_pattern(addresses: Tensor, rank: int) -> None:
+    """Writes 1000 * (rank + 1) + r to place `rank` of the memory of each rank r, its own too."""
+    _write_pattern[(1,)](addresses, RANK=rank, SIZE=len(addresses), num_warps=1)
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_byte * 64),)
+
+
+class _Bytes:
+    """Device memory as torch takes it from others."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+@cache
+def driver() -> Any:
+    """The driver's library; raises `PeerMemoryError` where there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise PeerMemoryError(f"the driver's library cannot be loaded: {error}") from None
+
+
+def check(call: str, status: int) -> None:
+    """Raises `PeerMemoryError` with what the driver says of `status`, unless that is 0."""
+    if status:
+        said = ctypes.c_char_p()
+        driver().cuGetErrorString(status, ctypes.byref(said))
+        raise PeerMemoryError(f"{call}: {(said.value or b'').decode() or f'error {status}'}")
