@@ -19,6 +19,13 @@ def frame_expert_exchanges() -> list[Provider]:
             preference=20,
         ),
         Provider(
+            name="peer-memory",
+            target="frame.plugins.exchanges.peer_memory:PeerMemoryExchange",
+            api=_API,
+            summary="Kernels that write few tokens into the memory of other GPUs of the machine; gathers larger steps.",
+            options="frame.plugins.exchanges.options:PeerMemoryOptions",
+        ),
+        Provider(
             name="all-to-all",
             target="frame.plugins.exchanges.all_to_all:AllToAllExchange",
             api=_API,
