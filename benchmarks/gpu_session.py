@@ -56,10 +56,12 @@ PARTS = (
     Part("kernel-tests", gpu_tests("tests/gpu/test_s*_kernels.py tests/gpu/test_l*_kernels.py "
                                    "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
-                                   "tests/gpu/test_expert_kernels.py tests/gpu/test_cascade.py "
+                                   "tests/gpu/test_expert_kernels.py tests/gpu/test_expert_exchange_kernels.py "
+                                   "tests/gpu/test_cascade.py "
                                    "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
-    Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 180),
+    Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 360),
+    Part("expert-exchange", f"python {_KERNELS}/expert_exchange.py --json {{json}}", 120),
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
          "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),

@@ -285,6 +285,6 @@ def _launch(
         (buffers.packed_bytes if packed else buffers.plain_bytes) // 4, eps, offset,
         RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=_DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
-        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=words_awaited(size, warps, x.is_cuda),
+        SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=words_awaited(size, warps, x.device),
         num_warps=warps, **chained(x.device),
     )  # fmt: skip

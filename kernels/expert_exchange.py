@@ -246,7 +246,7 @@ def launch_dispatch(inputs, outputs, room, buffers, *, sends=True, receives=True
     _dispatch[(min(buffers.size * room, MAX_PROGRAMS),)](
         *as_words, buffers.addresses, buffers.state,
         len(x), 0 if rehearsed else room, buffers.words, buffers.max_tokens, buffers.tokens_at,
-        PICKS=triton.next_power_of_2(2 * buffers.top_k), ALONE=int(x.is_cuda),
+        PICKS=triton.next_power_of_2(2 * buffers.top_k), ALONE=int(x.device.type == "cuda"),
         SENDS=sends, RECEIVES=receives, **_constants(x, buffers),
     )  # fmt: skip
 
@@ -272,5 +272,5 @@ def _constants(x, buffers):
     return {
         "RANK": buffers.rank, "SIZE": buffers.size, "TOP_K": buffers.top_k, "WORDS": size,
         "SLOTS": buffers.slots, "STRIDE": buffers.stride, "OFFSET": buffers.offset,
-        "AWAITED": words_awaited(size, warps, x.is_cuda), "num_warps": warps, **chained(x.device),
+        "AWAITED": words_awaited(size, warps, x.device), "num_warps": warps, **chained(x.device),
     }  # fmt: skip

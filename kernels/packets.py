@@ -6,6 +6,7 @@ number, of which the low 32 bits count.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -65,6 +66,6 @@ def awaited(own, epoch, place, kept, AWAITED: tl.constexpr):
     return word
 
 
-def words_awaited(width: int, warps: int, on_gpu: bool) -> int:
+def words_awaited(width: int, warps: int, device: torch.device) -> int:
     """AWAITED for rows of `width` words: assembly is for GPUs alone."""
-    return min(4, max(1, width // (32 * warps))) if on_gpu else 0
+    return min(4, max(1, width // (32 * warps))) if device.type == "cuda" else 0

@@ -13,6 +13,6 @@ class PeerMemoryOptions(BaseModel):
     max_tokens: int = Field(
         512,
         ge=8,
-        description="Tokens of a step, evenly over the data ranks, up to which they are moved through peer memory, which "
+        description="Tokens of a step, evenly over the data ranks, up to which they move through peer memory, which "
         "has room for so many; larger steps are gathered.",
     )

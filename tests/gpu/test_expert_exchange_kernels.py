@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from frame.interfaces import Activations, ExchangeSpec, ForwardStep, Groups, Mesh, Routing
-from frame.kernels import expert_exchange as kernels
-from frame.kernels import peer_memory
+from frame.kernels import expert_exchange as kernels, peer_memory
 from frame.testing import ExpertExchangeSuite, make_setup, run_mesh
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +40,7 @@ def make_buffers(size: int, dtype: torch.dtype, max_tokens: int, stride: int = 1
 def exchange(given, buffers, room):
     """What each rank gets back when the experts of slot s of rank r give x * (1 + s + 10 r), weighed."""
     dispatched = []
-    for x, ids, weights in given:
+    for x, _, _ in given:
         rows = len(buffers) * room
         values = torch.full((rows, HIDDEN), torch.nan, dtype=x.dtype, device=DEVICE)
         kept = torch.full((rows, TOP_K), 7, dtype=torch.int32, device=DEVICE)
@@ -90,8 +89,9 @@ def expected(x, ids, weights, size, stride):
 @pytest.mark.parametrize(("size", "stride"), [(2, 1), (4, 1), (2, 2)])
 def test_many_calls_with_all_counts_of_tokens(dtype: torch.dtype, size: int, stride: int) -> None:
     buffers = make_buffers(size, dtype, max_tokens=6, stride=stride)
+    last = stride * size * SLOTS - 1
     cases = [((3,) * size, None), ((6,) * size, None), ((0,) * (size - 1) + (5,), None), ((1, 4) * (size // 2), None),
-             ((4,) * size, 0), ((4,) * size, stride * size * SLOTS - 1), ((2,) * size, -1), ((6,) * size, None)]  # fmt: skip
+             ((4,) * size, 0), ((4,) * size, last), ((2,) * size, -1), ((6,) * size, None)]  # fmt: skip
     for call, (counts, slot) in enumerate(cases):
         given = inputs(counts, stride * size * SLOTS, dtype, call, slot)
         for (x, ids, weights), out in zip(given, exchange(given, buffers, max(counts)), strict=True):

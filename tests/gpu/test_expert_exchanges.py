@@ -1,9 +1,17 @@
-"""Expert exchanges over NCCL: two ranks as threads, each with a GPU of its own; four where there are four."""
+"""Expert exchanges over NCCL: two ranks as threads, each with a GPU of its own; four where there are four.
+
+The exchange over peer memory has processes for ranks, and is compared with the others there.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +45,29 @@ class TestGather(OverNccl):
 
 class TestAllToAll(OverNccl):
     plugin = "frame-llm:all-to-all"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_peer_memory_in_processes(size: int, tmp_path: Path) -> None:
+    """tests/gpu/exchange_ranks.py on as many GPUs; ranks that wait for one that has failed are ended."""
+    if size > torch.cuda.device_count():
+        pytest.skip(f"needs {size} CUDA devices")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-p", "no:cacheprovider", "-o", "timeout=150"]
+    command += ["-o", "filterwarnings=", str(Path(__file__).with_name("exchange_ranks.py"))]
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(size)]
+    ranks = []
+    for rank, path in enumerate(logs):
+        given = {"EXCHANGE_RANK": str(rank), "EXCHANGE_SIZE": str(size), "EXCHANGE_FOLDER": str(tmp_path)}
+        with path.open("w") as log:
+            ranks.append(subprocess.Popen(command, env={**os.environ, **given}, stdout=log, stderr=subprocess.STDOUT))
+    until = time.monotonic() + 240
+    while any(one.poll() is None for one in ranks) and time.monotonic() < until:
+        time.sleep(0.2)
+        if any(one.poll() for one in ranks):
+            until = min(until, time.monotonic() + 10)
+    for one in ranks:
+        one.kill()
+    ended = [one.wait() for one in ranks]
+    said = "\n".join(path.read_text(errors="replace")[-4000:] for path in logs)
+    assert ended == [0] * size, said
+    assert " passed" in said

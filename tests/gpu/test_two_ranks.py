@@ -58,7 +58,7 @@ def test_one_head_that_ranks_share_is_cached_once(tmp_path) -> None:
     assert equal >= 0.9 * len(alone)  # the rest must be near ties, which the tests above look at
 
 
-@pytest.mark.parametrize("exchange", ["gather", "all-to-all"])
+@pytest.mark.parametrize("exchange", ["gather", "all-to-all", "peer-memory"])
 def test_engines_that_share_experts_give_the_tokens_of_one(exchange: str, tmp_path) -> None:
     """Two engine processes, each with one GPU; captured steps of both at one shape."""
     folder = make_checkpoint(tmp_path, "qwen3-moe")

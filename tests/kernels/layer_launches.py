@@ -12,6 +12,7 @@ from frame.interfaces import RouterSpec
 from frame.kernels import (
     activation,
     all_reduce,
+    expert_exchange,
     experts,
     experts_hopper,
     linear,
@@ -172,6 +173,21 @@ def copied_sums(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> No
     peer_copies.add_received_normed(x, x, (_empty(size, dtype=dtype), 1e-6, offset), buffers)
 
 
+def exchanges(ranks: int, hidden: int, top_k: int, dtype: torch.dtype = BF16) -> None:
+    """Few tokens to their experts and back."""
+    words = torch.empty(ranks, dtype=torch.int64, device=DEVICE)
+    buffers = expert_exchange.ExchangeBuffers(
+        1, ranks, words, torch.empty(4, dtype=torch.int64, device=DEVICE), 64, top_k, hidden * dtype.itemsize // 4, 64
+    )
+    x, ids, weights = (
+        _empty(16, hidden, dtype=dtype),
+        _empty(16, top_k, dtype=torch.int32),
+        _empty(16, top_k, dtype=F32),
+    )
+    values, _, slots = expert_exchange.dispatch(x, ids, weights, 16, buffers)
+    expert_exchange.combine(values, slots, ids, 16, buffers)
+
+
 def rotations(
     tokens: int, dim: int, turned: int, dtype: torch.dtype = BF16, *, interleaved: bool = False, offset: float = 0.0
 ) -> None:
@@ -307,7 +323,10 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["copied sums, 5120"] = partial(copied_sums, 5120)
     found["copied sums, float32, offset"] = partial(copied_sums, 4096, F32, 1.0)
     found["sums over 8 ranks, offset"] = partial(sums, 8, 8192, offset=1.0)
+    found["exchange of 8 experts over 2 ranks, 2048"] = partial(exchanges, 2, 2048, 8)
+    found["exchange of 6 experts over 8 ranks, 7168"] = partial(exchanges, 8, 7168, 6)
     for dtype in (F16, F32):
+        found[f"exchange over 4 ranks, {dtype}"] = partial(exchanges, 4, 2880, 4, dtype)
         found[f"sums over 4 ranks, {dtype}"] = partial(sums, 4, 4096, dtype)
     for size in (1024, 4096, 8192):
         found[f"norms of {size}"] = partial(norms, size)
