@@ -5,11 +5,16 @@ tests/gpu/test_expert_exchanges.py has ranks on GPUs of their own, which meet.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import random
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +112,48 @@ def test_a_rehearsal_changes_nothing() -> None:
     assert kernels.combine(values, slots, ids, 4, own, rehearsed=True).shape == x.shape
     assert own.state.tolist() == [0, 0, 0, 0]
     assert not own.__dict__["memory"].any()
+
+
+def late_rank(rank: int, size: int, path: str, calls: int) -> None:
+    """A process that exchanges tokens with others, sending when it likes; an error where bits differ."""
+    one, late = make_buffers(size, torch.float32, max_tokens=4)[rank], random.Random(rank)
+    memory = torch.from_numpy(np.memmap(path, np.int64, "r+", shape=(size, one.num_bytes // 8)))
+    own = replace(one, addresses=torch.tensor([row.data_ptr() for row in memory]))
+    for call in range(calls):
+        counts = (4, call % 5) if call % 2 else (call % 4, 3)
+        slot = (None, None, 0, size * SLOTS - 1)[call % 4]
+        x, ids, weights = inputs(counts, size * SLOTS, torch.float32, call, slot)[rank]
+        room = max(counts)
+        values = torch.full((size * room, HIDDEN), torch.nan)
+        kept, slots = torch.empty(size * room, TOP_K), torch.empty(size * room, TOP_K, dtype=torch.int32)
+        out = torch.empty_like(x)
+        for phase in ({"receives": False}, {"sends": False}):  # the interpreter runs one program after the other
+            time.sleep(late.choice((0, 0, 0, 0.2)))  # longer than a call takes
+            kernels.launch_dispatch((x, ids, weights), (values, kept, slots), room, own, **phase)
+        result = values * torch.where(slots >= 0, kept * (1 + slots + 10 * rank), 0.0).sum(1, keepdim=True)
+        for phase in ({"receives": False}, {"sends": False}):
+            time.sleep(late.choice((0, 0, 0, 0.2)))  # longer than a call takes
+            kernels.launch_combine((result, slots, ids), out, room, own, **phase)
+        assert torch.equal(out, expected(x, ids, weights, size, 1)), (rank, call)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="tests/gpu/test_expert_exchanges.py has processes with GPUs")
+def test_ranks_that_run_at_the_same_time(tmp_path: Path) -> None:
+    """Two processes with one memory, each of which is late in some calls, so that the other one has sent before."""
+    size, path = 2, tmp_path / "memory"
+    path.write_bytes(bytes(size * make_buffers(size, torch.float32, max_tokens=4)[0].num_bytes))
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=late_rank, args=(rank, size, str(path), 24)) for rank in range(size)]
+    for one in ranks:
+        one.start()
+    until = time.monotonic() + 60
+    while any(one.is_alive() for one in ranks) and not any(one.exitcode for one in ranks) and time.monotonic() < until:
+        time.sleep(0.05)
+    for one in ranks:
+        one.join(0.2)
+        one.kill()
+        one.join()
+    assert [one.exitcode for one in ranks] == [0, 0]
 
 
 class SharedByThreads:
