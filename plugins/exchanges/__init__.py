@@ -50,4 +50,10 @@ def frame_expert_exchanges() -> list[Provider]:
             api=_API,
             summary="FlashInfer's exchange over NVLink, captured in graphs; needs GPUs and the package flashinfer.",
         ),
+        Provider(
+            name="pplx",
+            target="frame.plugins.exchanges.pplx:PplxExchange",
+            api=_API,
+            summary="pplx-kernels' exchange between GPUs of a machine, captured in graphs; needs pplx_kernels.",
+        ),
     ]

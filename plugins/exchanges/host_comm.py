@@ -1,15 +1,25 @@
-"""What exchanges of other libraries share: why one cannot serve, and a communicator as mpi4py's to connect by."""
+"""What exchanges of other libraries share: why one cannot serve, and how they connect.
+
+Libraries connect by a communicator as mpi4py's, or by a process group of torch that they find by its name; both
+exchange bytes over the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from frame.interfaces import ExchangeSpec, ProcessGroup
+
+#: torch exports little of what makes groups without its global one.
+_distributed: Any = torch.distributed
+_registry: Any = torch._C._distributed_c10d
 
 
 def against_library(spec: ExchangeSpec, package: str, dtypes: Sequence[torch.dtype]) -> list[str]:
@@ -57,3 +67,41 @@ class HostComm:
         self._group.host.barrier()
 
     Barrier = barrier
+
+
+@contextmanager
+def named_group(group: ProcessGroup) -> Iterator[str]:
+    """The name by which code of torch finds a process group of these ranks within the context.
+
+    Of collectives it has `alltoall_base` of host tensors alone.
+    """
+    made = _TorchHost(group)
+    name = f"frame-{group.name}-{id(made)}"
+    _registry._register_process_group(name, made)
+    try:
+        yield name
+    finally:
+        _registry._unregister_process_group(name)
+
+
+class _TorchHost(_distributed.ProcessGroup):
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group.rank, group.size)
+        self._group = group
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: Sequence[int], given_sizes: Sequence[int], options: Any
+    ) -> Any:
+        """Rank r gets the r-th of equal parts of contiguous `given`; `output` has what all gave this rank."""
+        del output_sizes, given_sizes, options
+        found = self._group.host.gather(given.numpy().tobytes())
+        parts = [torch.frombuffer(bytearray(one), dtype=given.dtype).view(self._group.size, -1) for one in found]
+        output.copy_(torch.stack([part[self._group.rank] for part in parts]).view(output.shape))
+        return _Done()
+
+
+class _Done(_distributed.Work):
+    def wait(self, timeout: Any = None) -> bool:
+        """What it stands for is done."""
+        del timeout
+        return True
