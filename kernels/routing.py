@@ -1,7 +1,7 @@
-"""Choosing experts, and sorting pairs of tokens and experts, in Triton; the reference of `route` is in
-`frame.core.ops.layers`.
+"""Choosing experts, placing and sorting pairs of tokens and experts, in Triton; the references of `route` and
+`place_experts` are in `frame.core.ops.layers`.
 
-Both leave everything on the device: no count reaches the host. Knows no weights of experts.
+All leave everything on the device: no count reaches the host. Knows no weights of experts.
 """
 
 from __future__ import annotations
@@ -86,6 +86,25 @@ def _route(
     share = tl.where(finite == finite, share / (kept if NORM else total) * scale, finite)
     tl.store(weights + row * TOP_K + choice, share, mask=choice < TOP_K)
     tl.store(ids + row * TOP_K + choice, chosen, mask=choice < TOP_K)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _place(
+    ids, slots_of, num_replicas, loads, mapping, out, pairs, experts, width,
+    TOP_K: tl.constexpr, MAPPED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    await_previous(CHAINED)
+    pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    token = pair // TOP_K
+    expert = tl.load(ids + pair, mask=inside, other=-1)
+    counted = (expert >= 0) & (expert < experts)
+    count = tl.load(num_replicas + expert, mask=counted, other=1)
+    slot = tl.load(slots_of + expert * width + token % count, mask=counted, other=-1)
+    tl.store(out + pair, slot, mask=inside)
+    if MAPPED:
+        counted = counted & (tl.load(mapping + token, mask=inside, other=-1) >= 0)
+    tl.atomic_add(loads + slot, 1, mask=counted, sem="relaxed")
 
 
 @triton.jit
@@ -218,6 +237,21 @@ def route(logits: Tensor, spec: Any, bias: Tensor | None = None) -> tuple[Tensor
             **chained(logits.device),
         )  # fmt: skip
     return weights, ids
+
+
+def place_experts(
+    ids: Tensor, slots_of: Tensor, num_replicas: Tensor, loads: Tensor, mapping: Tensor | None = None
+) -> Tensor:
+    """As `frame.core.ops.layers.place_experts`; ids [T, top_k], `slots_of` and `loads` contiguous."""
+    slots = torch.empty_like(ids)
+    pairs, (experts, width) = ids.numel(), slots_of.shape
+    if pairs:
+        block = min(1024, max(128, triton.next_power_of_2(pairs)))
+        _place[(triton.cdiv(pairs, block),)](
+            ids, slots_of, num_replicas, loads, loads if mapping is None else mapping, slots, pairs, experts, width,
+            TOP_K=ids.shape[1], MAPPED=mapping is not None, BLOCK=block, **chained(ids.device),
+        )  # fmt: skip
+    return slots
 
 
 def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:

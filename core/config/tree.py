@@ -14,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from .data_parallel import MOST_RANKS, DataParallelConfig
 from .errors import ConfigError
+from .expert_balance import ExpertBalanceConfig
 from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
 from .server import ServerConfig
@@ -249,6 +250,7 @@ class FrameConfig(Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     executor: ExecutorConfig = ExecutorConfig()
     data_parallel: DataParallelConfig = DataParallelConfig()
+    expert_balance: ExpertBalanceConfig = ExpertBalanceConfig()
     attention: AttentionConfig = AttentionConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
@@ -266,6 +268,13 @@ class FrameConfig(Section):
                 "data_parallel_size, data_parallel_size_local, data_parallel_start_rank, data_parallel_address and "
                 "data_parallel_secret_file"
             )
+        if self.expert_balance.enable_eplb:
+            if not executor.enable_expert_parallel:
+                yield "enable_eplb moves whole experts between devices, which needs enable_expert_parallel"
+            if parallel.data_parallel_size * executor.tensor_parallel_size == 1:
+                yield "enable_eplb needs several devices: set tensor_parallel_size or data_parallel_size"
+            if self.model.deterministic:
+                yield "deterministic does not go with enable_eplb: sums depend on where experts lie"
         if parallel.over_machines:
             if executor.enable_expert_parallel:
                 yield "enable_expert_parallel with data_parallel_address: engines share experts on one machine so far"

@@ -198,11 +198,15 @@ class ExpertMethod(ABC):
     layouts: ClassVar[Sequence[ExpertLayout]] = ("tokens",)
 
     @abstractmethod
-    def create(self, layer: Any) -> list[WeightSlot]:
-        """Gives `layer` its parameters, at their final sizes, and returns which checkpoint tensors fill them.
+    def create(self, layer: Any) -> None:
+        """Gives `layer` its parameters, at their final sizes.
 
         Raises `ValueError` for experts that it cannot compute.
         """
+
+    @abstractmethod
+    def weight_slots(self, layer: Any) -> list[WeightSlot]:
+        """Which checkpoint tensors fill them, for the experts that `layer.held` names; asked at each load."""
 
     @abstractmethod
     def rows(self, layer: Any) -> list[Tensor]:

@@ -40,6 +40,7 @@ class Build:
     `own_caches` are those of this stage.
     `pipeline_layers` are the layers of each pipeline stage; empty: evenly. `exchange` makes what moves the tokens of a
     layer of experts, with so many slots on each rank, between data ranks; None where each rank has all tokens.
+    Where experts are balanced, each layer has `redundant_experts` more slots than experts; else that is None.
     """
 
     config: Any
@@ -53,6 +54,7 @@ class Build:
     max_model_len: int = 0
     pipeline_layers: Sequence[int] = ()
     exchange: Callable[[ExpertSpec, int], ExpertExchange] | None = None
+    redundant_experts: int | None = None
     running: RunningStep = field(default_factory=RunningStep, init=False)
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
     own_caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)

@@ -5,6 +5,7 @@ Knows neither who chose the experts nor how they are computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
 from ..interfaces.experts import Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
+from .expert_map import ExpertMap
 from .linear import empty_parameter, split_evenly
 from .weights import WeightSlot
 
@@ -25,7 +27,8 @@ class Experts(nn.Module):
     """Σ_k weight_k · expert_k(h), and `shared`(h) where there is one, over the experts that a router chose.
 
     Experts are spread over the ranks of the expert group in equal runs; without one each tensor rank holds `width` of
-    the inner size of all experts. `shared` gives a rank's part of a sum over the tensor group. Without `reduces` so
+    the inner size of all experts. Where they are balanced, `map` says which slots hold them; slot s begins with expert
+    s modulo their number. `shared` gives a rank's part of a sum over the tensor group. Without `reduces` so
     does this layer.
     """
 
@@ -37,9 +40,14 @@ class Experts(nn.Module):
         super().__init__()
         self.prefix, self.spec, self.shared, self.ops = prefix, spec, shared, build.ops
         group = build.groups.expert
-        self.num_slots = -(-spec.num_experts // group.size)  # all ranks launch the same kernels
+        self.map: ExpertMap | None = None
+        self.balanced = build.redundant_experts is not None
+        self.num_all_slots = spec.num_experts + (build.redundant_experts or 0)
+        self.num_slots = -(-self.num_all_slots // group.size)  # all ranks launch the same kernels
         self.first = group.rank * self.num_slots
-        self.count = max(0, min(self.num_slots, spec.num_experts - self.first))
+        self.count = max(0, min(self.num_slots, self.num_all_slots - self.first))
+        if self.balanced and self.num_all_slots % group.size:
+            raise ValueError(f"{prefix}: {self.num_all_slots} slots of experts do not divide over {group.size} ranks")
         self.group = build.groups.tensor
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
@@ -54,15 +62,35 @@ class Experts(nn.Module):
         if given not in takes:
             names = type(self.exchange).__name__, type(self.method).__name__
             raise ValueError(f"{prefix}: {names[0]} hands over {given}, and {names[1]} takes {', '.join(takes)}")
-        self._slots = self.method.create(self)
+        self.method.create(self)
+
+    @property
+    def held(self) -> list[int]:
+        """The expert in each of this rank's slots, from the first; without balancing the last slots may have none."""
+        last = self.first + self.count
+        if self.map is not None:
+            experts: list[int] = self.map.expert_of[self.first : last].tolist()
+            return experts
+        return [slot % self.spec.num_experts for slot in range(self.first, last)]
 
     def forward(self, hidden: Tensor, routing: Routing) -> Tensor:
         """hidden [T, H] → [T, H], the same on every rank of the tensor group."""
+        if self.map is not None:
+            routing = self._placed(routing, self.map)
         sent = self.exchange.dispatch(self.method.prepare(hidden), routing, self.running.step)
         shared = self.shared(hidden) if self.shared is not None else None
         out = self.exchange.combine(self.method.apply(self, sent), sent)
         out = out if shared is None else out + shared
         return self.group.all_reduce(out) if self.reduces else out
+
+    def _placed(self, routing: Routing, places: ExpertMap) -> Routing:
+        """The slots of the experts that were chosen; tokens that are no padding are counted."""
+        step = self.running.step
+        mapping = step.batches[0].slot_mapping if step is not None and step.batches else None
+        if mapping is not None and len(mapping) != len(routing.ids):  # of layers that keep nothing
+            mapping = None
+        given = places.slots_of, places.num_replicas, places.loads
+        return Routing(routing.weights, self.ops.place_experts(routing.ids, *given, mapping))
 
     def serve(self) -> None:
         """Computes for the tokens of other ranks alone: what a rank without requests calls instead of `forward`."""
@@ -72,7 +100,7 @@ class Experts(nn.Module):
         self.exchange.combine(self.method.apply(self, sent), sent)
 
     def weight_slots(self) -> list[WeightSlot]:
-        return self._slots
+        return self.method.weight_slots(self)
 
     def finish_load(self) -> None:
         """Called when the last weight has arrived."""
@@ -101,7 +129,7 @@ class PlainExperts(ExpertMethod):
     def __init__(self, build: Build) -> None:
         self._build = build
 
-    def create(self, layer: Experts) -> list[WeightSlot]:
+    def create(self, layer: Experts) -> None:
         spec = layer.spec
         if spec.weights_on_input and layer.exchange.layout == "slots":
             raise ValueError(
@@ -113,6 +141,8 @@ class PlainExperts(ExpertMethod):
             raise ValueError(f"{layer.prefix}: experts with biases cannot be computed yet")
         layer.gate_up = empty_parameter(self._build, layer.num_slots, 2 * layer.width, spec.hidden_size)
         layer.down = empty_parameter(self._build, layer.num_slots, spec.hidden_size, layer.width)
+
+    def weight_slots(self, layer: Experts) -> list[WeightSlot]:
         return _slots_apart(layer) + _slots_fused(layer)
 
     def rows(self, layer: Experts) -> list[Tensor]:
@@ -127,11 +157,11 @@ class PlainExperts(ExpertMethod):
         if weights is None or slots is None:
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:
-            of_all = layer.spec.num_experts
+            of_all = layer.num_all_slots
             return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots, of_all=of_all)
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
-        rows, of_all = scaled.flatten(0, 1), layer.spec.num_experts
+        rows, of_all = scaled.flatten(0, 1), layer.num_all_slots
         out = layer.ops.fused_experts(rows, layer.gate_up, layer.down, ones, each, of_all=of_all)
         return out.view(scaled.shape).sum(1)
 
@@ -145,15 +175,13 @@ def _rows_of(layer: Experts) -> tuple[slice, tuple[slice, slice]]:
 def _slots_apart(layer: Experts) -> list[WeightSlot]:
     """Three tensors for each expert."""
     slots: list[WeightSlot] = []
-    spec, (rows, halves) = layer.spec, _rows_of(layer)
+    spec, (rows, halves), held = layer.spec, _rows_of(layer), layer.held
     gate, up, down = spec.names
     inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
-    for expert in range(spec.num_experts):
-        name, local = f"{layer.prefix}.{expert}", expert - layer.first
-        if not 0 <= local < layer.count:  # another rank's
-            slots += [WeightSlot(f"{name}.{part}.weight", (), None) for part in spec.names]
-            continue
-        here = slice(local, local + 1)
+    for expert in sorted(set(range(spec.num_experts)).difference(held)):  # another rank's
+        slots += [WeightSlot(f"{layer.prefix}.{expert}.{part}.weight", (), None) for part in spec.names]
+    for local, expert in enumerate(held):
+        name, here = f"{layer.prefix}.{expert}", slice(local, local + 1)
         for part, half in zip((gate, up), halves, strict=True):
             slots.append(WeightSlot(f"{name}.{part}.weight", inner, layer.gate_up, (rows, _ALL), (here, half)))
         slots.append(WeightSlot(f"{name}.{down}.weight", outer, layer.down, (_ALL, rows), (here,)))
@@ -161,31 +189,34 @@ def _slots_apart(layer: Experts) -> list[WeightSlot]:
 
 
 def _slots_fused(layer: Experts) -> list[WeightSlot]:
-    """Two tensors for all experts."""
-    spec, (rows, halves) = layer.spec, _rows_of(layer)
+    """Two tensors for all experts, of which each run of neighbouring experts is read at once."""
+    spec, (rows, halves), held = layer.spec, _rows_of(layer), layer.held
     gate, up, down = spec.names
-    gate_up = f"{layer.prefix}.{gate.removesuffix('_proj')}_{up}"
-    if not layer.count:
-        return [WeightSlot(name, (), None) for name in (gate_up, f"{layer.prefix}.{down}")]
-    experts, here = slice(layer.first, layer.first + layer.count), slice(0, layer.count)
+    gate_up, of_down = f"{layer.prefix}.{gate.removesuffix('_proj')}_{up}", f"{layer.prefix}.{down}"
+    if not held:
+        return [WeightSlot(name, (), None) for name in (gate_up, of_down)]
     joined = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
-    slots = [
-        WeightSlot(
-            gate_up,
-            joined,
-            layer.gate_up,
-            (experts, slice(base + rows.start, base + rows.stop), _ALL),
-            (here, half),
-            covers=_covered(layer, part),
-        )
-        for part, base, half in zip((gate, up), (0, spec.intermediate_size), halves, strict=True)
-    ]
     shape = (spec.num_experts, spec.hidden_size, spec.intermediate_size)
-    covers = _covered(layer, down)
-    slots.append(WeightSlot(f"{layer.prefix}.{down}", shape, layer.down, (experts, _ALL, rows), (here,), covers=covers))
+    slots: list[WeightSlot] = []
+    for here, experts in _runs(held):
+        for part, base, half in zip((gate, up), (0, spec.intermediate_size), halves, strict=True):
+            piece = (experts, slice(base + rows.start, base + rows.stop), _ALL)
+            covers = _covered(layer, held, part)
+            slots.append(WeightSlot(gate_up, joined, layer.gate_up, piece, (here, half), covers=covers))
+        covers = _covered(layer, held, down)
+        slots.append(WeightSlot(of_down, shape, layer.down, (experts, _ALL, rows), (here,), covers=covers))
     return slots
 
 
-def _covered(layer: Experts, part: str) -> tuple[str, ...]:
+def _runs(held: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """(local slots, experts) of runs in which both follow one another."""
+    start = 0
+    for end in range(1, len(held) + 1):
+        if end == len(held) or held[end] != held[end - 1] + 1:
+            yield slice(start, end), slice(held[start], held[end - 1] + 1)
+            start = end
+
+
+def _covered(layer: Experts, held: Sequence[int], part: str) -> tuple[str, ...]:
     """The tensors of this rank's experts for which a fused one stands."""
-    return tuple(f"{layer.prefix}.{expert}.{part}.weight" for expert in range(layer.first, layer.first + layer.count))
+    return tuple(f"{layer.prefix}.{expert}.{part}.weight" for expert in held)

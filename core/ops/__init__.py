@@ -60,6 +60,7 @@ class Ops:
     merge_parts = staticmethod(attention.merge_parts)
     # experts
     route = staticmethod(layers.route)
+    place_experts = staticmethod(layers.place_experts)
     fused_experts = staticmethod(layers.fused_experts)
     # pooling
     sum_rows = staticmethod(layers.sum_rows)

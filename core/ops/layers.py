@@ -132,6 +132,24 @@ def route(logits: Tensor, spec: RouterSpec, bias: Tensor | None = None) -> tuple
     return weights * spec.scale, ids.to(torch.int32)
 
 
+def place_experts(
+    ids: Tensor, slots_of: Tensor, num_replicas: Tensor, loads: Tensor, mapping: Tensor | None = None
+) -> Tensor:
+    """int32 [T, top_k]: the slot of each expert ids[t, k] for token t, and loads[slot] += 1 for each.
+
+    `ids` int32 [T, top_k]; the replicas of expert e are slots_of[e, : num_replicas[e]], int32 [E, X] and [E], and token
+    t takes number t modulo num_replicas[e]. An id outside [0, E) stays -1. `loads` int32 [P] counts no token whose
+    entry in `mapping` int64 [T] is negative.
+    """
+    known = (ids >= 0) & (ids < slots_of.shape[0])
+    experts = torch.where(known, ids, 0).long()
+    tokens = torch.arange(ids.shape[0], device=ids.device)[:, None]
+    slots = torch.where(known, slots_of[experts, tokens % num_replicas[experts]], -1)
+    counted = known if mapping is None else known & (mapping >= 0)[:, None]
+    loads.index_add_(0, torch.where(counted, slots, 0).long().flatten(), counted.to(loads.dtype).flatten())
+    return slots
+
+
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
 ) -> Tensor:

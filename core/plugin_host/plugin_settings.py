@@ -22,8 +22,8 @@ ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "platform": "platform", "executor": "executor", "scheduling_policy": "scheduler", "attention_backend": "attention",
     "model_source": "source", "load_format": "loader", "tokenizer_mode": "tokenizer",
     "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
-    "kv_connector": "connector", "expert_exchange": "exchange", "speculator": "speculator",
-    "worker_extension": "extension",
+    "kv_connector": "connector", "expert_exchange": "exchange",
+    "expert_balancer": "balancer", "speculator": "speculator", "worker_extension": "extension",
 })  # fmt: skip
 #: Settings that name plugins of the API processes, which an engine does not use → the plugins' kind.
 TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({

@@ -44,6 +44,16 @@ class SideQueue:
         """Work launched on the main queue from now on runs after all that was launched inside `begin`."""
 
 
+class NoBalance:
+    """Experts stay where they are. The null object."""
+
+    def advance(self, dummy: bool) -> None:
+        """Ends a step; `dummy` steps, which compute for no request, advance the count but not the loads."""
+
+    def settle(self) -> None:
+        """Ends a decision and moves that are under way; every rank must call it after the same step."""
+
+
 class LoadWindow:
     """Tokens of each expert over the last steps, int64 [parts, L, E] on the device.
 
@@ -96,12 +106,13 @@ class _Placing(threading.Thread):
             logger.exception("the expert balancer failed; experts stay where they are")
 
 
-class ExpertBalance:
+class ExpertBalance(NoBalance):
     """Balances the layers of `maps`, whose weights are `rows`: tensors [local slots, …] of each layer, alike in all.
 
     `group` are the ranks that share the experts, with a communicator of its own. Loads of the last `window` steps
     count; a placement begins every `interval` steps, or once the last one is in place. In a step a rank sends and
-    receives at most `rows_per_step` experts. `record` is given the loads of every interval by rank 0. Takes memory for
+    receives at most `rows_per_step` experts; `at_once` all of it happens at the end of one step. A rank whose tokens
+    another one `counts`, too, does not. `record` is given the loads of every interval by rank 0. Takes memory for
     the experts of one layer, and in a round for twice `rows_per_step` experts. Raises `ValueError` for weights
     that cannot be moved.
     """
@@ -118,6 +129,9 @@ class ExpertBalance:
         window: int = 1000,
         interval: int = 3000,
         rows_per_step: int = 1,
+        at_once: bool = False,
+        counts: bool = True,
+        logs: bool = False,
         queue: SideQueue | None = None,
         record: LoadTraceWriter | None = None,
     ) -> None:
@@ -129,6 +143,7 @@ class ExpertBalance:
             raise ValueError("; ".join(problems))
         self._maps, self._group, self._shape, self._streams = maps, group, shape, streams
         self._balancer, self._record = balancer, record
+        self._at_once, self._counts, self._logs = at_once, counts, logs
         self._interval, self._rows_per_step, self._queue = interval, rows_per_step, queue or SideQueue()
         self._bytes = [_as_bytes(layer, tensors, shape.slots_per_rank) for layer, tensors in enumerate(rows)]
         widths = [[one.shape for one in layer] for layer in self._bytes]
@@ -145,8 +160,7 @@ class ExpertBalance:
         self.num_placements, self.num_received = 0, 0
 
     def advance(self, dummy: bool) -> None:
-        """Ends a step; `dummy` steps, which compute for no request, advance the count but not the loads."""
-        self._window.close_step(dummy)
+        self._window.close_step(dummy or not self._counts)
         self._step += 1
         self._since += 1
         if self._moving is not None:
@@ -157,6 +171,17 @@ class ExpertBalance:
         elif self._since >= self._interval:
             self._since = 0
             self._begin()
+            if self._at_once:
+                self.settle()
+
+    def settle(self) -> None:
+        while not self.is_idle:
+            if isinstance(self._placing, _Placing):
+                self._placing.join()
+            if self._placing:
+                self._poll()
+            else:
+                self._move()
 
     @property
     def is_idle(self) -> bool:
@@ -181,6 +206,8 @@ class ExpertBalance:
                 self._record = None
         current = self._maps.placement
         self.balancedness = balancedness(current.rank_loads(found.loads, self._shape.num_ranks))
+        if self._logs:
+            logger.info("experts of %d steps: balancedness %.3f", found.num_steps, self.balancedness)
         made = self._balancer.place(found.loads, self._shape, current)
         if problems := made.problems(self._maps.num_layers, self._maps.num_experts, self._maps.num_slots):
             raise ValueError(f"its answer is no placement: {'; '.join(problems)}")

@@ -143,6 +143,7 @@ class Worker:
 
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
+        self.runner.balance.settle()
         self.platform.memory().sleep(tuple(keep))
         self._weights_gone = "weights" not in keep
 
@@ -168,6 +169,7 @@ class Worker:
         """Reads the weights that `source` names (see `with_weights`; {}: those served) into the model's own memory."""
         model, (config, loader) = self._awake_model(), self._open_weights(source)
         streams = self.platform.streams()
+        self.runner.balance.settle()
         streams.synchronize()
         load_weights(model, loader, streams.fill)
         self._drop_stale_graphs()

@@ -8,16 +8,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...config.checkpoint import Checkpoint
 from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
+from ...interfaces.balancer import ExpertPlacement
 from ...interfaces.collectives import Groups
 from ...interfaces.model import Model
 from ...interfaces.platform import Memory, MemorySnapshot, Platform
 from ...interfaces.platform_steps import Steps
 from ...interfaces.setup import LoaderSetup, ModelSetup
 from ...layers.build import Build
+from ...layers.expert_map import ExpertMaps
+from ...layers.experts import experts_of
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider
@@ -30,12 +34,13 @@ KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights in place, and its `model_digest`."""
+    """A model with its weights in place, and its `model_digest`; `maps` where its experts are balanced."""
 
     model: Model
     build: Build
     digest: str
     weights_bytes: int
+    maps: ExpertMaps | None = None
 
 
 def compiled(loaded: LoadedModel, steps: Steps) -> LoadedModel:
@@ -75,9 +80,30 @@ def load_model(
         loader = choose_loader(config, checkpoint, registry)
         load_weights(model, loader, platform.streams().fill)
     model.requires_grad_(False)
+    maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
     digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype))
-    return LoadedModel(model.eval(), build, digest, weights_bytes)
+    return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
+
+
+def make_maps(model: nn.Module, platform: Platform) -> ExpertMaps | None:
+    """Gives the layers of experts that are balanced their maps; None without any.
+
+    Raises `ValueError` where layers are not alike.
+    """
+    layers = [layer for layer in experts_of(model) if layer.balanced]
+    if not layers:
+        return None
+    sizes = {(layer.spec.num_experts, layer.num_all_slots) for layer in layers}
+    if len(sizes) > 1:
+        counts = ", ".join(str(experts) for experts, _ in sorted(sizes))
+        raise ValueError(f"enable_eplb: the layers of the model have unlike numbers of experts ({counts})")
+    ((num_experts, num_slots),) = sizes
+    start = ExpertPlacement.initial(len(layers), num_experts, num_slots)
+    maps = ExpertMaps(start, num_experts, platform.device, platform.streams().stage)
+    for index, layer in enumerate(layers):
+        layer.map = maps[index]
+    return maps
 
 
 def require_room(config: FrameConfig, memory: Memory, before: MemorySnapshot, weights_bytes: int = 0) -> None:
@@ -108,6 +134,7 @@ def build_model(
         max_model_len=checkpoint.max_model_len,
         pipeline_layers=config.executor.pipeline_layers,
         exchange=exchange_maker(config, registry, groups, platform, dtype),
+        redundant_experts=config.expert_balance.num_redundant_experts if config.expert_balance.enable_eplb else None,
     )
     return registry.make("model", provider, ModelSetup(build), config), build
 

@@ -71,6 +71,9 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
         raise ValueError(f"platform {name!r} cannot serve this configuration: {reason}")
     torch.manual_seed(config.model.seed)
     refused = platform.supports(PlatformSpec(dtype, deterministic=True))
+    reason = f"platform {name!r}: {refused}" if refused else ""
+    if config.expert_balance.enable_eplb:
+        reason = "enable_eplb: sums depend on where experts lie"
     return OpenDevice(
         config=config,
         registry=registry,
@@ -81,7 +84,7 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
         steps=platform.steps(),
         dtype=str(dtype).removeprefix("torch."),
         groups=unconnected_groups(placement),
-        not_deterministic=f"platform {name!r}: {refused}" if refused else "",
+        not_deterministic=reason,
     )
 
 

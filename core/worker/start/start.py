@@ -20,10 +20,12 @@ from ...interfaces.model import Model
 from ...interfaces.platform import MemorySnapshot
 from ...interfaces.platform_steps import EagerGraphs
 from ...plugin_host.registry import Registry
+from ..expert_balance import NoBalance
 from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
+from .expert_balance import make_balance
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, compiled, load_model
 from .numerics import block_numerics
@@ -58,6 +60,7 @@ class _Loaded:
     model: LoadedModel
     chosen: ChosenBackends
     described: WorkerDescription
+    balance: NoBalance
 
 
 class WorkerStart:
@@ -89,6 +92,7 @@ class WorkerStart:
         loaded = self._timed("weights", lambda: load_model(*parts, before))
         weights = loaded.model
         memory.claim("weights", list(weights.parameters()))
+        balance = make_balance(opened, weights, loaded.maps)
         loaded = compiled(loaded, opened.steps)
         chosen = choose_backends(loaded.build.caches, config, opened.registry, loaded.build.own_caches)
         kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, chosen, before))
@@ -101,7 +105,7 @@ class WorkerStart:
             prefix_tile_rows=bound.prefix_tile_rows,
             prefix_costs=bound.prefix_costs,
         )
-        self._loaded = _Loaded(opened, weights, loaded, chosen, described)
+        self._loaded = _Loaded(opened, weights, loaded, chosen, described, balance)
         return WorkerFacts(
             kv_specs=chosen.kv_specs,
             kv_bytes=kv_bytes,
@@ -207,6 +211,9 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)
     runner = make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)
+    if loaded.model.maps is not None:
+        loaded.model.maps.loads.zero_()  # of trial steps
+    runner.balance = loaded.balance
     runner.stage.connect()
     return memory, runner
 

@@ -19,7 +19,7 @@ from ...parallel.groups import unconnected_groups
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .kv_memory import KVMemory
-from .model_loading import LoadedModel, build_model, compiled
+from .model_loading import LoadedModel, build_model, compiled, make_maps
 from .open_device import OpenDevice
 from .runner_setup import make_runner
 from .warm_up import warm_up
@@ -77,6 +77,7 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
         opened.config, opened.checkpoint, platform, opened.registry, unconnected_groups(opened.placement)
     )
     model.finish_load()
+    make_maps(model, platform)
     loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0)
     chosen = choose_backends(build.caches, opened.config, opened.registry, build.own_caches)
     TrialSteps(opened, compiled(loaded, opened.steps), chosen).run()

@@ -27,6 +27,7 @@ from ...layers.cached import Planner
 from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
 from ..device import Device
+from ..expert_balance import NoBalance
 from ..lockstep import Alone
 from ..pooling.pooling import NullPooling
 from ..sample.draws import Sampled, VerifiedTokens
@@ -93,6 +94,7 @@ class Runner:
         self.pooling = pooling
         self.stage = stage
         self.lockstep = lockstep
+        self.balance = NoBalance()
         self.rows = rows_of(model, device.ops)
         self.plain_draw = PlainDraw(device, self.rows, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
@@ -146,12 +148,14 @@ class Runner:
         if executed is None:
             raise RuntimeError("there is no executed step to sample: the step before failed or was sampled already")
         step, shape, inputs, hidden = executed
-        if inputs is not None and hidden is not None and self.stage.draws:
-            try:
+        try:
+            if inputs is not None and hidden is not None and self.stage.draws:
                 self._sample_rows(step, shape, inputs, hidden, masks)
-            except BaseException:
-                self.stage.settle()
-                raise
+        except BaseException:
+            self.stage.settle()
+            raise
+        finally:
+            self.balance.advance(dummy=inputs is None)
         if step.plan.capture and self.lockstep.captures:
             self.device.graphs.capture(self.run_dummy)
         step.wants_capture = self.wants_capture

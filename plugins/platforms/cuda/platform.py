@@ -90,6 +90,7 @@ class CudaOps(Ops):
     rotary = staticmethod(rotary.rotary)
     merge_parts = staticmethod(merge.merge_parts)
     route = staticmethod(routing.route)
+    place_experts = staticmethod(routing.place_experts)
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)
     advance = staticmethod(step.advance)

@@ -48,14 +48,17 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
     _check_stages(config, mesh, checkpoint, registry)
     _check_shared_contexts(config, mesh)
     _check_divided_tokens(config, mesh)
-    if mesh.expert_parallel and not any(
-        isinstance(layer, Experts)
-        for kind in (Sketch, Build)  # of the few layers of a sketch none may have experts
-        for layer in sketch(config, checkpoint, registry, Mesh(), kind)[0].modules()
-    ):
-        raise ConfigError(
-            f"enable_expert_parallel: model {choose_model(checkpoint, registry).__name__} has no experts; leave it out"
+    if mesh.expert_parallel:
+        layers = (
+            layer
+            for kind in (Sketch, Build)  # of the few layers of a sketch none may have experts
+            for layer in sketch(config, checkpoint, registry, Mesh(), kind)[0].modules()
+            if isinstance(layer, Experts)
         )
+        if (layer := next(layers, None)) is None:
+            name = choose_model(checkpoint, registry).__name__
+            raise ConfigError(f"enable_expert_parallel: model {name} has no experts; leave it out")
+        _check_slots(config, mesh, layer.spec.num_experts)
 
     why_not = partial(refusal, config, checkpoint, registry)
     for axis in ("tensor", "pipeline", "data", "prefill_context"):
@@ -73,6 +76,20 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
         sizes = ", ".join(str(size) for size, one in shared.items() if why_not(one) is None)
         asked = mesh.decode_context
         raise ConfigError(f"decode_context_parallel_size {asked}: {reason}; sizes that work: {sizes}")
+
+
+def _check_slots(config: FrameConfig, mesh: Mesh, num_experts: int) -> None:
+    """Raises `ConfigError` where the slots of balanced experts do not divide over the ranks that share them."""
+    if not config.expert_balance.enable_eplb:
+        return
+    ranks, redundant = len(mesh.ranks("expert", 0)), config.expert_balance.num_redundant_experts
+    if ranks == 1:
+        raise ConfigError("enable_eplb: no two devices share experts; leave it out")
+    if rest := (num_experts + redundant) % ranks:
+        raise ConfigError(
+            f"num_redundant_experts {redundant}: {num_experts + redundant} slots for {num_experts} experts do not "
+            f"divide over {ranks} devices; {redundant + ranks - rest} would"
+        )
 
 
 def refusal(config: FrameConfig, checkpoint: Checkpoint, registry: Registry, mesh: Mesh) -> str | None:

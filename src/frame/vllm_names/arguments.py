@@ -112,6 +112,22 @@ def _speculative(value: Any) -> dict[str, Any]:
     return settings
 
 
+def _balance(value: Any) -> dict[str, Any]:
+    given = _fields("eplb_config", value)
+    names = {
+        "window_size": "eplb_window_size",
+        "step_interval": "eplb_step_interval",
+        "num_redundant_experts": "num_redundant_experts",
+        "log_balancedness": "eplb_log_balancedness",
+        "use_async": "eplb_use_async",
+    }
+    settings: dict[str, Any] = {names[name]: given.pop(name) for name in names if name in given}
+    policy = given.pop("policy", "default")
+    given.pop("log_balancedness_interval", None)  # it is logged at each placement
+    _none_left("eplb_config", given, *names, "policy", "log_balancedness_interval")
+    return settings | ({} if policy == "default" else {"expert_balancer": policy})
+
+
 def _attention(value: Any) -> dict[str, Any]:
     given = _fields("attention_config", value)
     backend = given.pop("backend", None)
@@ -256,6 +272,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "kv_transfer_config": _transfer,
     "attention_config": _attention,
     "speculative_config": _speculative,
+    "eplb_config": _balance,
     "profiler_config": _profiler,
     "structured_outputs_config": _structured_outputs,
     "worker_extension_cls": _extension,

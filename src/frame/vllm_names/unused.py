@@ -84,9 +84,9 @@ _RANKS = {
 
 _EXPERTS = {
     **_switches(
-        _NO_EXPERT_PARALLEL, "enable_eplb enable_elastic_ep enable_ep_weight_filter enable_return_routed_experts"
+        _NO_EXPERT_PARALLEL, "enable_elastic_ep enable_ep_weight_filter enable_return_routed_experts"
     ),
-    **_free("eplb_config expert_placement_strategy all2all_backend"),
+    **_free("expert_placement_strategy all2all_backend"),
 }
 
 _WEIGHTS = {
