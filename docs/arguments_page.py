@@ -15,6 +15,8 @@ _TRANSLATED: Mapping[str, str] = {
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
     "attention_config": "`attention_backend` (its key `backend`)",
+    "eplb_config": "`eplb_window_size`, `eplb_step_interval`, `num_redundant_experts`, `eplb_log_balancedness`, "
+    "`eplb_use_async`, `expert_balancer` (its key `policy`)",
     "speculative_config": "`speculator` (its key `method`), `num_speculative_tokens`, `disable_by_batch_size`; "
     "other keys are `plugin.METHOD`",
     "profiler_config": "`profile_dir` (its key `torch_profiler_dir`)",

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _PARTS = 16
 #: Steps between two questions whether the policy has answered.
 _POLL_STEPS = 4
+#: Most seconds that a policy at work keeps a worker that closes.
+_CLOSE_SECONDS = 5.0
 #: What rank 0 answers where nothing is to move.
 _STAY = b"-"
 
@@ -52,6 +54,9 @@ class NoBalance:
 
     def settle(self) -> None:
         """Ends a decision and moves that are under way; every rank must call it after the same step."""
+
+    def close(self) -> None:
+        """Ends the trace; the balance is used no more."""
 
 
 class LoadWindow:
@@ -182,6 +187,12 @@ class ExpertBalance(NoBalance):
                 self._poll()
             else:
                 self._move()
+
+    def close(self) -> None:
+        if isinstance(self._placing, _Placing):
+            self._placing.join(_CLOSE_SECONDS)
+        if self._record is not None:
+            self._record.close()
 
     @property
     def is_idle(self) -> bool:

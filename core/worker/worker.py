@@ -186,6 +186,7 @@ class Worker:
             extension.close()
         if started is not None:
             started.runner.connector.close()
+            started.runner.balance.close()
             for exchange in exchanges_of(started.model):
                 exchange.close()
             del self.runner

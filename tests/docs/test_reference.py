@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "kv_transfer_config": ({"kv_connector": "disk", "kv_role": "kv_producer"}, "kv_role", "producer"),
     "attention_config": ({"backend": "torch"}, "attention_backend", "torch"),
     "speculative_config": ({"method": "ngram", "num_speculative_tokens": 3}, "num_speculative_tokens", 3),
+    "eplb_config": ({"window_size": 9}, "eplb_window_size", 9),
     "profiler_config": ({"profiler": "torch", "torch_profiler_dir": "/traces"}, "profile_dir", "/traces"),
     "structured_outputs_config": ({"backend": "guidance"}, "structured_outputs_backend", "guidance"),
     "worker_extension_cls": ("weights", "worker_extension", "weights"),

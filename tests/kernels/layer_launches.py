@@ -356,7 +356,11 @@ def routers() -> None:
 
 
 def choices(num_experts: int, top_k: int) -> None:
-    """The choice of experts, and the sorting of few and many tokens by expert."""
+    """The choice of experts, their replicas, and the sorting of few and many tokens by expert."""
+    ids, slots_of = _empty(64, top_k, dtype=torch.int32), _empty(num_experts, 9, dtype=torch.int32)
+    loads, mapping = _empty(num_experts + 8, dtype=torch.int32), _empty(64, dtype=torch.int64)
+    for given in (mapping, None):
+        routing.place_experts(ids, slots_of, loads[:num_experts], loads, given)
     for dtype, renormalize in ((BF16, True), (BF16, False), (F32, True)):
         spec = RouterSpec(num_experts, top_k, renormalize=renormalize)
         routing.route(_empty(64, num_experts, dtype=dtype), spec)

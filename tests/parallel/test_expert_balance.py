@@ -9,6 +9,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.interfaces import LoadTrace, Mesh
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
+from frame.settings import PluginError
 from frame.testing.thread_executor import with_threads
 from tests.worker.test_lockstep import started, wait_for
 
@@ -37,7 +38,7 @@ def expected(folder):
 
 
 def balances(engine):
-    return [worker._worker.runner.balance for worker in engine.executor._workers]
+    return [worker._worker.runner.balance for worker in engine.executor.team]
 
 
 @pytest.mark.parametrize("redundant", [0, 4])
@@ -62,3 +63,91 @@ def test_two_ranks_that_balance_give_the_tokens_of_one(folder, expected, redunda
     assert records
     # each token has two experts, and is counted once though both ranks compute it
     assert max(record.loads.sum(1).max() for record in records) <= 2 * tokens
+
+
+def served_by_ranks(folder, tmp_path, mesh, requests, **settings):
+    """Tokens by name, and the balances of all workers; the second engine has a third of the requests."""
+    ranks = started(folder, tmp_path, mesh, **{**OFTEN, **settings})
+    found = []
+    for place, one in enumerate(requests):
+        ranks[place % 3 == 2].messages.put(lambda engine, one=one: engine.add(one))
+    tokens = wait_for(ranks, len(requests))
+    for rank in ranks:
+        rank.messages.put(lambda engine: found.extend(balances(engine)))
+        rank.end()
+    return tokens, found
+
+
+@pytest.mark.parametrize(
+    ("tensor", "redundant", "exchange", "asynchronous"),
+    [
+        (1, 4, "gather", True),
+        pytest.param(1, 2, "all-to-all", False, marks=pytest.mark.matrix),
+        pytest.param(2, 4, "all-to-all", True, marks=pytest.mark.matrix),
+        pytest.param(2, 0, "gather", False, marks=pytest.mark.matrix),
+    ],
+)
+def test_engines_that_balance_give_the_tokens_of_one(
+    folder, expected, tensor, redundant, exchange, asynchronous, tmp_path
+):
+    tokens, found = served_by_ranks(
+        folder, tmp_path, Mesh(data=2, tensor=tensor, expert_parallel=True), wanted(), expert_exchange=exchange,
+        num_redundant_experts=redundant, eplb_use_async=asynchronous,
+    )  # fmt: skip
+    assert tokens == expected
+    assert len(found) == 2 * tensor
+    moved = [balance.num_placements for balance in found]
+    assert moved[0] > 1
+    assert len(set(moved)) == 1
+    assert sum(balance.num_received for balance in found) > 0
+
+
+def test_weights_are_read_into_the_slots_that_experts_came_to(folder, expected):
+    values = {
+        **SMALL, **OFTEN, "model": str(folder), "num_threads": 1, "tensor_parallel_size": 2, "executor": "threads",
+        "enable_expert_parallel": True, "num_redundant_experts": 4,
+    }  # fmt: skip
+    with running(from_flat(values), with_threads(Registry.load())) as engine:
+        served(engine, wanted())
+        before = [balance._maps.placement.expert_of.tolist() for balance in balances(engine)]
+        assert before[0] != [[slot % 8 for slot in range(12)]] * len(before[0])
+        engine.executor.call("update_weights")
+        assert served(engine, wanted()) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "enable_eplb moves whole experts between devices, which needs enable_expert_parallel"),
+        ({"enable_expert_parallel": True}, "enable_eplb needs several devices"),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 2, "deterministic": True}, "deterministic does not"),
+        (
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2, "num_redundant_experts": 3},
+            "num_redundant_experts 3: 11 slots for 8 experts do not divide over 2 devices; 4 would",
+        ),
+        ({"enable_eplb": False, "num_redundant_experts": 2}, "num_redundant_experts 2 needs enable_eplb"),
+        ({"enable_eplb": False, "eplb_record": "/x"}, "eplb_record '/x' needs enable_eplb"),
+        (
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2, "expert_balancer": "even"},
+            "no expert balancer 'even'",
+        ),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(folder, settings, said):
+    values = {**SMALL, "model": str(folder), "enable_eplb": True, "executor": "threads", **settings}
+    with (
+        pytest.raises((ValueError, PluginError), match=said),
+        running(from_flat(values), with_threads(Registry.load())),
+    ):
+        pass
+
+
+def test_a_model_without_experts_is_refused(tmp_path):
+    make_checkpoint(tmp_path, "llama")
+    values = {**SMALL, "model": str(tmp_path), "enable_eplb": True, "executor": "threads", "tensor_parallel_size": 2}
+    values |= {"enable_expert_parallel": True}
+    with (
+        pytest.raises(ValueError, match="model LlamaForCausalLM has no experts"),
+        running(from_flat(values), with_threads(Registry.load())),
+    ):
+        pass

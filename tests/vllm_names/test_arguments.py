@@ -67,7 +67,11 @@ def test_every_flag_is_parsed() -> None:
         ("--shutdown-timeout 5", "--drain-seconds 5"),
         ("-dp 1 -tp 1 -pp 1 -asc 2", "--api-server-count 2"),
         ("--mm-processor-cache-gb 0 --max-loras 4 --distributed-timeout-seconds 600", ""),
-        ("--eplb-config.window_size 100 --lora-target-modules q_proj k_proj", ""),
+        (
+            "--enable-eplb -ep -tp 2 --eplb-config.window_size 100 --eplb-config.policy sticky",
+            "--enable-eplb -ep -tp 2 --eplb-window-size 100 --expert-balancer sticky",
+        ),
+        ("--lora-target-modules q_proj k_proj", ""),
         ("--no-enable-eplb --fingerprint-mode full --moe-backend auto", ""),
     ],
 )
@@ -84,7 +88,8 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
             "--ubatch-size 2",
             "ubatch_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",
         ),
-        ("--enable-eplb", "experts are not balanced or moved between devices yet"),
+        ("--enable-elastic-ep", "the number of devices that share experts is fixed"),
+        ("--eplb-config.depth 2", "eplb_config"),
         ("--grpc", "requests come over HTTP only"),
         ("--cpu-offload-gb 4", "weights stay on the device"),
         ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "requests give chat_template_kwargs"),

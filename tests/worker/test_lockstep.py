@@ -175,7 +175,7 @@ def test_engines_that_share_experts_give_the_tokens_of_one(folder, tmp_path, dat
     assert len({rank.num_steps for rank in ranks}) == 1, "all launched equally many steps"
 
 
-def started(folder, tmp_path, mesh, exchange="gather"):
+def started(folder, tmp_path, mesh, exchange="gather", **settings):
     """An engine for each data rank of `mesh`, ready for requests."""
     ranks: list[Rank] = []
 
@@ -184,7 +184,8 @@ def started(folder, tmp_path, mesh, exchange="gather"):
             rank.messages.put(lambda engine: engine.call("begin_wave", {"number": number}))
 
     for rank in range(mesh.data):
-        ranks.append(Rank(folder, rank, mesh, f"file://{tmp_path}/store", ask, expert_exchange=exchange))
+        given = {"expert_exchange": exchange, **settings}
+        ranks.append(Rank(folder, rank, mesh, f"file://{tmp_path}/store", ask, **given))
     for rank in ranks:
         assert rank.ready.wait(60)
     return ranks

@@ -73,6 +73,8 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
     refused = platform.supports(PlatformSpec(dtype, deterministic=True))
     reason = f"platform {name!r}: {refused}" if refused else ""
     if config.expert_balance.enable_eplb:
+        if len(placement.mesh.ranks("expert", placement.rank)) == 1:
+            raise ValueError("enable_eplb needs several devices: set tensor_parallel_size or data_parallel_size")
         reason = "enable_eplb: sums depend on where experts lie"
     return OpenDevice(
         config=config,

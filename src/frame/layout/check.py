@@ -83,8 +83,6 @@ def _check_slots(config: FrameConfig, mesh: Mesh, num_experts: int) -> None:
     if not config.expert_balance.enable_eplb:
         return
     ranks, redundant = len(mesh.ranks("expert", 0)), config.expert_balance.num_redundant_experts
-    if ranks == 1:
-        raise ConfigError("enable_eplb: no two devices share experts; leave it out")
     if rest := (num_experts + redundant) % ranks:
         raise ConfigError(
             f"num_redundant_experts {redundant}: {num_experts + redundant} slots for {num_experts} experts do not "

@@ -117,6 +117,16 @@ def _route(draw: Draw, spec: RouterSpec) -> Arguments:
     return (logits, spec, draw.float32(spec.num_experts) if spec.corrected else None), {}
 
 
+def _places(draw: Draw, padded: bool) -> Arguments:
+    """Experts with one, two and three replicas; some tokens are padding."""
+    ids = draw.ints(3, 7, 2)
+    ids[0, 0] = -1
+    slots_of = torch.tensor([[4, -1, -1], [0, 5, -1], [2, 1, 3]], dtype=torch.int32)
+    mapping = torch.tensor([3, 4, -1, 5, 6, -1, 7]) if padded else None
+    given = torch.tensor([1, 2, 3], dtype=torch.int32), torch.arange(6, dtype=torch.int32)
+    return (ids, slots_of, *given, mapping), {}
+
+
 def _experts(draw: Draw) -> Arguments:
     ids = draw.ints(4, 6, 2)
     ids[0, 0] = -1
@@ -184,6 +194,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "paged_attention": [_paged_attention],
     "merge_parts": [_merge_parts],
     "route": [partial(_route, spec=spec) for spec in ROUTERS],
+    "place_experts": [lambda d: _places(d, False), lambda d: _places(d, True)],
     "fused_experts": [_experts],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
