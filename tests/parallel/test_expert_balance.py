@@ -7,9 +7,9 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import LoadTrace, Mesh
+from frame.settings import PluginError
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
-from frame.settings import PluginError
 from frame.testing.thread_executor import with_threads
 from tests.worker.test_lockstep import started, wait_for
 
