@@ -59,7 +59,8 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    placement = Placement(rank, rank, Mesh(data=size, expert_parallel=True), rendezvous)
+    mesh = Mesh(data=size, expert_parallel=True)
+    placement = Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous)
     collectives = TorchCollectives(placement, partial(nccl_group, device))
     groups = make_groups(placement, collectives)
     spec = ExchangeSpec(HIDDEN, TOP_K, EXPERTS // size, size, 1, max(TOKENS), torch.bfloat16, "cuda")

@@ -49,7 +49,8 @@ def connected(mesh: Mesh) -> Iterator[Groups]:
         pytest.skip(f"for {mesh.size} ranks")
     device = torch.device("cuda", int(RANK))
     torch.cuda.set_device(device)
-    place = Placement(int(RANK), int(RANK), mesh, f"file://{FOLDER}/store-{next(_runs)}")
+    rendezvous = f"file://{FOLDER}/store-{next(_runs)}"
+    place = Placement(rank=int(RANK), local_rank=int(RANK), mesh=mesh, rendezvous=rendezvous)
     collectives = TorchCollectives(place, partial(nccl_group, device))
     groups = make_groups(place, collectives)
     yield groups
