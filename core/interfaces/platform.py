@@ -61,6 +61,20 @@ class HostCopy(ABC):
         """Blocks until the copy has arrived; returns the arrays by the names of the tensors. May be called again."""
 
 
+class SideQueue:
+    """Runs work beside the steps, in the order in which it is given; here before `run` returns."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Has `work` done once all that the main queue holds now is done."""
+        work()
+
+    def join(self) -> None:
+        """Work launched on the main queue from now on runs after all that `run` was given; raises what that raised."""
+
+    def close(self) -> None:
+        """Ends the queue. May be called twice."""
+
+
 class Streams(ABC):
     """The queue of launched work, and copies in both directions that keep its order."""
 
@@ -82,6 +96,10 @@ class Streams(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Blocks until the device has finished all launched work."""
+
+    def side_queue(self) -> SideQueue:
+        """A queue beside the main one, on which weights move while steps run; by default work is done at once."""
+        return SideQueue()
 
     def fill(self, pieces: Iterable[tuple[Tensor, Callable[[], Tensor]]]) -> None:
         """For each pair of a device tensor and a function, copies the host tensor that the function reads, casting it.

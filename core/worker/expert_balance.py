@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from ..interfaces.balancer import ExpertBalancer, ExpertPlacement, SlotShape, balancedness
 from ..interfaces.collectives import ProcessGroup
 from ..interfaces.load_trace import LoadRecord, LoadTraceWriter
-from ..interfaces.platform import HostCopy, Streams
+from ..interfaces.platform import HostCopy, SideQueue, Streams
 from ..layers.expert_map import ExpertMaps
 from .expert_moves import LayerMoves, Transfer, plan_moves
 
@@ -33,17 +33,6 @@ _POLL_STEPS = 4
 _CLOSE_SECONDS = 5.0
 #: What rank 0 answers where nothing is to move.
 _STAY = b"-"
-
-
-class SideQueue:
-    """Where weights are copied while steps run: here the main queue itself, for devices that have no other."""
-
-    def begin(self) -> AbstractContextManager[object]:
-        """Work launched inside runs beside the main queue, after all that it holds now."""
-        return nullcontext()
-
-    def join(self) -> None:
-        """Work launched on the main queue from now on runs after all that was launched inside `begin`."""
 
 
 class NoBalance:
@@ -191,6 +180,7 @@ class ExpertBalance(NoBalance):
     def close(self) -> None:
         if isinstance(self._placing, _Placing):
             self._placing.join(_CLOSE_SECONDS)
+        self._queue.close()
         if self._record is not None:
             self._record.close()
 
@@ -254,14 +244,10 @@ class ExpertBalance(NoBalance):
                 continue
             moves = plan_moves(before, after, self._shape, self._group.rank, self._rows_per_step)
             places = {expert: place for place, expert in enumerate(dict.fromkeys(expert for _, expert in moves.fills))}
-            with self._queue.begin():
-                for expert, slot in moves.kept.items():
-                    for buffer, rows in zip(self._buffer, self._bytes[layer], strict=True):
-                        buffer[places[expert]].copy_(rows[slot])
+            self._queue.run(partial(self._keep, layer, moves.kept, places))
             held = {int(expert): slot for slot, expert in enumerate(self._own(before))}
             for transfers in moves.rounds:
-                with self._queue.begin():
-                    self._exchange(layer, transfers, held, places)
+                self._queue.run(partial(self._exchange, layer, transfers, held, places))
                 yield
             if not moves.rounds:
                 yield
@@ -273,8 +259,14 @@ class ExpertBalance(NoBalance):
         own: np.ndarray = slots[self._group.rank * count : (self._group.rank + 1) * count]
         return own
 
+    def _keep(self, layer: int, kept: Mapping[int, int], places: Mapping[int, int]) -> None:
+        """Copies the experts that this rank had in other slots."""
+        for expert, slot in kept.items():
+            for buffer, rows in zip(self._buffer, self._bytes[layer], strict=True):
+                buffer[places[expert]].copy_(rows[slot])
+
     def _exchange(
-        self, layer: int, transfers: Sequence[Transfer], held: dict[int, int], places: dict[int, int]
+        self, layer: int, transfers: Sequence[Transfer], held: Mapping[int, int], places: Mapping[int, int]
     ) -> None:
         """Sends and receives the experts of one round, in order of rank, all weights of an expert in one row."""
         me, ranks = self._group.rank, range(self._group.size)

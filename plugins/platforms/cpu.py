@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from frame.interfaces import (
     Platform,
     PlatformSetup,
     PlatformSpec,
+    SideQueue,
     Streams,
 )
 from frame.ops import Ops
@@ -110,6 +114,40 @@ class Arrived(HostCopy):
         return self._arrays
 
 
+class SideThread(SideQueue):
+    """A thread of its own, begun with the first work."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._given: list[Future[None]] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="frame-side", daemon=True)
+            self._thread.start()
+        self._given.append(Future())
+        self._work.put((work, self._given[-1]))
+
+    def join(self) -> None:
+        given, self._given = self._given, []
+        for one in given:
+            one.result()
+
+    def close(self) -> None:
+        self._work.put(None)
+
+    def _serve(self) -> None:
+        while (given := self._work.get()) is not None:
+            work, done = given
+            try:
+                work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+
 class HostStreams(Streams):
     """Host memory is device memory. Inputs are copied; results too, where they are small."""
 
@@ -124,6 +162,9 @@ class HostStreams(Streams):
         if sum(array.nbytes for array in arrays.values()) <= SMALL_COPY_BYTES:
             arrays = {name: array.copy() for name, array in arrays.items()}
         return Arrived(arrays)
+
+    def side_queue(self) -> SideQueue:
+        return SideThread()
 
     def synchronize(self) -> None:
         return

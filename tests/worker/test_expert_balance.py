@@ -102,14 +102,15 @@ def same(weights, wanted):
     )
 
 
-@pytest.mark.parametrize("rows_per_step", [1, 3])
-def test_experts_lie_where_the_maps_say_after_every_move(rows_per_step):
+@pytest.mark.parametrize(("rows_per_step", "beside"), [(1, False), (3, False), (1, True)])
+def test_experts_lie_where_the_maps_say_after_every_move(rows_per_step, beside):
     goals = [random_placement(seed) for seed in range(3)]
 
     def work(group):
         weights = weights_of(START, group.rank)
         places = [[one.data_ptr() for one in layer] for layer in weights]
-        balance = make(group, Given(*goals), weights, rows_per_step=rows_per_step)
+        queue = streams().side_queue() if beside else None
+        balance = make(group, Given(*goals), weights, rows_per_step=rows_per_step, queue=queue)
         counts = []
         for goal in goals:
             counts.append(settle(balance))
@@ -118,6 +119,7 @@ def test_experts_lie_where_the_maps_say_after_every_move(rows_per_step):
             assert np.array_equal(balance._maps.slots_of.numpy(), goal.slots_of(EXPERTS, SLOTS - EXPERTS + 1))
             assert np.array_equal(balance._maps.num_replicas.numpy(), goal.num_replicas(EXPERTS))
         assert places == [[one.data_ptr() for one in layer] for layer in weights]
+        balance.close()
         return counts, balance.num_placements, balance.num_received
 
     results = run_ranks(RANKS, work, seconds=30)
@@ -237,6 +239,20 @@ def test_loads_before_a_move_stay_those_of_their_experts():
     window.close_step(dummy=False)
     made.write(0, random_placement(1))
     assert window.total()[0].tolist() == [0, 0, 5, 0, 0, 0]
+
+
+def test_what_fails_beside_the_steps_is_raised_when_it_is_needed():
+    side = streams().side_queue()
+    side.run(lambda: None)
+    side.join()
+
+    def fail():
+        raise ValueError("no way")
+
+    side.run(fail)
+    with pytest.raises(ValueError, match="no way"):
+        side.join()
+    side.close()
 
 
 class Failing(ExpertBalancer):

@@ -27,6 +27,7 @@ def make_balance(opened: OpenDevice, model: nn.Module, maps: ExpertMaps | None) 
     rows = [layer.method.rows(layer) for layer in layers]
     shape = _shape(opened, model, layers[0])
     group = opened.collectives.group("expert.balance", placement.mesh.ranks("expert", placement.rank))
+    streams = opened.platform.streams()
     recording = config.eplb_record is not None and group.rank == 0
     return ExpertBalance(
         maps,
@@ -34,11 +35,12 @@ def make_balance(opened: OpenDevice, model: nn.Module, maps: ExpertMaps | None) 
         group,
         shape,
         _balancer(opened),
-        opened.platform.streams(),
+        streams,
         window=config.eplb_window_size,
         interval=config.eplb_step_interval,
         rows_per_step=config.eplb_rows_per_step,
         at_once=not config.eplb_use_async,
+        queue=streams.side_queue() if config.eplb_use_async else None,
         counts=groups.tensor.rank == 0,
         logs=config.eplb_log_balancedness,
         record=_trace(opened.config, placement, maps, shape) if recording else None,

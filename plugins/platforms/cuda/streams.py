@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import SMALL_COPY_BYTES, HostCopy, Streams
+from frame.interfaces import SMALL_COPY_BYTES, HostCopy, SideQueue, Streams
 
 from . import weight_copies
 
@@ -51,6 +51,22 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return hosts
 
 
+class SideStream(SideQueue):
+    """A stream of its own, on which copies and collectives run beside those of steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
 class CudaStreams(Streams):
     """Copies on the main stream, large ones to the host on a stream of their own, all through pinned memory.
 
@@ -76,6 +92,9 @@ class CudaStreams(Streams):
         with torch.cuda.stream(self._out):
             hosts = _copied(tensors)
         return PinnedCopy(hosts, list(tensors.values()), self._out.record_event())
+
+    def side_queue(self) -> SideQueue:
+        return SideStream(self._device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

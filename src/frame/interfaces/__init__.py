@@ -177,6 +177,7 @@ if TYPE_CHECKING:
         MemorySnapshot as MemorySnapshot,
         Platform as Platform,
         PlatformSpec as PlatformSpec,
+        SideQueue as SideQueue,
         Streams as Streams,
     )
     from frame.core.interfaces.platform_steps import (
