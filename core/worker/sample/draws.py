@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...interfaces.step import LogprobRows, StepResult
+from .shards import Part
 
 NOT_FINITE = "the model produced logits that are not finite"
 NO_CHOICE = (
@@ -27,9 +28,12 @@ class Ahead:
     token_ids: Tensor
     counts: Tensor
 
-    def add_counts(self, seen: Tensor, rows: Tensor) -> None:
-        """Adds to seen[i, t] how often t is among the drafts before draw rows[i]; `seen` int32 [n, V]."""
-        drafts = self.token_ids.index_select(0, rows)
+    def add_counts(self, seen: Tensor, rows: Tensor, part: Part) -> None:
+        """Adds to seen[i, c] how often the id of the part's column c is among the drafts before draw rows[i].
+
+        `seen` int32 [n, columns of the part].
+        """
+        drafts = part.columns(self.token_ids.index_select(0, rows))
         seen.scatter_add_(1, drafts.clamp(min=0).long(), (drafts >= 0).to(seen.dtype))
 
     def shift(self, tails: Tensor, rows: Tensor) -> Tensor:

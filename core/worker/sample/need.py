@@ -24,8 +24,8 @@ EDITS = int(Need.PENALTIES | Need.RULES | Need.PROCESSORS)
 #: Everything beyond a temperature.
 MORE = ~int(Need.RANDOM)
 
-#: Everything beyond a temperature and filters.
-MORE_THAN_FILTERS = ~int(Need.RANDOM | Need.FILTER)
+#: What a random row needs whole logits for where ranks divide the vocabulary.
+WHOLE_ROW = int(Need.FILTER | Need.INVARIANT_PROCESSORS)
 
 #: What allows a slot one row in a batch only.
 ONE_ROW = int(Need.PROCESSORS | Need.INVARIANT_PROCESSORS)

@@ -13,6 +13,7 @@ from ...interfaces.step import NewRequest
 from ..device import Device
 from .draws import Ahead
 from .need import Need
+from .shards import Part
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,15 @@ class PenalizedRows:
 class Penalties:
     """Token counts and penalty factors by slot.
 
-    Memory is V · 5 bytes for each penalised request at once: nothing before the first one, doubled when full.
+    They are of the ids of `part`, and so are the logits that are penalised. Memory is 5 bytes for each id of the part
+    and penalised request at once: nothing before the first one, doubled when full.
     """
 
-    def __init__(self, device: Device, max_slots: int, vocab_size: int) -> None:
+    def __init__(self, device: Device, max_slots: int, part: Part) -> None:
         self._device = device
-        self._in_prompt = device.zeros(0, vocab_size, dtype=torch.bool)
-        self._counts = device.zeros(0, vocab_size, dtype=torch.int32)
+        self._part = part
+        self._in_prompt = device.zeros(0, part.size, dtype=torch.bool)
+        self._counts = device.zeros(0, part.size, dtype=torch.int32)
         self._row = np.full(max_slots, -1, np.int64)
         self._factors = np.zeros((3, max_slots), np.float32)
         self._free: list[int] = []
@@ -78,7 +81,8 @@ class Penalties:
         staged = self._device.stage_padded("rows", rows)
         self._in_prompt.index_fill_(0, staged, False)
         self._counts.index_fill_(0, staged, 0)
-        self._in_prompt[tuple(self._device.stage_padded("values", prompts))] = True
+        if prompts.size:
+            self._in_prompt[tuple(self._device.stage_padded("values", prompts))] = True
         if outputs.size:
             self._device.ops.count_tokens(self._counts, *self._device.stage_padded("values", outputs, -1))
         self._pending.clear()
@@ -96,13 +100,14 @@ class Penalties:
         """Penalises the batch's rows in `logits`. Drafts `ahead` of a row count as output for it alone."""
         seen = self._counts.index_select(0, batch.tables)
         if ahead is not None:
-            ahead.add_counts(seen, batch.places)
+            ahead.add_counts(seen, batch.places, self._part)
         in_prompt = self._in_prompt.index_select(0, batch.tables)
         self._device.ops.penalize(logits, batch.rows, in_prompt, seen, *batch.factors)
 
     def count(self, token_ids: Tensor, batch: PenalizedRows) -> None:
         """Counts the tokens int32 [N] just drawn for the penalised rows."""
-        self._device.ops.count_tokens(self._counts, batch.counted, token_ids.index_select(0, batch.places))
+        columns = self._part.columns(token_ids.index_select(0, batch.places))
+        self._device.ops.count_tokens(self._counts, batch.counted, columns)
 
     def count_several(self, token_ids: Tensor, slots: np.ndarray) -> None:
         """Counts the tokens int32 [S, n] that slots [S] got; entries of -1 are skipped."""
@@ -110,7 +115,8 @@ class Penalties:
         if len(chosen):
             places, _, _, counted = self._index(slots, chosen)
             rows = counted.repeat_interleave(token_ids.shape[1])
-            self._device.ops.count_tokens(self._counts, rows, token_ids.index_select(0, places).flatten())
+            columns = self._part.columns(token_ids.index_select(0, places).flatten())
+            self._device.ops.count_tokens(self._counts, rows, columns)
 
     def _index(self, slots: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The first four fields of `PenalizedRows`."""
@@ -121,8 +127,11 @@ class Penalties:
         return places, tables, *self._device.stage_padded("rows", numbers, -1)
 
     def _tokens(self, rows: np.ndarray, tokens: Sequence[np.ndarray]) -> np.ndarray:
-        """int64 [2, n]: the row of the counts and the id of each of `tokens`, a list for each of `rows`."""
-        return np.stack((np.repeat(rows, [len(part) for part in tokens]), np.concatenate(tokens).astype(np.int64)))
+        """int64 [2, n]: row and column in the counts of the part's ids among `tokens`, a list for each of `rows`."""
+        owners = np.repeat(rows, [len(some) for some in tokens])
+        token_ids = np.concatenate(tokens).astype(np.int64)
+        kept = self._part.has(token_ids)
+        return np.stack((owners[kept], token_ids[kept] - self._part.start))
 
     def _grow(self) -> None:
         old = len(self._counts)

@@ -17,7 +17,7 @@ from ...ops.step import StepBuffers
 from ..device import Device
 from .draws import PlainSampled
 from .sampler import Sampler
-from .shards import WholeRows
+from .shards import Rows
 
 GREEDY, RANDOM = "greedy", "random"
 
@@ -25,9 +25,7 @@ GREEDY, RANDOM = "greedy", "random"
 class PlainDraw:
     """Draws for the rows of a decode step, as its buffers hold them; what padding rows draw is not read."""
 
-    def __init__(
-        self, device: Device, rows: WholeRows, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers
-    ) -> None:
+    def __init__(self, device: Device, rows: Rows, sampler: Sampler, token_ids: Tensor, buffers: StepBuffers) -> None:
         self._device = device
         self._rows = rows
         self._sampler = sampler

@@ -1,7 +1,9 @@
 """The sampler: turns logits into tokens for the slots of a batch, and keeps what that needs by slot.
 
 grammar masks → token rules → logits processors → penalties → temperature → argmax-invariant processors → filters and
-draw → log-probabilities → counts. A greedy batch without any of it is one argmax. Knows no scheduling and no text.
+draw → log-probabilities → counts. A greedy batch without any of it is one argmax. Where ranks divide the vocabulary,
+each edits its part, and only rows with processors, filters or log-probabilities are gathered. Knows no scheduling and
+no text.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from ...interfaces.logits import LogitsProcessor
 from ...interfaces.step import NewRequest, TokenMasks
 from ..device import Device
 from .draws import Ahead, LogprobGroup, LogprobTensors, Sampled
-from .need import EDITS, MORE, MORE_THAN_FILTERS, ONE_ROW, Need
+from .need import EDITS, MORE, ONE_ROW, WHOLE_ROW, Need
 from .processors import ProcessorSlots
-from .sampling_slots import BatchParameters, SamplingSlots
-from .shards import ShardedRows
+from .sampling_slots import BatchParameters, DrawParameters, SamplingSlots
+from .shards import StepRows, WholeVocabulary
 
 
 class Sampler:
@@ -36,14 +38,17 @@ class Sampler:
         vocab_size: int,
         logprobs_mode: str = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
+        vocabulary: WholeVocabulary | None = None,
     ) -> None:
+        self.vocabulary = vocabulary or WholeVocabulary(device.ops)
+        self._part = self.vocabulary.part(vocab_size)
         self.logprobs_mode = logprobs_mode
         self.vocab_size = vocab_size
         self._raw = logprobs_mode.startswith("raw")
         self._normalize = logprobs_mode.endswith("logprobs")
         self._device = device
         self._ops = device.ops
-        self._slots = SamplingSlots(device, max_slots, vocab_size)
+        self._slots = SamplingSlots(device, max_slots, self._part)
         self._processors = ProcessorSlots(max_slots, processors, device.device)
 
     def add(self, request: NewRequest) -> None:
@@ -103,22 +108,6 @@ class Sampler:
         self._slots.penalties.count_several(token_ids, host_slots)
         self._slots.rules.extend_several(token_ids, counts, host_slots)
 
-    def draw_parts(self, rows: ShardedRows, hidden: Tensor, host_slots: np.ndarray, lengths: Tensor) -> Sampled | None:
-        """As `sample` for the logits of `hidden` [N, H]; None where a row asks for more than filters, or all filter."""
-        batch = self._slots.batch(_padded(host_slots, len(hidden)))
-        if batch.need & MORE_THAN_FILTERS:
-            return None
-        if (draw := batch.draw) is None:
-            return Sampled(*rows.draw(hidden))
-        noise = draw.temperature, draw.streams, lengths.long()
-        if not batch.need & Need.FILTER:
-            return Sampled(*rows.draw(hidden, *noise))
-        chosen = np.flatnonzero(batch.needs & Need.FILTER)
-        if len(chosen) == len(hidden):
-            return None
-        index = self._device.stage_padded("rows", chosen)
-        return Sampled(*rows.draw(hidden, *noise, index=index, filters=draw.filters(index)))
-
     def sample(
         self,
         logits: Tensor,
@@ -127,8 +116,8 @@ class Sampler:
         masks: bytes = b"",
         ahead: Ahead | None = None,
     ) -> Sampled:
-        """Draws one token a row. Row i of `logits` float [N, V], which may be overwritten, is of slot `host_slots[i]`,
-        rows behind the last slot are padding.
+        """Draws one token a row. Row i of `logits` float [N, V], or of a rank's part, is of slot `host_slots[i]`,
+        rows behind the last slot are padding. The logits may be overwritten.
 
         `lengths` int [N] are the tokens that each row knows so far, which is the position of the token being drawn;
         `masks` packed `TokenMasks` or empty. With drafts `ahead` a slot may have several rows, unless it
@@ -137,20 +126,22 @@ class Sampler:
         host_slots = _padded(host_slots, len(logits))
         batch = self._slots.batch(host_slots)
         if not batch.need and not masks:
-            return Sampled(*self._ops.greedy(logits))
+            return Sampled(*self.vocabulary.best(logits))
         lengths = lengths.long()
         edited = bool(masks or batch.need & EDITS)
-        if edited or batch.need & MORE:
-            logits = logits.float()  # a plain draw widens as it reads
-        kept = [logits.index_select(0, group.index) if self._raw and edited else None for group in batch.logprobs]
+        if edited or (batch.need & MORE and not self.vocabulary.is_divided):
+            logits = logits.float()  # a plain draw widens as it reads, and rows are gathered as they are
+        raw = self._raw and edited
+        kept = [self.vocabulary.whole(logits, group.index) if raw else None for group in batch.logprobs]
         if masks:
-            self._apply_masks(logits, host_slots, masks)
+            self._apply_masks(self.vocabulary.columns(logits), host_slots, masks)
         if batch.need & EDITS:
             logits = self._edit(logits, host_slots, lengths, batch, ahead)
-        token_ids, drawn = self._draw(logits, host_slots, lengths, batch)
+        whole = StepRows(self.vocabulary, logits)
+        token_ids, drawn = self._draw(logits, whole, host_slots, lengths, batch)
         logprobs = [
-            self._logprobs(group, logits, raw, token_ids, batch)
-            for group, raw in zip(batch.logprobs, kept, strict=True)
+            self._logprobs(group, whole.at(group.rows, group.index) if one is None else one, token_ids, batch)
+            for group, one in zip(batch.logprobs, kept, strict=True)
         ]
         if ahead is None and batch.penalties is not None:
             self._slots.penalties.count(token_ids, batch.penalties)
@@ -170,6 +161,7 @@ class Sampler:
             words = words if len(places) == len(slots) else words[places]
         if len(rows):
             staged = self._device.stage_padded("rows", rows, -1)
+            words = self._part.words(words)
             self._ops.apply_bitmask(logits, staged, self._device.stage_padded("rows", words, axis=0))
 
     def _edit(
@@ -180,37 +172,67 @@ class Sampler:
         batch: BatchParameters,
         ahead: Ahead | None,
     ) -> Tensor:
+        columns = self.vocabulary.columns
         if batch.rules is not None:
-            self._slots.rules.apply(logits, lengths, batch.rules, ahead)
+            self._slots.rules.apply(columns(logits), lengths, batch.rules, ahead)
         if batch.need & Need.PROCESSORS:
-            logits = self._processors.apply(logits, host_slots, invariant=False)
+            logits = self._process(logits, host_slots, batch)
         if batch.penalties is not None:
-            self._slots.penalties.apply(logits, batch.penalties, ahead)
+            self._slots.penalties.apply(columns(logits), batch.penalties, ahead)
+        return logits
+
+    def _process(self, logits: Tensor, host_slots: np.ndarray, batch: BatchParameters) -> Tensor:
+        """Runs the processors that may change the argmax: on whole rows, of which each rank takes its part back."""
+        if not self.vocabulary.is_divided:
+            return self._processors.apply(logits, host_slots, invariant=False)
+        rows = self._device.padded("rows", np.flatnonzero(batch.needs & Need.PROCESSORS))
+        index = self._device.streams.stage(rows)
+        whole = self.vocabulary.whole(logits, index)
+        whole = self._processors.apply(whole, host_slots[rows], invariant=False)
+        start = self._part.start
+        self.vocabulary.columns(logits).index_copy_(0, index, whole[:, start : start + self._part.size])
         return logits
 
     def _draw(
-        self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters
+        self, logits: Tensor, whole: StepRows, host_slots: np.ndarray, lengths: Tensor, batch: BatchParameters
     ) -> tuple[Tensor, Tensor]:
-        if batch.draw is None:
-            return self._ops.greedy(logits)
-        draw = batch.draw
+        """(tokens, logits) of all rows; from whole rows where a rank's part does not tell what is kept."""
+        draw, vocabulary = batch.draw, self.vocabulary
+        if draw is None:
+            return vocabulary.best(logits)
+        if not vocabulary.is_divided:
+            return self._draw_whole(logits, host_slots, lengths, batch.needs, draw)
+        chosen = np.flatnonzero((batch.needs & Need.RANDOM) * (batch.needs & WHOLE_ROW))
+        if not len(chosen):
+            return vocabulary.best(logits, draw.temperature, draw.streams, lengths)
+        rows = self._device.padded("rows", chosen)
+        index = self._device.streams.stage(rows)
+        if len(chosen) == len(logits):
+            return self._draw_whole(whole.at(chosen, index), host_slots, lengths, batch.needs, draw)
+        tokens, drawn = vocabulary.best(logits, draw.temperature, draw.streams, lengths)
+        some = host_slots[rows], lengths.index_select(0, index), batch.needs[rows], draw.of(index)
+        found = self._draw_whole(whole.at(chosen, index), *some)
+        return tokens.index_copy(0, index, found[0]), drawn.index_copy(0, index, found[1])
+
+    def _draw_whole(
+        self, logits: Tensor, host_slots: np.ndarray, lengths: Tensor, needs: np.ndarray, draw: DrawParameters
+    ) -> tuple[Tensor, Tensor]:
+        """(tokens, logits) drawn from whole rows."""
         scores, temperature = logits, draw.temperature
-        if batch.need & Need.INVARIANT_PROCESSORS:
+        if np.bitwise_or.reduce(needs) & Need.INVARIANT_PROCESSORS:
             random = temperature > 0
             scores = logits / torch.where(random, temperature, 1.0)[:, None]
-            asked = (batch.needs & Need.RANDOM) != 0
+            asked = (needs & Need.RANDOM) != 0
             scores = self._processors.apply(scores, host_slots, invariant=True, rows=asked)
             temperature = random.float()
         token_ids = self._ops.draw(scores, temperature, draw.streams, lengths, *draw.filters())
         return token_ids, scores.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
 
     def _logprobs(
-        self, group: LogprobGroup, logits: Tensor, raw: Tensor | None, token_ids: Tensor, batch: BatchParameters
+        self, group: LogprobGroup, logits: Tensor, token_ids: Tensor, batch: BatchParameters
     ) -> LogprobTensors:
-        whole = len(group.rows) == len(logits)
-        part = raw if raw is not None else logits if whole else logits.index_select(0, group.index)
-        if not self._raw:
-            part = self._processed(part, group.index, batch)
+        """Of the group's whole rows, `logits`."""
+        part = logits if self._raw else self._processed(logits, group.index, batch)
         drawn = token_ids.index_select(0, group.index)
         ids, values, ranks = self._ops.top_logprobs(part, drawn, group.width, self._normalize)
         return LogprobTensors(group, ids, values, ranks)

@@ -18,6 +18,7 @@ from ..device import Device
 from .draws import LogprobGroup
 from .need import Need
 from .penalties import PenalizedRows, Penalties
+from .shards import Part
 from .token_rules import BatchRules, TokenRules
 
 #: Rows that ask for at most this many log-probabilities are computed together, the others in a second group.
@@ -33,6 +34,11 @@ class DrawParameters:
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor | None
+
+    def of(self, index: Tensor) -> DrawParameters:
+        """Those of the rows `index`."""
+        temperature, streams = self.temperature.index_select(0, index), self.streams.index_select(0, index)
+        return DrawParameters(temperature, streams, *self.filters(index))
 
     def filters(self, index: Tensor | None = None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """(top_k, top_p, min_p), of the rows `index` or of all."""
@@ -61,10 +67,10 @@ class SamplingSlots:
     `temperatures` and `random_streams` [max_slots] hold, on the device, those of the newest random batch by its rows.
     """
 
-    def __init__(self, device: Device, max_slots: int, vocab_size: int) -> None:
-        self.penalties = Penalties(device, max_slots, vocab_size)
-        self.rules = TokenRules(device, max_slots, vocab_size)
-        self.vocab_size = vocab_size
+    def __init__(self, device: Device, max_slots: int, part: Part) -> None:
+        self.penalties = Penalties(device, max_slots, part)
+        self.rules = TokenRules(device, max_slots, part)
+        self.vocab_size = part.vocab_size
         self.version = 0
         rows = max_slots + 1  # the last, index -1, is that of padding rows, which ask for nothing
         self.needs = np.zeros(rows, np.int32)

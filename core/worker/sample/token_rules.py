@@ -13,6 +13,7 @@ from ...interfaces.step import NewRequest
 from ..device import Device
 from .draws import Ahead, newest
 from .need import Need
+from .shards import Part
 
 _FOREVER = np.iinfo(np.int64).max
 #: Fills a tail where the request has no token yet; equals no entry of a pattern.
@@ -37,8 +38,8 @@ class _SlotRules:
 class BatchRules:
     """The rules of one batch composition on the device; None where no row has such a rule.
 
-    `biases` are (rows, ids, values, lengths from which they end), `allowed` (rows, rows and ids of the entries),
-    `words` (rows, slots, patterns, ids forbidden after them), `tails` (rows, slots) that keep their newest tokens.
+    `biases` are (rows, columns, values, lengths from which they end), `allowed` (rows, rows and columns of entries),
+    `words` (rows, slots, patterns, columns forbidden after them), `tails` (rows, slots) that keep their newest tokens.
     """
 
     biases: tuple[Tensor, ...] | None
@@ -48,10 +49,13 @@ class BatchRules:
 
 
 class TokenRules:
-    """Rules by slot. The newest output tokens of slots with multi-token bad words are kept on the device."""
+    """Rules by slot, on the ids of `part`, of which the logits are that they change.
 
-    def __init__(self, device: Device, max_slots: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    The newest output tokens of slots with multi-token bad words are kept on the device.
+    """
+
+    def __init__(self, device: Device, max_slots: int, part: Part) -> None:
+        self._part = part
         self._device = device
         self._rules: dict[int, _SlotRules] = {}
         self._tails = torch.full((max_slots, 0), _NO_TOKEN, dtype=torch.int32, device=device.device)
@@ -106,7 +110,7 @@ class TokenRules:
         rows = [(row, slot, self._rules[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._rules]
         biased = [(row, rules) for row, _, rules in rows if len(rules.token_ids)]
         allowing = [(row, rules.allowed) for row, _, rules in rows if len(rules.allowed)]
-        words = [(row, slot, word) for row, slot, rules in rows for word in rules.words]
+        words = [(row, slot, word) for row, slot, rules in rows for word in rules.words if self._has(word[-1])]
         tails = [(row, slot) for row, slot, rules in rows if rules.words]
         return BatchRules(
             biases=self._biases(biased) if biased else None,
@@ -124,16 +128,16 @@ class TokenRules:
         if batch.allowed is not None:
             ops.keep_only(logits, *batch.allowed)
         if batch.biases is not None:
-            rows, token_ids, values, until = batch.biases
+            rows, columns, values, until = batch.biases
             active = torch.where(lengths.index_select(0, rows) < until, values, 0.0)
-            ops.add_bias(logits, rows, token_ids, active)
+            ops.add_bias(logits, rows, columns, active)
         if batch.words is not None:
-            rows, slots, patterns, last_ids = batch.words
+            rows, slots, patterns, last = batch.words
             tails = self._tails.index_select(0, slots)
             if ahead is not None:
                 tails = ahead.shift(tails, rows)
             matches = ops.match_tails(tails, patterns)
-            ops.add_bias(logits, rows, last_ids, torch.where(matches, -torch.inf, 0.0))
+            ops.add_bias(logits, rows, last, torch.where(matches, -torch.inf, 0.0))
 
     def extend(self, token_ids: Tensor, batch: BatchRules) -> None:
         """Appends the tokens int32 [N] just drawn to the tails of the rows that keep one."""
@@ -164,10 +168,10 @@ class TokenRules:
 
     def _check(self, request_id: str, *lists: np.ndarray) -> None:
         for token_ids in lists:
-            wrong = token_ids[(token_ids < 0) | (token_ids >= self._vocab_size)]
+            wrong = token_ids[(token_ids < 0) | (token_ids >= self._part.vocab_size)]
             if len(wrong):
                 raise ValueError(
-                    f"request {request_id}: token id {wrong[0]} is outside the vocabulary of {self._vocab_size}"
+                    f"request {request_id}: token id {wrong[0]} is outside the vocabulary of {self._part.vocab_size}"
                 )
 
     def _widen(self, width: int) -> None:
@@ -178,25 +182,34 @@ class TokenRules:
 
     # padding repeats the last entry, which changes nothing; a repeated bias has the value 0
 
-    def _biases(self, biased: Sequence[tuple[int, _SlotRules]]) -> tuple[Tensor, ...]:
-        stage = self._device.stage_padded
+    def _biases(self, biased: Sequence[tuple[int, _SlotRules]]) -> tuple[Tensor, ...] | None:
+        stage, part = self._device.stage_padded, self._part
         rows = np.repeat([row for row, _ in biased], [len(rules.token_ids) for _, rules in biased])
+        token_ids = np.concatenate([rules.token_ids for _, rules in biased])
+        kept = part.has(token_ids)
+        if not kept.any():
+            return None
         return (
-            stage("values", rows),
-            stage("values", np.concatenate([rules.token_ids for _, rules in biased])),
-            stage("values", np.concatenate([rules.values for _, rules in biased]), 0),
-            stage("values", np.concatenate([rules.until for _, rules in biased])),
+            stage("values", rows[kept]),
+            stage("values", token_ids[kept] - part.start),
+            stage("values", np.concatenate([rules.values for _, rules in biased])[kept], 0),
+            stage("values", np.concatenate([rules.until for _, rules in biased])[kept]),
         )
 
     def _allowed(self, allowing: Sequence[tuple[int, np.ndarray]]) -> tuple[Tensor, ...]:
         rows = np.array([row for row, _ in allowing], np.int64)
         owners = np.repeat(rows, [len(ids) for _, ids in allowing])
-        entries = np.stack((owners, np.concatenate([ids for _, ids in allowing])))
+        token_ids = np.concatenate([ids for _, ids in allowing])
+        kept = self._part.has(token_ids)
+        entries = np.stack((owners[kept], token_ids[kept] - self._part.start))
         return self._device.stage_padded("rows", rows), *self._device.stage_padded("values", entries)
 
     def _words(self, words: Sequence[tuple[int, int, list[int]]]) -> tuple[Tensor, ...]:
         width, stage = self._tails.shape[1], self._device.stage_padded
         patterns = np.array([[-1] * (width + 1 - len(word)) + word[:-1] for _, _, word in words], np.int32)
-        numbers = np.array([(row, slot, word[-1]) for row, slot, word in words], np.int64)
-        rows, slots, last_ids = stage("values", numbers.T)
-        return rows, slots, stage("values", patterns, axis=0), last_ids
+        numbers = np.array([(row, slot, word[-1] - self._part.start) for row, slot, word in words], np.int64)
+        rows, slots, last = stage("values", numbers.T)
+        return rows, slots, stage("values", patterns, axis=0), last
+
+    def _has(self, token_id: int) -> bool:
+        return 0 <= token_id - self._part.start < self._part.size

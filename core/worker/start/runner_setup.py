@@ -17,6 +17,7 @@ from ..lockstep import lockstep_of
 from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
+from ..sample.shards import vocabulary_of
 from ..step.handover import OwnTokens, PipelineStage, WholeModel
 from ..step.prefix_tiles import PrefixTiles
 from ..step.request_state import RequestTables
@@ -50,7 +51,14 @@ def make_runner(
     )
     tables = RequestTables(device, max_slots, max_len + 1, max_blocks)
     max_tokens = config.scheduler.max_num_batched_tokens
-    sampler = Sampler(device, max_slots, checkpoint.vocab_size, config.model.logprobs_mode, processors)
+    sampler = Sampler(
+        device,
+        max_slots,
+        checkpoint.vocab_size,
+        config.model.logprobs_mode,
+        processors,
+        vocabulary_of(model, device.ops),
+    )
     return Runner(
         device=device,
         model=model,

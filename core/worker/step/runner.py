@@ -34,7 +34,7 @@ from ..sample.draws import Sampled, VerifiedTokens
 from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
-from ..sample.shards import ShardedRows, rows_of
+from ..sample.shards import Rows
 from .forward_pass import CapturedInputs, ForwardPass
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
@@ -95,7 +95,7 @@ class Runner:
         self.stage = stage
         self.lockstep = lockstep
         self.balance = NoBalance()
-        self.rows = rows_of(model, device.ops)
+        self.rows = Rows(model, sampler.vocabulary)
         self.plain_draw = PlainDraw(device, self.rows, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
@@ -272,10 +272,6 @@ class Runner:
         draws = self.speculation.draws(plan, inputs, masks)
         rows = draws.rows
         hidden = hidden[: len(draws.host_slots)] if rows is None else hidden.index_select(0, rows)
-        sampled = None
-        if isinstance(self.rows, ShardedRows) and not masks:
-            sampled = self.sampler.draw_parts(self.rows, hidden, draws.host_slots, draws.lengths)
-        if sampled is None:
-            logits = self.model.logits(hidden)
-            sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
+        logits = self.rows.logits(hidden)
+        sampled = self.sampler.sample(logits, draws.host_slots, draws.lengths, masks, draws.ahead)
         return self.speculation.keep(inputs, draws, sampled)
