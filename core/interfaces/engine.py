@@ -81,6 +81,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     checked `num_drafts` times: `num_draft_tokens` tokens, of which `num_accepted_tokens` were right;
     `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
     finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name.
+    The numbers of experts are those of an `ExpertReport`, of all engines that share experts.
     Of several engines (data ranks) they are the sums, and `ranks` has those of each: its `rank`, and in `problem` why
     it does not serve, None where it does; an engine that does not answer counts with its last ones.
     """
@@ -104,6 +105,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_accepted_per_place: list[int] = []
     connector_counters: dict[str, float] = {}
     connector_gauges: dict[str, float] = {}
+    expert_balancedness: float = 1.0
+    num_expert_placements: int = 0
+    num_expert_copies: int = 0
     rank: int = 0
     problem: str | None = None
     ranks: list[EngineStats] = []

@@ -163,6 +163,18 @@ class TransferReport(msgspec.Struct, kw_only=True):
     notes: list[tuple[int, bytes]] = []
 
 
+class ExpertReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the balance of experts has done since the start; equal on all ranks that share experts.
+
+    `balancedness` is the mean tokens of a rank over those of the fullest when experts were placed last, 1 before.
+    `num_placements` counts decisions that moved experts, `num_copies` experts that went from one rank to another.
+    """
+
+    balancedness: float = 1.0
+    num_placements: int = 0
+    num_copies: int = 0
+
+
 class StepResult(msgspec.Struct, kw_only=True):
     """What a step produced. Row order is that of the plan.
 
@@ -172,7 +184,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     whose prompt ended with this step. With a speculator, `num_drafts` [B] of each row were checked (of which
     `num_tokens - 1` held), and `num_next_drafts` [B] were proposed for its next step; else both are None. With
     `wants_capture` the worker has more shapes to capture (`StepPlan.capture`). `peers_busy`: this or another data rank
-    had rows in the step, where ranks share experts.
+    had rows in the step, where ranks share experts. `experts` is given where it differs from that of the step before.
     """
 
     step: int
@@ -187,3 +199,4 @@ class StepResult(msgspec.Struct, kw_only=True):
     transfer: TransferReport | None = None
     wants_capture: bool = False
     peers_busy: bool = False
+    experts: ExpertReport | None = None

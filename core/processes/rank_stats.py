@@ -10,7 +10,8 @@ import msgspec
 from ..interfaces.engine import EngineStats
 
 #: Fields of `EngineStats` that are not added up.
-_MEANS, _LARGEST, _OF_ONE = ("kv_usage",), ("step_seconds",), ("rank", "problem", "ranks")
+_MEANS, _OF_ONE = ("kv_usage",), ("rank", "problem", "ranks")
+_LARGEST = ("step_seconds", "expert_balancedness", "num_expert_placements", "num_expert_copies")
 
 
 def joined_stats(ranks: Sequence[EngineStats]) -> EngineStats:

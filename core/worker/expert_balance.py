@@ -8,6 +8,7 @@ enters a step. The group must be used for nothing else. Knows no model and no wa
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from ..interfaces.balancer import ExpertBalancer, ExpertPlacement, SlotShape, ba
 from ..interfaces.collectives import ProcessGroup
 from ..interfaces.load_trace import LoadRecord, LoadTraceWriter
 from ..interfaces.platform import HostCopy, SideQueue, Streams
+from ..interfaces.step import ExpertReport
 from ..layers.expert_map import ExpertMaps
 from .expert_moves import LayerMoves, Transfer, plan_moves
 
@@ -31,15 +33,21 @@ _PARTS = 16
 _POLL_STEPS = 4
 #: Most seconds that a policy at work keeps a worker that closes.
 _CLOSE_SECONDS = 5.0
-#: What rank 0 answers where nothing is to move.
-_STAY = b"-"
+#: What rank 0 answers where the policy failed; else the balancedness, and the placement if something is to move.
+_FAILED = b"-"
+_SHARE = struct.Struct("<d")
 
 
 class NoBalance:
     """Experts stay where they are. The null object."""
 
-    def advance(self, dummy: bool) -> None:
-        """Ends a step; `dummy` steps, which compute for no request, advance the count but not the loads."""
+    def advance(self, dummy: bool) -> ExpertReport | None:
+        """Ends a step; `dummy` steps, which compute for no request, advance the count but not the loads.
+
+        Returns what has been done since the start, where that has changed.
+        """
+        del dummy
+        return None
 
     def settle(self) -> None:
         """Ends a decision and moves that are under way; every rank must call it after the same step."""
@@ -90,7 +98,7 @@ class _Placing(threading.Thread):
     def __init__(self, balance: ExpertBalance, loads: HostCopy, num_steps: int, step: int) -> None:
         super().__init__(name="expert-balancer", daemon=True)
         self._balance, self._loads, self._num_steps, self._step = balance, loads, num_steps, step
-        self.answer = _STAY
+        self.answer = _FAILED
 
     def run(self) -> None:
         try:
@@ -148,12 +156,13 @@ class ExpertBalance(NoBalance):
         self._step, self._since = 0, 0
         self._placing: _Placing | bool = False  # on other ranks than 0 whether rank 0 is at it
         self._moving: Iterator[None] | None = None
-        #: of the loads and the placement before the last decision, in rank 0; 1.0 before the first
+        #: of the loads and the placement before the last decision; 1.0 before the first
         self.balancedness = 1.0
-        #: decisions that changed something, and experts that came to this rank from others
-        self.num_placements, self.num_received = 0, 0
+        #: decisions that changed something, experts that went from rank to rank, and those that came to this one
+        self.num_placements, self.num_copies, self.num_received = 0, 0, 0
+        self._told = ExpertReport()
 
-    def advance(self, dummy: bool) -> None:
+    def advance(self, dummy: bool) -> ExpertReport | None:
         self._window.close_step(dummy or not self._counts)
         self._step += 1
         self._since += 1
@@ -167,6 +176,13 @@ class ExpertBalance(NoBalance):
             self._begin()
             if self._at_once:
                 self.settle()
+        now = ExpertReport(
+            balancedness=self.balancedness, num_placements=self.num_placements, num_copies=self.num_copies
+        )
+        if now == self._told:
+            return None
+        self._told = now
+        return now
 
     def settle(self) -> None:
         while not self.is_idle:
@@ -206,15 +222,15 @@ class ExpertBalance(NoBalance):
                 logger.warning("the trace of expert loads ends here: %s", error)
                 self._record = None
         current = self._maps.placement
-        self.balancedness = balancedness(current.rank_loads(found.loads, self._shape.num_ranks))
+        share = balancedness(current.rank_loads(found.loads, self._shape.num_ranks))
         if self._logs:
-            logger.info("experts of %d steps: balancedness %.3f", found.num_steps, self.balancedness)
+            logger.info("experts of %d steps: balancedness %.3f", found.num_steps, share)
         made = self._balancer.place(found.loads, self._shape, current)
         if problems := made.problems(self._maps.num_layers, self._maps.num_experts, self._maps.num_slots):
             raise ValueError(f"its answer is no placement: {'; '.join(problems)}")
         if np.array_equal(made.expert_of, self._maps.placement.expert_of):
-            return _STAY
-        return made.expert_of.tobytes() + made.replica_of.tobytes()
+            return _SHARE.pack(share)
+        return _SHARE.pack(share) + made.expert_of.tobytes() + made.replica_of.tobytes()
 
     def _read(self, data: bytes) -> ExpertPlacement:
         both = np.frombuffer(data, dtype=np.int32).reshape(2, self._maps.num_layers, self._maps.num_slots)
@@ -227,9 +243,12 @@ class ExpertBalance(NoBalance):
         if not answer:
             return
         self._placing = False
-        if answer != _STAY:
+        if answer == _FAILED:
+            return
+        self.balancedness = _SHARE.unpack_from(answer)[0]
+        if len(answer) > _SHARE.size:
             self.num_placements += 1
-            self._moving = self._moves(self._read(answer))
+            self._moving = self._moves(self._read(answer[_SHARE.size :]))
             self._move()
 
     def _move(self) -> None:
@@ -247,6 +266,8 @@ class ExpertBalance(NoBalance):
             self._queue.run(partial(self._keep, layer, moves.kept, places))
             held = {int(expert): slot for slot, expert in enumerate(self._own(before))}
             for transfers in moves.rounds:
+                self.num_copies += len(transfers)
+                self.num_received += sum(one.receiver == self._group.rank for one in transfers)
                 self._queue.run(partial(self._exchange, layer, transfers, held, places))
                 yield
             if not moves.rounds:
@@ -281,7 +302,6 @@ class ExpertBalance(NoBalance):
             parts = row.split([one.shape[1] for one in rows])
             for buffer, part in zip(self._buffer, parts, strict=True):
                 buffer[places[expert]].copy_(part)
-            self.num_received += 1
 
     def _commit(self, layer: int, moves: LayerMoves, places: dict[int, int]) -> None:
         """Puts the experts into their slots, in the main queue between two steps."""

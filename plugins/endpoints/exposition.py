@@ -22,6 +22,11 @@ _ENGINE_GAUGES = (
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_usage"),
     ("kv_cache_blocks", "Blocks of the KV cache.", "num_blocks"),
     ("step_seconds", "Duration of the newest step.", "step_seconds"),
+    (
+        "expert_balancedness",
+        "Mean tokens of a device over those of the fullest, before experts were placed last; 1 without expert balance.",
+        "expert_balancedness",
+    ),
 )
 _ENGINE_COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
@@ -29,6 +34,8 @@ _ENGINE_COUNTERS = (
     ("num_preemptions", "Preemptions: requests that gave back their blocks and were computed again.", "preemptions"),
     ("engine_steps", "Steps that the engine has run.", "steps"),
     ("engine_busy_seconds", "Seconds that the engine spent in steps.", "busy_seconds"),
+    ("expert_placements", "Placements that moved experts, of all engines that share them.", "num_expert_placements"),
+    ("expert_copies", "Experts that went from one device to another, one layer each.", "num_expert_copies"),
     ("spec_decode_num_drafts", "Steps of a request in which drafts were checked.", "num_drafts"),
     ("spec_decode_num_draft_tokens", "Draft tokens that were checked.", "num_draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "num_accepted_tokens"),
@@ -63,7 +70,17 @@ _FORMER = {
 }
 #: Metrics of frame that vLLM does not have.
 _OWN = frozenset(
-    ("engine_up", "kv_cache_blocks", "step_seconds", "engine_steps", "engine_busy_seconds", "requests_in_flight")
+    (
+        "engine_up",
+        "kv_cache_blocks",
+        "step_seconds",
+        "engine_steps",
+        "engine_busy_seconds",
+        "requests_in_flight",
+        "expert_balancedness",
+        "expert_placements",
+        "expert_copies",
+    )
 )
 
 

@@ -56,7 +56,10 @@ def test_two_ranks_that_balance_give_the_tokens_of_one(folder, expected, redunda
         moved = [balance.num_placements for balance in found]
         assert moved[0] > 1
         assert moved[0] == moved[1]
-        assert sum(balance.num_received for balance in found) > 0
+        stats, received = engine.stats(), sum(balance.num_received for balance in found)
+        assert received == found[0].num_copies == found[1].num_copies > 0
+        assert (stats.num_expert_placements, stats.num_expert_copies) == (moved[0], received)
+        assert 0.5 <= stats.expert_balancedness < 1
         assert served(engine, wanted()) == expected
     tokens = sum(len(prompt) for prompt in prompts(400)) + len(expected) * (NUM_TOKENS - 1)
     records = list(LoadTrace(trace))
@@ -99,6 +102,7 @@ def test_engines_that_balance_give_the_tokens_of_one(
     moved = [balance.num_placements for balance in found]
     assert moved[0] > 1
     assert len(set(moved)) == 1
+    assert len({balance.balancedness for balance in found}) == 1
     assert sum(balance.num_received for balance in found) > 0
 
 

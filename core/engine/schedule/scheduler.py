@@ -17,7 +17,7 @@ from ...interfaces.connector import ConnectorScheduler
 from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ...interfaces.kv import KVLayout
 from ...interfaces.scheduling import SchedulerPolicy
-from ...interfaces.step import PrefixCosts, StepPlan, StepResult
+from ...interfaces.step import ExpertReport, PrefixCosts, StepPlan, StepResult
 from ..answers import Answers
 from ..cache.common_prefixes import SharedPrefixes
 from ..cache.hashing import BlockHasher
@@ -77,6 +77,7 @@ class Scheduler:
         prefixes = SharedPrefixes(self._config.max_num_seqs, costs, whole, layout.grain)
         self._batch = Batch(self._config.max_num_seqs, prefixes)
         self._waiting = WaitingQueue(policy)
+        self._experts = ExpertReport()
         self._transfers = Transfers(connector, self._kv)
         self.lifecycle = lifecycle = Lifecycle(
             kv=self._kv, batch=self._batch, waiting=self._waiting, transfers=self._transfers
@@ -287,6 +288,7 @@ class Scheduler:
         try:
             if result.transfer is not None:
                 outputs += self._answers.apply_transfer(result.transfer, step)
+            self._experts = result.experts or self._experts
             self._drafting.answer(step, result)
             outputs += self._answers.accept(step, result)
         finally:
@@ -377,6 +379,9 @@ class Scheduler:
             finished=dict(lifecycle.finished_counts),
             connector_counters=dict(self._transfers.counters),
             connector_gauges=dict(self._transfers.gauges),
+            expert_balancedness=self._experts.balancedness,
+            num_expert_placements=self._experts.num_placements,
+            num_expert_copies=self._experts.num_copies,
         )
         self._drafting.fill(stats)
         return stats

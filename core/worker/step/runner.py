@@ -155,7 +155,7 @@ class Runner:
             self.stage.settle()
             raise
         finally:
-            self.balance.advance(dummy=inputs is None)
+            step.experts = self.balance.advance(dummy=inputs is None)
         if step.plan.capture and self.lockstep.captures:
             self.device.graphs.capture(self.run_dummy)
         step.wants_capture = self.wants_capture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...interfaces.platform import HostCopy, Streams
-from ...interfaces.step import StepPlan, StepResult, TransferReport
+from ...interfaces.step import ExpertReport, StepPlan, StepResult, TransferReport
 
 if TYPE_CHECKING:
     from ..pooling.pooling import PooledRows
@@ -25,6 +25,7 @@ class PendingStep:
         self.pooled: PooledRows | None = None
         self.wants_capture = False
         self.peers_busy = False
+        self.experts: ExpertReport | None = None
         self._transfer = transfer
         self._sampler = sampler
         self._sampled: Sampled | PlainSampled | None = None
@@ -65,6 +66,7 @@ class PendingStep:
             transfer=self._transfer,
             wants_capture=self.wants_capture,
             peers_busy=self.peers_busy,
+            experts=self.experts,
         )
         if self._copy is not None and self._sampled is not None:
             self._sampled.fill(result, self._copy.wait(), plan.samples)

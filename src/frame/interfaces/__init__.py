@@ -279,6 +279,7 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.step import (
         BlockAppend as BlockAppend,
+        ExpertReport as ExpertReport,
         LogprobRows as LogprobRows,
         NewRequest as NewRequest,
         PrefixCosts as PrefixCosts,
