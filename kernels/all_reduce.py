@@ -92,7 +92,7 @@ def _scaled(value, gain, scale, offset, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _send(
+def send(
     word, peers, epoch, place, kept, at, part_words,
     RANK: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,7 @@ def _send(
 
 
 @triton.jit
-def _received(
+def received(
     own, epoch, place, kept, part_words,
     PEER: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr, AWAITED: tl.constexpr,
 ):  # fmt: skip
@@ -136,7 +136,7 @@ def _finish(
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
+                word = received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
             value += word.to(tl.float32, bitcast=True)
         if NORM:
             value += before.to(tl.float32, bitcast=True)
@@ -150,7 +150,7 @@ def _finish(
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = _received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
+                word = received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
             low += _low(word, DTYPE).to(tl.float32)
             high += _high(word, DTYPE).to(tl.float32)
         first, second = low.to(DTYPE), high.to(DTYPE)
@@ -189,7 +189,7 @@ def _sum(
                     place = row * words + lane
                     kept = (lane < words) & (place < num_words)
                     word = tl.load(x + place, mask=kept, other=0)
-                    _send(word, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+                    send(word, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
                 tl.debug_barrier()  # all threads have written what the flag says is there
                 for peer in tl.static_range(SIZE):
                     if peer != RANK:
@@ -211,7 +211,7 @@ def _sum(
                 before = tl.load(residual + place, mask=kept, other=0)
             if PACKED:
                 if SENDS:
-                    _send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+                    send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
             if RECEIVES:
                 _finish(
                     mine, before, gain, out, total, own + at, epoch, place, kept, part_words, words, eps, offset,

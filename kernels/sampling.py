@@ -84,21 +84,25 @@ def _best_of_part(
     tl.store(ids + row * parts + part, place)
 
 
-@triton.jit(do_not_specialize=["parts"])
-def _best_of_row(best, ids, tokens, values, parts, PARTS: tl.constexpr):
-    row = tl.program_id(0)
+@triton.jit(do_not_specialize=["first", "parts"])
+def _best_of_row(
+    logits, best, ids, tokens, scores, values, stride, first, parts, PARTS: tl.constexpr, VALUES: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PARTS)
     kept = lane < parts
     top = tl.load(best + row * parts + lane, mask=kept, other=-float("inf"))
     place = tl.load(ids + row * parts + lane, mask=kept, other=NONE)
     highest, winner = best_of(top, place)
-    tl.store(tokens + row, winner)
-    tl.store(values + row, highest)
+    tl.store(tokens + row, winner + first)
+    tl.store(scores + row, highest)
+    if VALUES:
+        tl.store(values + row, tl.load(logits + row * stride + winner).to(tl.float32))
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     """As `frame.core.ops.sampling.greedy`, for float32 or 16-bit logits [N, V]."""
-    return _launch(logits, None, None, None)
+    return _launch(logits, None, None, None)[:2]
 
 
 def best_of_part(
@@ -108,12 +112,9 @@ def best_of_part(
     streams: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `frame.core.ops.sampling.best_of_part`, for float32 or 16-bit logits."""
-    columns, scores = _launch(logits, temperature, streams, positions, first)
-    if temperature is None:
-        return scores, columns + first, scores
-    # by the columns: where kernels are only compiled, these are 0, and no id less `first` is sure to be a column
-    return scores, columns + first, logits.gather(-1, columns.long()[:, None]).squeeze(-1).float()
+    """As `frame.core.ops.sampling.best_of_part`, for float32 or 16-bit logits; two launches."""
+    token_ids, scores, values = _launch(logits, temperature, streams, positions, first, values=temperature is not None)
+    return scores, token_ids, values
 
 
 def draw(
@@ -132,9 +133,18 @@ def draw(
 
 
 def _launch(
-    logits: Tensor, temperature: Tensor | None, streams: Tensor | None, positions: Tensor | None, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """(columns, scores) of the best of each row; column c is token `first` + c."""
+    logits: Tensor,
+    temperature: Tensor | None,
+    streams: Tensor | None,
+    positions: Tensor | None,
+    first: int = 0,
+    *,
+    values: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(token ids, scores, logits) of the best of each row, whose column c is token `first` + c.
+
+    Without `values` the third are the scores again.
+    """
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     most = min(blocks, _MOST_PARTS)
@@ -145,11 +155,15 @@ def _launch(
     best = torch.empty((rows, parts), dtype=torch.float32, device=device)
     ids = torch.empty((rows, parts), dtype=torch.int32, device=device)
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
-    values = torch.empty(rows, dtype=torch.float32, device=device)
+    scores = torch.empty(rows, dtype=torch.float32, device=device)
+    found = torch.empty_like(scores) if values else scores
     if rows:
         _best_of_part[(rows, parts)](
             logits, temperature, streams, positions, best, ids, vocab, logits.stride(0), first, each, parts,
             RANDOM=temperature is not None, DEPTH=_DEPTH, WIDTH=_WIDTH, SMALL=vocab < _BLOCK, num_warps=1,
         )  # fmt: skip
-        _best_of_row[(rows,)](best, ids, tokens, values, parts, PARTS=triton.next_power_of_2(most), num_warps=1)
-    return tokens, values
+        _best_of_row[(rows,)](
+            logits, best, ids, tokens, scores, found, logits.stride(0), first, parts,
+            PARTS=triton.next_power_of_2(most), VALUES=values, num_warps=1,
+        )  # fmt: skip
+    return tokens, scores, found

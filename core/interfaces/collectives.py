@@ -81,6 +81,13 @@ class ProcessGroup(ABC):
     def all_gather(self, tensor: Tensor, dim: int = -1, sizes: Sequence[int] | None = None) -> Tensor:
         """The ranks' tensors concatenated along `dim`; `sizes` are each rank's sizes there, where they differ."""
 
+    def join_best(self, scores: Tensor, token_ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`Ops.join_parts` of what `Ops.best_of_part` gave each rank, without gathering it before, each [N].
+
+        None where the group cannot, which is so on all ranks: the caller then gathers and joins.
+        """
+        del scores, token_ids, logits
+
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
         """The sum over ranks, of which this rank gets its part along `dim`; `sizes` as for `all_gather`."""

@@ -69,6 +69,7 @@ class Ops:
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
     best_of_part = staticmethod(sampling.best_of_part)
+    join_parts = staticmethod(sampling.join_parts)
     keep_threshold = staticmethod(sampling.keep_threshold)
     add_bias = staticmethod(logits.add_bias)
     keep_only = staticmethod(logits.keep_only)

@@ -88,6 +88,17 @@ def best_of_part(
     return best, token_ids + first, logits.gather(-1, token_ids.long()[:, None]).squeeze(-1).float()
 
 
+def join_parts(came: Tensor) -> tuple[Tensor, Tensor]:
+    """(token ids int32 [N], their logits float32 [N]) of the part of the vocabulary whose score is highest in each row.
+
+    `came` int32 [parts, 3, N] are the bits of what `best_of_part` gives for each. The first of equal scores wins, and
+    NaN before all.
+    """
+    winner = came[:, 0].view(torch.float32).argmax(0, keepdim=True)
+    tokens, logits = (came[:, place].gather(0, winner).squeeze(0) for place in (1, 2))
+    return tokens, logits.view(torch.float32)
+
+
 def _blocks(rows: Tensor, width: int) -> Sequence[slice | Tensor]:
     """Indices of the rows that are True in `rows` bool [N], in parts that fit the cache at `width` elements a row."""
     size = max(1, CHUNK // width)

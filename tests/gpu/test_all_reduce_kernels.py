@@ -10,8 +10,8 @@ import os
 import pytest
 import torch
 
-from frame.core.ops import layers
-from frame.kernels import all_reduce as kernels
+from frame.core.ops import layers, sampling
+from frame.kernels import all_reduce as kernels, join
 
 pytestmark = pytest.mark.gpu
 
@@ -82,6 +82,43 @@ def test_sums_with_residual_and_norm(dtype: torch.dtype, offset: float, rows: in
         assert torch.equal(carried, total)
         torch.testing.assert_close(out, expected, atol=8e-3 if dtype == torch.bfloat16 else 2e-3, rtol=2e-2)
     assert torch.equal(found[0][0], found[1][0]), "ranks must get equal bits"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_best_of_all_ranks_between_sums(size: int) -> None:
+    """One launch sends and joins; it shares the memory and the number of the call with sums."""
+    buffers = make_buffers(size)
+    for call, rows in enumerate([1, 7, 300, 129, 1]):
+        torch.manual_seed(call)
+        scores = torch.randn(size, rows).round()
+        scores[torch.rand(size, rows) < 0.1] = torch.nan
+        given = scores, torch.randint(0, 1 << 30, (size, rows), dtype=torch.int32), torch.randn(size, rows)
+        expected = sampling.join_parts(torch.stack([one.view(torch.int32) for one in given], 1))
+        ranks = [tuple(one[rank].to(DEVICE) for one in given) for rank in range(size)]
+        out = [(torch.zeros_like(one[1]), torch.zeros_like(one[2])) for one in ranks]
+        for phase in ({"receives": False}, {"sends": False}):
+            for mine, found, own in zip(ranks, out, buffers, strict=True):
+                join._launch(mine, found, own, **phase)
+        for tokens, logits in out:
+            assert torch.equal(tokens.cpu(), expected[0])
+            assert torch.equal(logits.cpu(), expected[1])
+        x = inputs(size, (3, 70), torch.float32, call)
+        for summed, _ in exchange(x, buffers):
+            assert torch.equal(summed, sum(x))
+        assert buffers[0].state.tolist() == [2 * call + 2, 0]
+
+
+def test_a_rehearsed_exchange_does_nothing() -> None:
+    buffers = make_buffers(2)[0]
+    given = (
+        torch.zeros(3, device=DEVICE),
+        torch.zeros(3, dtype=torch.int32, device=DEVICE),
+        torch.zeros(3, device=DEVICE),
+    )
+    join.exchange_best(*given, buffers, rehearsed=True)
+    assert buffers.state.tolist() == [0, 0]
+    assert join.takes(PACKED // 12, buffers)
+    assert not join.takes(PACKED // 12 + 1, buffers)
 
 
 def test_what_cannot_be_summed_is_named() -> None:

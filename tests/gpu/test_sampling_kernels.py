@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from frame.core.ops import random as noise, sampling
-from frame.kernels import sampling as kernels
+from frame.kernels import join, sampling as kernels
 from frame.kernels.noise import gumbel_noise, noise_size
 from frame.kernels.reach import bar_of, over_bar
 
@@ -86,6 +86,28 @@ def test_the_best_of_parts_is_what_the_whole_row_draws(vocab: int, random: bool)
     tokens = torch.stack(ids).gather(0, winner).squeeze(0)
     whole = kernels.draw(logits, temperature, streams, positions) if random else kernels.greedy(logits)[0]
     assert torch.equal(tokens, whole)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_parts_are_joined_as_by_the_reference(rows: int, size: int) -> None:
+    """With ties, NaN, and rows in which nothing is finite."""
+    words = words_of(size, rows)
+    tokens, values = join.join_parts(words.to(DEVICE))
+    expected, logits = sampling.join_parts(words)
+    assert torch.equal(tokens.cpu(), expected)
+    assert torch.equal(values.cpu(), logits)
+
+
+def words_of(size: int, rows: int) -> torch.Tensor:
+    """int32 [size, 3, rows]: scores of few levels, token ids and logits of each part."""
+    generator = torch.Generator().manual_seed(rows)
+    scores = torch.randn(size, rows, generator=generator).round()
+    scores[torch.rand(size, rows, generator=generator) < 0.2] = torch.nan
+    scores[:, ::3] = torch.randn(rows, generator=generator)[::3].round()
+    scores[:, 4::5] = -torch.inf
+    ids = torch.randint(0, 1 << 30, (size, rows), generator=generator, dtype=torch.int32)
+    return torch.stack((scores.view(torch.int32), ids, torch.randn(size, rows).view(torch.int32)), 1)
 
 
 def noise_of(rows: int) -> tuple[torch.Tensor, torch.Tensor]:

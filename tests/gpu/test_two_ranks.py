@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from frame import AsyncLLM, SamplingParams
+from frame import LLM, AsyncLLM, SamplingParams
 from frame.settings import FrameConfig
 from frame.testing.checkpoints import make_checkpoint
 from tests.gpu.test_engine import gaps_to_transformers, generate, make_prompts
@@ -44,6 +44,42 @@ def test_captured_steps_of_two_ranks_equal_eager_ones(axis: str, family: str, tm
     prompts = make_prompts()
     values = {"dtype": "float32", **SIZES[axis], "temperature": 0.8}
     assert generate(folder, prompts, **values) == generate(folder, prompts, **values, enforce_eager=True)
+
+
+def mixed(folder, prompts, **arguments) -> list[tuple[list[int], int]]:
+    """Of requests of all kinds in one batch, the tokens and how many log-probabilities each token has."""
+    kinds = [
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"temperature": 0.8, "frequency_penalty": 0.6, "logit_bias": {7: 2.0, 200: 2.0}},
+        {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "allowed_token_ids": list(range(3, 240, 2))},
+        {"temperature": 0, "min_tokens": 9, "stop_token_ids": [5], "logprobs": 3},
+    ]
+    values = {"max_model_len": 128, "gpu_memory_utilization": 0.1, "max_num_seqs": 16, "dtype": "float32", **arguments}
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, **values)
+    params = [SamplingParams(**kind, seed=5, max_tokens=24, detokenize=False) for kind in kinds]
+    asked = [params[place % len(params)] for place in range(len(prompts))]
+    try:
+        outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], asked, use_tqdm=False)
+    finally:
+        llm.llm_engine.core.close()
+    found = [output.outputs[0] for output in outputs]
+    return [(list(one.token_ids), len(one.logprobs[0]) if one.logprobs else 0) for one in found]
+
+
+def test_tensor_ranks_draw_mixed_batches_as_one_does(tmp_path) -> None:
+    """Penalties, biases, allowed ids, filters and log-probabilities; captured, eager, and without peer memory."""
+    folder = make_checkpoint(tmp_path, "llama")
+    prompts, two = make_prompts(), SIZES["tensor"]
+    captured = mixed(folder, prompts, **two)
+    assert captured == mixed(folder, prompts, **two, enforce_eager=True)
+    equal = [
+        sum(mine == other for mine, other in zip(captured, mixed(folder, prompts, **others), strict=True))
+        for others in ({}, {**two, "plugin": {"cuda": {"peer_memory": False}}})
+    ]
+    print(f"of {len(prompts)} prompts, {equal[0]} have one rank's tokens, {equal[1]} those without peer memory")
+    assert min(equal) >= 0.9 * len(prompts)  # the rest must be near ties
 
 
 def test_one_head_that_ranks_share_is_cached_once(tmp_path) -> None:

@@ -15,6 +15,7 @@ from frame.kernels import (
     expert_exchange,
     experts,
     experts_hopper,
+    join,
     linear,
     linear_hopper,
     linear_rows,
@@ -157,6 +158,8 @@ def sums(ranks: int, size: int, dtype: torch.dtype = BF16, offset: float = 0.0) 
     buffers = all_reduce.PeerBuffers(0, ranks, words, words, 256 << 10, 16 << 20)
     peer_memory.write_pattern(words, 0)
     for rows in (1, 512):
+        values = _empty(rows, dtype=F32)
+        join.exchange_best(values, _empty(rows, dtype=torch.int32), values, buffers)
         x = _empty(rows, size, dtype=dtype)
         all_reduce.all_reduce(x, buffers)
         all_reduce.all_reduce_normed(x, x, (_empty(size, dtype=dtype), 1e-6, offset), buffers)

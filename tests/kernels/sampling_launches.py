@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.core.ops.step import StepBuffers, StepSizes
-from frame.kernels import filters, logits, logprobs, sampling, step
+from frame.kernels import filters, join, logits, logprobs, sampling, step
 
 from .ahead import DEVICE
 
@@ -28,6 +28,8 @@ def draws(vocab: int, dtype: torch.dtype) -> None:
     sampling.greedy(scores)
     sampling.draw(scores, row, stream, stream)
     sampling.best_of_part(scores[:, :-3], 300, row, stream, stream)
+    sampling.best_of_part(scores[:, :-3], 300)
+    join.join_parts(_empty(8, 3, ROWS, dtype=torch.int32))
     for given in ((top_k, None, None), (None, row, None), (None, None, row), (top_k, row, row)):
         sampling.draw(scores, row, stream, stream, *given)
         if dtype is F32:

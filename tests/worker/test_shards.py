@@ -71,9 +71,8 @@ def test_the_best_of_all_parts_is_that_of_the_row(
     noise = (temperature, streams, positions) if random else ()
     tables = [table for rank in range(size) if (table := Table(vocab_size, size, rank)).num_used]
     found = [ops.best_of_part(logits[:, one.start : one.start + one.num_used], one.start, *noise) for one in tables]
-    scores, ids, values = (torch.stack(parts) for parts in zip(*found, strict=True))
-    winner = scores.argmax(0, keepdim=True)
-    tokens = ids.gather(0, winner).squeeze(0)
+    scores = torch.stack([one[0] for one in found])
+    tokens, values = ops.join_parts(torch.stack([torch.stack([x.view(torch.int32) for x in one]) for one in found]))
     whole = ops.draw(logits, *noise) if random else ops.greedy(logits)[0]
     if random:
         # the logarithms of noise may differ in the last bit by where a value lies in a vector
@@ -82,7 +81,7 @@ def test_the_best_of_all_parts_is_that_of_the_row(
         assert torch.equal(tokens[~near], whole[~near])
     else:
         assert torch.equal(tokens, whole)
-    assert torch.equal(values.gather(0, winner).squeeze(0), logits.gather(1, tokens.long()[:, None]).squeeze(1))
+    assert torch.equal(values, logits.gather(1, tokens.long()[:, None]).squeeze(1))
 
 
 @pytest.mark.parametrize("place", [0, 5, 9])
@@ -90,10 +89,10 @@ def test_a_row_that_is_not_finite_shows_it(place: int) -> None:
     logits = torch.randn(1, 10)
     logits[0, place] = float("nan")
     found = [Ops.best_of_part(logits[:, first : first + 5], first) for first in (0, 5)]
-    scores, ids = (torch.stack(parts) for parts in list(zip(*found, strict=True))[:2])
-    winner = scores.argmax(0, keepdim=True)
-    assert int(ids.gather(0, winner)) == place
-    assert scores.gather(0, winner).isnan().all()
+    words = torch.stack([torch.stack([one.view(torch.int32) for one in part]) for part in found])
+    tokens, values = Ops.join_parts(words)
+    assert tokens.tolist() == [place]
+    assert values.isnan().all()
 
 
 class Counting(TorchCollectives):
@@ -397,14 +396,14 @@ class Unlaunched:
 
 
 @pytest.mark.parametrize("first", [0, 70_000])
-def test_kernels_that_are_not_launched_draw_a_column_that_there_is(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where kernels are compiled, new tensors are zeros, which must be a column of every rank's part."""
+def test_kernels_that_are_not_launched_draw_a_token_that_there_is(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are compiled, new tensors are zeros, which every vocabulary has."""
     for name in ("_best_of_part", "_best_of_row"):
         monkeypatch.setattr(kernels, name, Unlaunched())
     noise = torch.ones(3), torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
     with Zeros():
         _, ids, _ = kernels.best_of_part(torch.randn(3, 600), first, *noise)
-    assert ids.tolist() == [first] * 3
+    assert ids.tolist() == [0] * 3
 
 
 def test_an_engine_gathers_the_filtered_request_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

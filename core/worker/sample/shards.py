@@ -117,13 +117,12 @@ class DividedVocabulary(WholeVocabulary):
     def best(self, logits: Tensor, *noise: Tensor) -> tuple[Tensor, Tensor]:
         group = self._head.group
         best = self._ops.best_of_part(self.columns(logits), self._head.table.start, *noise)
-        if group.is_silent:  # a trial step: what others would send may be no token
-            return best[1], best[2]
-        sent = torch.stack([one.view(torch.int32) for one in best])
-        came = group.all_gather(sent, dim=0).unflatten(0, (group.size, len(best)))
-        winner = came[:, 0].view(torch.float32).argmax(0, keepdim=True)  # the first of equals, and NaN before all
-        tokens, logits = (came[:, place].gather(0, winner).squeeze(0) for place in (1, 2))
-        return tokens, logits.view(torch.float32)
+        joined = group.join_best(*best)
+        if joined is None:
+            sent = torch.stack([one.view(torch.int32) for one in best])
+            joined = self._ops.join_parts(group.all_gather(sent, dim=0).unflatten(0, (group.size, len(best))))
+        # in a trial step, what others would send may be no token
+        return best[1:] if group.is_silent else joined
 
 
 class Rows:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import HostGroup, NormLayer, Placement
-from frame.kernels import all_reduce as kernels
+from frame.kernels import all_reduce as kernels, join
 from frame.ops import Ops
 
 from ..torch_collectives import TorchCollectives, TorchGroup, even_parts, nccl_group
@@ -137,6 +137,11 @@ class PeerGroup(TorchGroup):
                 return norm(copies.all_reduce(x, rehearsed=self._owner.is_silent), residual)
             return copies.all_reduce_normed(x, residual, norm, rehearsed=self._owner.is_silent)
         return kernels.all_reduce_normed(x, residual, norm.given, self._buffers, rehearsed=self._owner.is_silent)
+
+    def join_best(self, scores: Tensor, token_ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        if not join.takes(len(scores), self._buffers):
+            return None
+        return join.exchange_best(scores, token_ids, logits, self._buffers, rehearsed=self._owner.is_silent)
 
     def _takes_norm(self, x: Tensor, residual: Tensor, norm: NormLayer) -> bool:
         if x.nbytes > self.most_bytes or x.dim() != 2 or x.shape[-1] * x.dtype.itemsize % 16:

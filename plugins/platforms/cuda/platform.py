@@ -32,6 +32,7 @@ from frame.kernels import (
     activation,
     experts,
     filters,
+    join,
     logits,
     logprobs,
     merge,
@@ -97,6 +98,7 @@ class CudaOps(Ops):
     greedy = staticmethod(sampling.greedy)
     draw = staticmethod(sampling.draw)
     best_of_part = staticmethod(sampling.best_of_part)
+    join_parts = staticmethod(join.join_parts)
     keep_threshold = staticmethod(filters.keep_threshold)
     add_bias = staticmethod(logits.add_bias)
     apply_bitmask = staticmethod(logits.apply_bitmask)

@@ -98,6 +98,14 @@ def _best_of_part(draw: Draw, random: bool) -> Arguments:
     return (logits, 900, *(noise if random else ())), {}
 
 
+def _join_parts(draw: Draw) -> Arguments:
+    """Three parts of rows with ties, NaN, and nothing that is finite."""
+    scores = draw.float32(3, 7).round()
+    scores[:, 1], scores[1:, 2], scores[:, 3], scores[2, 4] = 1.0, float("nan"), float("-inf"), float("inf")
+    words = (scores.view(torch.int32), draw.ints(1000, 3, 7), draw.float32(3, 7).view(torch.int32))
+    return (torch.stack([one.to(torch.int32) for one in words], 1),), {}
+
+
 def _penalize(draw: Draw, *places: int) -> Arguments:
     rows = torch.tensor(places, dtype=torch.int64)
     counts = draw.ints(3, 3, 50)
@@ -199,6 +207,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
     "best_of_part": [lambda d: _best_of_part(d, False), lambda d: _best_of_part(d, True)],
+    "join_parts": [_join_parts],
     "keep_threshold": [lambda d: ((d.float32(4, 60), torch.tensor([0, 3, 1, 60], dtype=torch.int32),
                                    torch.tensor([0.5, 1.0, 0.9, 0.99])), {})],
     "add_bias": [lambda d: ((*_sparse(d), torch.tensor([1.5, float("-inf"), -2.0])), {})],

@@ -129,3 +129,15 @@ def test_what_copies_do_not_carry_is_summed_as_before(why, taken):
     group.all_reduce(torch.zeros(rows, 64, dtype=dtype))
     assert not (group._copies and group._copies.calls)
     assert len(taken) + group.communicator.sums == {"small": 1, "deterministic": 2}.get(why, 1)
+
+
+def test_the_best_of_parts_are_exchanged_by_a_kernel_where_they_fit(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        collectives.join, "exchange_best", lambda *given, **_: calls.append(len(given[0])) or given[1:3]
+    )
+    group = make_group()
+    for rows in (1, 85, 86):  # 1,024 bytes of words with numbers, three for each row
+        words = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32), torch.zeros(rows)
+        assert (group.join_best(*words) is None) == (rows == 86)
+    assert calls == [1, 85]
