@@ -87,6 +87,7 @@ class ProcessGroup(ABC):
         None where the group cannot, which is so on all ranks: the caller then gathers and joins.
         """
         del scores, token_ids, logits
+        return None
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
