@@ -10,7 +10,7 @@ import torch
 from frame import LLM, AsyncLLM, SamplingParams
 from frame.settings import FrameConfig
 from frame.testing.checkpoints import make_checkpoint
-from tests.gpu.test_engine import gaps_to_transformers, generate, make_prompts
+from tests.gpu.test_engine import NUM_TOKENS, gaps_to_transformers, generate, make_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 
@@ -124,3 +124,32 @@ def test_engines_that_share_experts_give_the_tokens_of_one(exchange: str, tmp_pa
     equal = sum(mine == list(other) for mine, other in zip(found, alone, strict=True))
     print(f"{exchange}: {equal} of {len(alone)} prompts have one engine's tokens")
     assert equal >= 0.9 * len(alone)
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside steps", "between steps"])
+def test_experts_move_while_captured_steps_decode(beside: bool, tmp_path) -> None:
+    """All experts of every layer are placed again and again, those with many tokens in several slots."""
+    folder = make_checkpoint(tmp_path, "qwen3-moe", num_experts=32, num_experts_per_tok=4)
+    prompts = make_prompts()
+    alone = generate(folder, prompts, dtype="float32")
+    found, stats = generate_balanced(folder, prompts, dtype="float32", eplb_use_async=beside, eplb_rows_per_step=8)
+    equal = sum(mine == other for mine, other in zip(found, alone * 4, strict=True))
+    print(f"{equal} of {len(found)} prompts have one rank's tokens; {stats.num_expert_copies} copies of experts")
+    assert stats.num_expert_placements > 2
+    assert stats.num_expert_copies > 20
+    assert equal >= 0.9 * len(found)  # the rest must be near ties, which the tests above look at
+
+
+def generate_balanced(folder, prompts, **arguments):
+    """The tokens of each prompt, four times over, on two ranks that balance their experts; and the engine's numbers."""
+    values = {"max_model_len": 128, "gpu_memory_utilization": 0.1, "max_num_seqs": 16, "num_redundant_experts": 4}
+    values |= {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True, "eplb_window_size": 16}
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, eplb_step_interval=5, **{**values, **arguments})
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False, seed=5)
+    found: list[list[int]] = []
+    for _ in range(4):
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        found += [list(output.outputs[0].token_ids) for output in outputs]
+    stats = llm.llm_engine.core.stats()
+    llm.llm_engine.core.close()
+    return found, stats
