@@ -6,7 +6,8 @@ Starts a process for each GPU. Of each size it times a graph of 20 sums of tenso
 many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it. Then
 products [T, inner] x [inner, hidden] with the sum and norm that follow: alone, one after the other, and in parts whose
 sums begin while the next is computed, by NCCL and by copies between devices. Results are compared with sums in float64
-first. The slowest rank counts.
+first. At last the best tokens of the ranks' parts of the vocabulary, by one kernel and by NCCL with another one behind
+it. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -94,11 +95,34 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
             if rank == 0:
                 print(rows[-1], flush=True)
     rows += [products(group, nccl, ops, *sizes) for sizes in PRODUCTS]
+    rows += [best_tokens(group, nccl, ops, tokens) for tokens in TOKENS]
     if rank == 0 and path:
         Path(path).write_text(json.dumps(rows, indent=1))
     group.host.barrier()
     collectives.close()
     assert isinstance(group, TorchGroup)
+
+
+def best_tokens(group: Any, nccl: Any, ops: Any, tokens: int) -> dict[str, Any]:
+    """Microseconds until each rank has the best token of all parts, for so many rows."""
+    import torch
+
+    scores, logits = torch.randn(2, tokens, device="cuda").round()
+    ids = torch.randint(0, 1 << 17, (tokens,), device="cuda", dtype=torch.int32)
+
+    def gathered() -> Any:
+        words = torch.stack([one.view(torch.int32) for one in (scores, ids, logits)])
+        return ops.join_parts(nccl.all_gather(words, 0).unflatten(0, (group.size, 3)))
+
+    works = {"nccl + join": gathered, "ours": lambda: group.join_best(scores, ids, logits)}
+    for mine, expected in zip(group.join_best(scores, ids, logits), gathered(), strict=True):
+        assert torch.equal(mine, expected)
+    times = {name: timed(work, group) for name, work in works.items()}
+    slowest = [json.loads(data) for data in group.host.gather(json.dumps(times).encode())]
+    row = {"best tokens of rows": tokens, **{name: round(max(one[name] for one in slowest), 2) for name in works}}
+    if group.rank == 0:
+        print(row, flush=True)
+    return row
 
 
 def products(group: Any, nccl: Any, ops: Any, tokens: int, inner: int, hidden: int) -> dict[str, Any]:

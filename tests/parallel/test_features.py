@@ -51,6 +51,18 @@ def test_every_kind_of_request(folder, axis):
     assert one == two
 
 
+def test_every_kind_of_request_with_drafts(folder):
+    """Penalties and bad words see the drafts before a row, of which each rank counts those of its part."""
+
+    def serve(engine):
+        outputs = drain(engine, every_kind([[7, 8, 9] * 8, [5, 6, 7, 8] * 6], 3))
+        return {name: tokens_of(found) for name, found in outputs.items()}
+
+    drafts = {"speculator": "ngram", "plugin": {"ngram": {"prompt_lookup_max": 2}}}
+    one, two = both(folder, "tensor", serve, **drafts)
+    assert one == two
+
+
 def test_log_probabilities(folder, axis):
     def serve(engine):
         outputs = drain(engine, [request("a", prompts(400)[0], logprobs=3, prompt_logprobs=2)])["a"]
