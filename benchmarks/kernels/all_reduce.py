@@ -107,6 +107,7 @@ def best_tokens(group: Any, nccl: Any, ops: Any, tokens: int) -> dict[str, Any]:
     """Microseconds until each rank has the best token of all parts, for so many rows."""
     import torch
 
+    torch.manual_seed(group.rank)
     scores, logits = torch.randn(2, tokens, device="cuda").round()
     ids = torch.randint(0, 1 << 17, (tokens,), device="cuda", dtype=torch.int32)
 
