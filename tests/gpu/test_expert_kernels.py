@@ -159,6 +159,27 @@ def test_routers_of_families(spec: RouterSpec) -> None:
     torch.testing.assert_close(found[0].cpu(), expected[0], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 2, 8, 8), (7, 2, 8, 12), (300, 8, 128, 160), (513, 10, 512, 520)], ids=str)
+def test_tokens_go_to_the_replicas_of_their_experts(sizes: tuple[int, int, int, int], padded: bool) -> None:
+    """Ids of no expert stay out, and padding is not counted."""
+    tokens, top_k, experts, num_slots = sizes
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(-1, experts + 1, (tokens, top_k), generator=draw, dtype=torch.int32)
+    slots_of = torch.full((experts, num_slots - experts + 1), -1, dtype=torch.int32)
+    counts = torch.zeros(experts, dtype=torch.int32)
+    more = torch.randint(0, experts, (num_slots - experts,), generator=draw).tolist()
+    for slot, expert in enumerate([*range(experts), *more]):
+        slots_of[expert, counts[expert]] = slot
+        counts[expert] += 1
+    mapping = torch.randint(-1, 3, (tokens,), generator=draw).to(DEVICE) if padded else None
+    given = [tensor.to(DEVICE) for tensor in (ids, slots_of, counts)]
+    loads = [torch.zeros(num_slots, dtype=torch.int32, device=DEVICE) for _ in range(2)]
+    found, wanted = routing.place_experts, reference.place_experts
+    assert torch.equal(found(*given, loads[0], mapping), wanted(*given, loads[1], mapping))
+    assert torch.equal(*loads)
+
+
 def test_route_takes_the_lowest_id_of_a_tie() -> None:
     logits = torch.zeros(2, 10)
     logits[1, 7] = logits[1, 3] = 1.0

@@ -55,6 +55,7 @@ def make_model(
     dtype: torch.dtype = torch.float32,
     groups: Groups | None = None,
     loader: WeightLoader | None = None,
+    redundant_experts: int | None = None,
 ) -> Model:
     """The model of a checkpoint, loaded (by `loader` instead of safetensors') and bound to dense attention."""
     from transformers import AutoConfig
@@ -68,6 +69,7 @@ def make_model(
         groups=groups or Groups.of(tensor=group or SingleGroup()),
         kv_dtype=dtype,
         device_type="cpu",
+        redundant_experts=redundant_experts,
     )
     registry = Registry.load()
     model = registry.make("model", config.architectures[0], ModelSetup(maker))

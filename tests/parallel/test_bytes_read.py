@@ -26,7 +26,7 @@ EVERYWHERE = re.compile(
 )
 
 
-def measured(folder, mesh, monkeypatch):
+def measured(folder, mesh, monkeypatch, **settings):
     """By rank: the bytes that its weights take, and those with the samples of the model's digest."""
     read, count = SafetensorsTensor.read, Counter()
 
@@ -36,7 +36,7 @@ def measured(folder, mesh, monkeypatch):
         return piece
 
     def work(groups):
-        make_model(folder, groups=groups)
+        make_model(folder, groups=groups, **settings)
         weights = count[threading.get_ident()]
         model_digest({}, SafetensorsLoader(LoaderSetup(folder)), [torch.float32])
         return weights, count[threading.get_ident()]
@@ -98,3 +98,17 @@ def test_a_rank_reads_its_experts(mesh, share, fused, tmp_path, monkeypatch):
     for weights, both in measured(tmp_path, mesh, monkeypatch):
         assert weights == experts / 2 + others / share + everywhere
         assert weights < both <= weights + rows
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_rank_reads_what_its_slots_hold(fused, tmp_path, monkeypatch):
+    """With two redundant experts five of ten slots lie on each rank; the last two of the second hold two again."""
+    make_checkpoint(tmp_path, "qwen3-moe", **SIZES)
+    if fused:
+        fuse_experts(tmp_path)
+    tensors, _ = sizes(tmp_path)
+    experts = sum(count for name, count in tensors.items() if ".experts." in name)
+    others = sum(tensors.values()) - experts
+    everywhere = whole_on_each(tensors, "qwen3-moe")
+    for weights, _ in measured(tmp_path, Mesh(tensor=2, expert_parallel=True), monkeypatch, redundant_experts=2):
+        assert weights == experts * 5 / 8 + (others - everywhere) / 2 + everywhere
