@@ -98,3 +98,23 @@ async def test_a_door_lets_in_who_means_its_engine() -> None:
     with pytest.raises(ConnectionAbortedError):
         door.accept()
     door.close()
+
+
+def test_a_machine_with_another_key_is_named_once_at_the_listener(caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener("127.0.0.1", 0, KEY)
+    try:
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="has another key"):
+                connect("127.0.0.1", listener.port, b"another key", {})
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ["whoever connects from 127.0.0.1 is refused: it has another key, or is no machine of frame"]
+    finally:
+        listener.close()
+
+
+def test_an_own_address_that_is_none_is_named(listener: Listener) -> None:
+    said = r"the own address 192\.0\.2\.1 is none of this machine's"
+    with pytest.raises(RefusedError, match=said):
+        connect("127.0.0.1", listener.port, KEY, {}, own="192.0.2.1")
+    with pytest.raises(RefusedError, match=said):
+        asyncio.run(connect_async("127.0.0.1", listener.port, KEY, {}, own="192.0.2.1"))

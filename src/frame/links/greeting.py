@@ -12,14 +12,17 @@ import errno
 import hashlib
 import hmac
 import json
+import logging
 import queue
 import secrets
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+logger = logging.getLogger("frame.server")
 
 #: Seconds for the exchange that begins a connection.
 GREETING_SECONDS = 10.0
@@ -54,6 +57,7 @@ class Listener:
         self._kept: queue.SimpleQueue[tuple[socket.socket, dict[str, Any]] | None] = queue.SimpleQueue()
         self._greeted = greeted or (lambda connection, said: self._kept.put((connection, said)))
         self._greetings = threading.BoundedSemaphore(MOST_GREETINGS)
+        self._wrong: set[str] = set()  # addresses of those with another key, each of which is named once
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._socket = socket.create_server((host, port), family=family, backlog=MOST_GREETINGS)
@@ -94,21 +98,33 @@ class Listener:
     def _greet(self, connection: socket.socket) -> None:
         try:
             said = _answer(connection, self._key)
-        except (OSError, ValueError, RecursionError):  # a stranger
+        except (OSError, ValueError, RecursionError) as error:  # a stranger
+            if isinstance(error, RefusedError):
+                self._name(connection, error)
             connection.close()
         else:
             self._greeted(connection, said)
         finally:
             self._greetings.release()
 
+    def _name(self, connection: socket.socket, error: RefusedError) -> None:
+        """Tells the user of a machine that is refused, once for each address, so that nobody fills the log."""
+        with contextlib.suppress(OSError):
+            place = connection.getpeername()[0]
+            if place not in self._wrong and len(self._wrong) < MOST_GREETINGS:
+                self._wrong.add(place)
+                logger.warning("whoever connects from %s is refused: %s", place, error)
+
 
 def connect(host: str, port: int, key: bytes, said: dict[str, Any], *, own: str = "") -> socket.socket:
     """A connection to a `Listener`, from this machine's address `own` where given, which is told `said`.
 
-    Raises `OSError` where nobody listens, `RefusedError` where whoever does has another key.
+    Raises `OSError` where nobody listens, `RefusedError` where whoever does has another key, or `own` is not an address
+    of this machine.
     """
     source = (own, 0) if own else None
-    connection = socket.create_connection((host, port), GREETING_SECONDS, source)
+    with _of_this_machine(own):
+        connection = socket.create_connection((host, port), GREETING_SECONDS, source)
     latest = time.monotonic() + GREETING_SECONDS
     try:
         theirs, mine = _read(connection, _NONCE_BYTES, latest), secrets.token_bytes(_NONCE_BYTES)
@@ -133,9 +149,10 @@ async def connect_async(host: str, port: int, key: bytes, said: dict[str, Any], 
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
-            if own:
-                connection.bind((own, 0))
-            await loop.sock_connect(connection, address)
+            with _of_this_machine(own):
+                if own:
+                    connection.bind((own, 0))
+                await loop.sock_connect(connection, address)
             theirs, mine = await _read_async(connection, _NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
             if len(theirs) < _NONCE_BYTES:
                 raise ConnectionResetError(errno.ECONNRESET, "the other side has closed the connection")
@@ -148,6 +165,17 @@ async def connect_async(host: str, port: int, key: bytes, said: dict[str, Any], 
             connection.close()
             raise
     return connection
+
+
+@contextlib.contextmanager
+def _of_this_machine(own: str) -> Iterator[None]:
+    """Raises `RefusedError` where a connection from the address `own` shows that this machine has none like it."""
+    try:
+        yield
+    except OSError as error:
+        if own and error.errno == errno.EADDRNOTAVAIL:
+            raise RefusedError(f"the own address {own} is none of this machine's") from None
+        raise
 
 
 def send_json(connection: socket.socket, value: Any) -> None:
@@ -182,11 +210,11 @@ def _answer(connection: socket.socket, key: bytes) -> dict[str, Any]:
     theirs = _read(connection, _NONCE_BYTES, latest)
     proof = _read(connection, _PROOF_BYTES, latest)
     if not hmac.compare_digest(proof, _proof(key, b"node", mine + theirs)):
-        raise RefusedError("another key")
+        raise RefusedError("it has another key, or is no machine of frame")
     connection.sendall(_proof(key, b"engine", theirs + mine))
     said = receive_json(connection, latest)
     if not isinstance(said, dict):
-        raise RefusedError("not a description")
+        raise RefusedError("it does not describe itself")
     _lasting(connection)
     return said
 
