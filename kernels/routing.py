@@ -16,7 +16,9 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 
-_MANY_PAIRS = 16384  # fewer are sorted by one kernel, each program of which looks at all of them
+#: So many pairs at most are sorted by one kernel, each program of which looks at all of them. A power of two itself, so
+#: that a warm-up with powers of two of tokens meets the build for the numbers between it and the power below.
+_FEW_PAIRS = 16384
 _CHUNK = 512  # pairs that a program places where there are many
 
 
@@ -266,7 +268,7 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
     used = torch.empty(2, dtype=torch.int32, device=ids.device)
     places = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     each, fill = max(32, triton.next_power_of_2(num_experts)), max(128, triton.next_power_of_2(block_m))
-    if pairs < _MANY_PAIRS:
+    if pairs <= _FEW_PAIRS:
         scan = max(128, triton.next_power_of_2(pairs))
         _align[(num_experts,)](
             ids, slots, experts, used, places, pairs, num_experts, block_m,
