@@ -224,6 +224,11 @@ async def test_a_server_ends_though_nobody_reads_its_stderr(monkeypatch: pytest.
             stderr.close()
 
 
+def test_a_server_serves_with_a_closed_standard_input() -> None:
+    with server(["sh", "-c", 'exec "$0" "$@" <&-', *REAL]) as running:
+        assert httpx.post(f"{running.url}/v1/completions", json=BODY, timeout=60).status_code == 200
+
+
 def test_a_drain_ends_after_its_time() -> None:
     with server(FAKE, *SLOW, "--drain-seconds", "0.3") as running:
         answers: list[Any] = []
