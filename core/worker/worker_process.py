@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import socket
 import subprocess
@@ -125,6 +126,15 @@ def spawn_worker(recipe: bytes, connection: socket.socket, heartbeat: int) -> su
     return process
 
 
+def _is_done(outcome: StepHandle | Exception) -> bool:
+    if isinstance(outcome, Exception):
+        return True
+    try:
+        return outcome.ready()
+    except Exception:  # which `results` raises too, to be sent
+        return True
+
+
 def _death(status: int | str) -> DeadWorkerError:
     return DeadWorkerError(f"the worker process died with exit status {status}", killed=status == -signal.SIGKILL)
 
@@ -160,9 +170,7 @@ def _serve(loop: _WorkerLoop, channel: Channel) -> None:
             channel.send(Value(None))
         else:
             loop.handle(message)
-        # Launch what has been sent already before waiting for the device.
-        while loop.unanswered and not source.readable():
-            loop.answer_oldest()
+        loop.answer_until(source.readable)
 
 
 class _WorkerLoop:
@@ -196,6 +204,17 @@ class _WorkerLoop:
                 if not (isinstance(error, ValueError) and message.method == "load"):  # which says all in one sentence
                     traceback.print_exc()
                 self._channel.send(Failure(type(error).__name__, str(error)))
+
+    def answer_until(self, message_waits: Callable[[], bool]) -> None:
+        """Answers launched steps as the device ends them, until a message waits, whose step is launched before that.
+
+        So the device has its next step when it ends one, however late the engine plans it.
+        """
+        while self.unanswered and not message_waits():
+            if _is_done(self.unanswered[0][1]):
+                self.answer_oldest()
+            else:
+                os.sched_yield()
 
     def answer_oldest(self) -> None:
         """Waits for the oldest launched step and sends what it produced, or why it failed."""

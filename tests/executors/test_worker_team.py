@@ -105,7 +105,7 @@ class Recorded:
     def sample(self, masks):
         self.told.append(bytes(masks))
         result = StepResult(step=0, token_ids=np.zeros((0, 1), np.int32), num_tokens=np.zeros(0, np.int32))
-        return SimpleNamespace(results=lambda: [result])
+        return SimpleNamespace(results=lambda: [result], ready=lambda: True)
 
     def call(self, method, arguments):
         self.told.append(method)
@@ -147,6 +147,56 @@ def test_steps_masks_and_calls_keep_their_order():
         assert [answer.value["step"] for answer in answers if isinstance(answer, Value)] == list(range(0, 60, 7))
         assert sum(isinstance(answer, Sampled) for answer in answers) == 59
         assert [answer.message for answer in answers if not isinstance(answer, (Value, Sampled))] == ["unlucky"]
+    finally:
+        engine_side.close()
+        serving.join()
+        worker_side.close()
+        writer.close()
+
+
+class SlowDevice:
+    """A worker whose device ends its first step only once the second one was launched."""
+
+    def __init__(self):
+        self.launched = [threading.Event(), threading.Event()]
+
+    def execute(self, plan):
+        self.launched[plan.step].set()
+
+    def sample(self, masks):
+        result = StepResult(step=0, token_ids=np.zeros((0, 1), np.int32), num_tokens=np.zeros(0, np.int32))
+        second = self.launched[1]
+
+        def results():
+            if not second.wait(10):
+                raise TimeoutError("the worker waits for its first step and does not launch the second")
+            return [result]
+
+        return SimpleNamespace(results=results, ready=second.is_set)
+
+
+@pytest.mark.parametrize("by_broadcast", [True, False])
+def test_a_step_that_is_sent_while_the_device_is_busy_is_launched_at_once(by_broadcast):
+    ours, theirs = socket.socketpair()
+    engine_side, worker_side = Channel(ours, FromWorker), Channel(theirs, ToWorker)
+    writer = BroadcastWriter(RingShape(1))
+    worker = SlowDevice()
+    serving = threading.Thread(target=_serve, args=[_WorkerLoop(worker, worker_side), worker_side])
+    serving.start()
+    try:
+        if by_broadcast:
+            engine_side.send(Attach(writer.shape, 0))
+            engine_side.send_descriptors(writer.descriptors(0))
+            assert isinstance(engine_side.receive(), Value)
+        for step in range(2):
+            for message in (Execute(empty_plan(step)), Sample()):
+                if by_broadcast:
+                    writer.write(message, [engine_side], check=lambda reader: None, timeout=30)
+                else:
+                    engine_side.send(message)
+            assert worker.launched[step].wait(10)
+            time.sleep(0.05)  # the worker looks for what to do next
+        assert [type(engine_side.receive()) for _ in range(2)] == [Sampled, Sampled]
     finally:
         engine_side.close()
         serving.join()
