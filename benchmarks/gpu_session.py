@@ -71,7 +71,7 @@ PARTS = (
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
     Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
          "python benchmarks/deterministic.py --model demo --requests 6 --prompt 8 --length 4 --rounds 1 --json {json}"),
-    Part("broadcast", "python benchmarks/broadcast.py", 120,
+    Part("broadcast", "python benchmarks/broadcast.py", 180,
          "python benchmarks/broadcast.py --readers 1 --messages 20"),
     Part("idle", "python benchmarks/idle_trace.py --kernels 16 --svg {out}/gpu-idle.svg --json {json}", 60,
          "python benchmarks/idle_trace.py --shape demo --batch 4 --prompt 8 --length 6 --steps 3 --svg {out}/idle.svg "

@@ -2,7 +2,7 @@
 
 The memory is anonymous and is handed over as an open file, so that it ends with the last process that maps it, however
 that ends. It holds `num_chunks` chunks of data, used in turn, and then for each chunk 1 + N flag bytes: "written", and
-one for each reader that has finished with the chunk.
+one for each reader that has finished with the chunk. Last come N bytes that say which readers sleep.
 
     0???  writable       1000  freshly written       1011  partially read       1111  fully read, thus writable
 
@@ -11,16 +11,17 @@ The writer waits until a chunk is writable, clears "written", fills the chunk, z
 has finished, also when that raised. A message that is larger than a chunk leaves a mark in the chunk and follows over
 the reader's socket, which carries nothing else to it; the end of the socket is the end of the writer.
 
-An idle reader sleeps in `poll` on its socket and an eventfd, which the writer rings after each message. Ringing costs
-less than a microsecond for each reader, and no wake-up is lost: a reader that finds nothing resets the eventfd, looks
-again, and only then sleeps.
+A reader looks on for as long as messages have lately come, unless others want its processor (`lookout.Lookout`). Then
+it sleeps in `poll` on its socket and an eventfd, which the writer rings for sleepers alone. No wake-up is lost: the
+reader resets the eventfd, says that it sleeps, and looks once more; the writer looks for sleepers after the message is
+there, and the fence keeps either order.
 
 Memory order. Both sides call the fence between touching flags and touching data: the data is complete before a reader's
 flag is zeroed, and read before it is set. On x86 stores stay in order and so do loads; ARM keeps neither, and the fence
-does on both (`shared_memory.Fence` says why). A reader looks at the flags, calls the fence, and looks again. Its own
-flag zeroed says that the data is complete. But its first look may have found "written" as the chunk's previous use left
-it, while the writer is still zeroing, perhaps in overlapping stores; the second look finds "written" cleared then. A
-flag is one byte, so that it is never half written.
+does on both (see `make_fence`). A reader looks at the flags, calls the fence, and looks again. Its own flag zeroed says
+that the data is complete. But its first look may have found "written" as the chunk's previous use left it, while the
+writer is still zeroing, perhaps in overlapping stores; the second look finds "written" cleared then. A flag is one
+byte, so that it is never half written.
 
 Knows no step and no worker.
 """
@@ -38,15 +39,19 @@ from typing import Any
 
 import msgspec
 
+from frame.links.lookout import Lookout
+
 from ..interfaces.wire import decoder_apart, encode, encoder_apart
 from .channel import Channel, pack, send_to_all
-from .shared_memory import Fence, make_memory
+from .shared_memory import make_fence, make_memory
 
 #: Number of the message, where in the chunk its msgpack begins, and how long it is (`_OVERFLOW`: it comes by socket).
 _HEADER = struct.Struct("<QII")
 _OVERFLOW = 0xFFFFFFFF
 #: Data begins at multiples of this, so that copies to and from it run at full speed.
 _ALIGNMENT = 64
+#: Seconds that a reader looks for a message without sleeping, after one that came within them.
+_BUSY_SECONDS = 20e-3
 #: Looks that a writer takes at a full ring without sleeping, and its longest sleep after them.
 _EAGER_LOOKS = 50
 _LONGEST_SLEEP_SECONDS = 1e-3
@@ -65,7 +70,7 @@ class RingShape(msgspec.Struct, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        return self.num_chunks * (self.chunk_bytes + self.flags_per_chunk)
+        return self.num_chunks * (self.chunk_bytes + self.flags_per_chunk) + self.num_readers
 
 
 class _ChunkFullError(Exception):
@@ -81,21 +86,24 @@ class _Ring:
         self.shape = shape
         self._map = mmap.mmap(memory, shape.num_bytes)
         self._bytes = memoryview(self._map)
-        self._flags = self._bytes[shape.num_chunks * shape.chunk_bytes :]
-        self._fence = Fence()
+        data = shape.num_chunks * shape.chunk_bytes
+        self._chunks = [self._bytes[start : start + shape.chunk_bytes] for start in range(0, data, shape.chunk_bytes)]
+        self._flags = self._bytes[data : -shape.num_readers]
+        self._asleep = self._bytes[-shape.num_readers :]
+        self._fence = make_fence()
+        self._flags_per_chunk = shape.flags_per_chunk
         self._count = 0  # messages so far
         self._enter_chunk()
 
     def _enter_chunk(self) -> None:
         index = self._count % self.shape.num_chunks
-        self._chunk = self._bytes[index * self.shape.chunk_bytes :][: self.shape.chunk_bytes]
-        self._written = index * self.shape.flags_per_chunk
+        self._chunk = self._chunks[index]
+        self._written = index * self._flags_per_chunk
 
     def _unmap(self) -> None:
         with contextlib.suppress(BufferError):  # a consumer kept a view; the memory ends with the process then
-            self._chunk.release()
-            self._flags.release()
-            self._bytes.release()
+            for view in (*self._chunks, self._flags, self._asleep, self._bytes):
+                view.release()
             self._map.close()
 
 
@@ -113,6 +121,7 @@ class BroadcastWriter(_Ring):
             for descriptor in (self._memory, *self._bells):
                 os.close(descriptor)
             raise
+        self._no_flags = bytes(shape.num_readers)
         self._end = 0  # of what is in the chunk
         self._encode = encoder_apart(self._place)
 
@@ -137,19 +146,21 @@ class BroadcastWriter(_Ring):
         was sent then, unless the message is larger than a chunk, when the broadcast cannot go on. `apart=False` is for
         messages with arrays in fields of no declared type.
         """
-        self._wait_until_writable(check, timeout)
+        if self._late():
+            self._wait_until_writable(check, timeout)
         self._flags[self._written] = 0
         self._fence()  # the readers have finished with the chunk before it changes
         frame = self._fill(message, apart)
         self._fence()  # the data is there before a flag says so
-        readers = self.shape.num_readers
-        self._flags[self._written + 1 : self._written + 1 + readers] = bytes(readers)
+        self._flags[self._written + 1 : self._written + self._flags_per_chunk] = self._no_flags
         self._fence()
         self._flags[self._written] = 1
         self._count += 1
         self._enter_chunk()
-        for bell in self._bells:
-            os.eventfd_write(bell, 1)
+        self._fence()  # the message is there before the look for sleepers
+        for reader, bell in enumerate(self._bells):
+            if self._asleep[reader]:
+                os.eventfd_write(bell, 1)
         if frame is not None:
             send_to_all(channels, frame, check, timeout)
 
@@ -163,9 +174,8 @@ class BroadcastWriter(_Ring):
 
     def _late(self) -> list[int]:
         """The readers that have not finished with the chunk to be written; none where it was never written."""
-        if not self._flags[self._written]:
-            return []
-        return [reader for reader in range(self.shape.num_readers) if not self._flags[self._written + 1 + reader]]
+        written, *finished = self._flags[self._written : self._written + self._flags_per_chunk]
+        return [reader for reader, flag in enumerate(finished) if not flag] if written and 0 in finished else []
 
     def _wait_until_writable(self, check: Callable[[int], None], timeout: float | None) -> None:
         looks = 0
@@ -212,7 +222,7 @@ class BroadcastReader(_Ring):
     """Reader number `reader` of a ring; used by one thread. It owns the two open files.
 
     `kind` is the union of messages that may arrive, by the ring or, from a writer that ends them there, by `channel`.
-    It looks for a message without sleeping for `spin_seconds`, giving way to other threads and processes.
+    `spin_seconds` is how long it looks at most for a message without sleeping.
     """
 
     def __init__(
@@ -222,7 +232,7 @@ class BroadcastReader(_Ring):
         descriptors: Sequence[int],
         channel: Channel,
         kind: Any,
-        spin_seconds: float = 50e-6,
+        spin_seconds: float = _BUSY_SECONDS,
     ) -> None:
         memory, self._bell = descriptors
         try:
@@ -236,7 +246,7 @@ class BroadcastReader(_Ring):
             os.close(memory)
         self._channel = channel
         self._own = 1 + reader
-        self._spin_seconds = spin_seconds
+        self._lookout = Lookout(spin_seconds)
         self._decode = decoder_apart(kind, self._find)
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
@@ -289,14 +299,20 @@ class BroadcastReader(_Ring):
         if self.readable():
             return True
         begin = time.monotonic()
-        eager = begin + self._spin_seconds
-        while time.monotonic() < eager:
-            os.sched_yield()
-            if self.readable():
-                return True
+        try:
+            found = self._lookout.look(self.readable, float("inf") if timeout is None else timeout)
+            return found or self._sleep(begin, timeout)
+        finally:
+            self._asleep[self._own - 1] = 0
+            self._lookout.waited(time.monotonic() - begin)
+
+    def _sleep(self, begin: float, timeout: float | None) -> bool:
+        """As `_wait`, which began at `begin`."""
         while True:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)  # before the last look: what comes after that rings again
+                os.eventfd_read(self._bell)
+            self._asleep[self._own - 1] = 1
+            self._fence()  # the writer knows of the sleep before the last look
             if self.readable():
                 return True
             left = None if timeout is None else begin + timeout - time.monotonic()

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from ..interfaces.wire import check_dtype
-from .shared_memory import Fence, make_memory
+from .shared_memory import make_fence, make_memory
 
 _ALIGNMENT = 64
 _COUNT_LIMIT = 1 << 32
@@ -72,7 +72,7 @@ class _Memory:
         self.bytes = memoryview(self.map)
         self.ids = self.bytes.cast("Q")  # stored and loaded whole, unlike what `struct` packs
         self.counts = self.bytes.cast("I")
-        self.fence = Fence()
+        self.fence = make_fence()
 
     def payload(self, stored: StoredObject) -> memoryview:
         start = stored.offset + self.header_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 
 #: What may not happen to the memory any more: who shrinks it would end every process that maps it.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -25,8 +26,8 @@ def make_memory(name: str, num_bytes: int) -> int:
     return descriptor
 
 
-class Fence:
-    """Called between two accesses to shared memory: no processor and no compiler lets them swap.
+def make_fence() -> Callable[[], None]:
+    """What is called between two accesses to shared memory: no processor and no compiler lets them swap.
 
     CPython has no fence, but a lock: taking it is a load-acquire, releasing it a store-release. One pair is not enough
     on ARM, since accesses from both sides may move into it. Of two pairs in a row, what stands before the first release
@@ -34,12 +35,13 @@ class Fence:
     (ARMv8 keeps those in order). On x86 either is a locked instruction, which is a fence by itself. The lock is this
     process's own: nobody is waited for.
     """
+    lock = threading.Lock()
+    acquire, release = lock.acquire, lock.release
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def fence() -> None:
+        acquire()
+        release()
+        acquire()
+        release()
 
-    def __call__(self) -> None:
-        with self._lock:
-            pass
-        with self._lock:
-            pass
+    return fence

@@ -13,24 +13,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from frame.links.step_messages import Execute, Sample
+
 from ..interfaces.executor import StepHandle, WorkerFacts, WorkerReady
 from ..interfaces.kv import KVLayout
 from ..interfaces.step import StepPlan, StepResult
-from ..interfaces.wire import Borrowed
 from ..processes.broadcast import RingShape
 from ..processes.channel import Channel
-
-
-class Execute(msgspec.Struct, tag=True):
-    """Engine to worker: run a step's forward pass; answered with `Sampled` after `Sample`."""
-
-    plan: StepPlan
-
-
-class Sample(msgspec.Struct, tag=True):
-    """Engine to worker: sample the step executed last."""
-
-    masks: Borrowed = Borrowed(b"")
 
 
 class Attach(msgspec.Struct, tag=True):
@@ -123,10 +112,10 @@ class ChannelWorker(ABC):
         return msgspec.convert(self._ask(Call("allocate", {"layout": layout})), WorkerReady)
 
     def execute(self, plan: StepPlan) -> None:
-        self.send(Execute(plan))
+        self.send(Execute.of(plan))
 
     def sample(self, masks: bytes = b"") -> StepHandle:
-        self.send(Sample(Borrowed(masks)))
+        self.send(Sample.of(masks))
         return self.expect_step()
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import socket
 import subprocess
@@ -21,6 +20,9 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
+from frame.links.lookout import Lookout
+from frame.links.step_messages import Execute, Sample
+
 from ..interfaces.executor import DeadWorkerError, StepHandle, WorkerFacts
 from ..interfaces.kv import KVLayout
 from ..plugin_host.isolation import culprit
@@ -32,10 +34,8 @@ from .channel_worker import (
     Attach,
     Call,
     ChannelWorker,
-    Execute,
     Failure,
     FromWorker,
-    Sample,
     Sampled,
     ToWorker,
     Value,
@@ -185,12 +185,14 @@ class _WorkerLoop:
         self._culprit = culprit
         self.step = 0
         self._failed: Exception | None = None
+        self._lookout = Lookout(0.0)
 
     def handle(self, message: Execute | Sample | Call) -> None:
         """Does what a message asks for; answers to steps come later, by `answer_oldest`."""
         if isinstance(message, Execute):
-            self.step = message.plan.step
-            self._failed = self._try(partial(self._worker.execute, message.plan))
+            plan = message.plan()
+            self.step = plan.step
+            self._failed = self._try(partial(self._worker.execute, plan))
         elif isinstance(message, Sample):
             masks = cast("bytes", message.masks.data)  # of a broadcast a read-only view, which serves as well
             outcome: Any = self._failed or self._try(partial(self._worker.sample, masks))
@@ -214,7 +216,7 @@ class _WorkerLoop:
             if _is_done(self.unanswered[0][1]):
                 self.answer_oldest()
             else:
-                os.sched_yield()
+                self._lookout.pause()
 
     def answer_oldest(self) -> None:
         """Waits for the oldest launched step and sends what it produced, or why it failed."""

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from frame.links.step_messages import Execute, Sample
+
 from ..interfaces.executor import DeadWorkerError, SpawnedWorker, StepHandle
 from ..interfaces.executor_team import named_error
 from ..interfaces.step import StepPlan
-from ..interfaces.wire import Borrowed
 from ..processes.broadcast import BroadcastWriter, RingShape
 from ..processes.channel import Channel, pack, send_to_all
-from .channel_worker import Call, ChannelWorker, Execute, Sample, WorkerError, refuse_callables, unanswered
+from .channel_worker import Call, ChannelWorker, WorkerError, refuse_callables, unanswered
 from .worker_process import RemoteWorker
 
 #: Seconds that a worker may be so late that the ring is full. Steps in flight are few, so that it hangs then.
@@ -67,10 +68,10 @@ class WorkerTeam:
                 raise
 
     def execute(self, plan: StepPlan) -> None:
-        self._write(Execute(plan))
+        self._write(Execute.of(plan))
 
     def sample(self, masks: bytes = b"") -> list[StepHandle]:
-        self._write(Sample(Borrowed(masks)))
+        self._write(Sample.of(masks))
         return [worker.expect_step() for worker in self._workers]
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> list[Any]:

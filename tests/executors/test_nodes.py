@@ -15,10 +15,10 @@ from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker import worker_team
-from frame.core.worker.channel_worker import Execute
 from frame.interfaces import Nodes
 from frame.links import greeting
 from frame.links.greeting import Listener, RefusedError, connect, receive_json, send_json
+from frame.links.step_messages import Execute
 from frame.links.versions import differences
 from frame.offline.in_process import make_engine
 from frame.plugins.executors.nodes import described

@@ -14,14 +14,14 @@ import pytest
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.interfaces.step import StepResult
-from frame.core.interfaces.wire import Borrowed
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.broadcast import BroadcastWriter, RingShape
 from frame.core.processes.channel import Channel
 from frame.core.worker import worker_team
-from frame.core.worker.channel_worker import Attach, Call, Execute, FromWorker, Sample, Sampled, ToWorker, Value
+from frame.core.worker.channel_worker import Attach, Call, FromWorker, Sampled, ToWorker, Value
 from frame.core.worker.worker_process import _serve, _WorkerLoop
 from frame.core.worker.worker_team import WorkerTeam
+from frame.links.step_messages import Execute, Sample
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan
 from frame.testing.engines import SMALL, drain, every_kind, prompts, running, tokens_of
@@ -132,7 +132,7 @@ def test_steps_masks_and_calls_keep_their_order():
 
         for step in range(60):
             masks = bytes([step]) * (step * 101)
-            messages = [Execute(empty_plan(step)), Sample(Borrowed(masks))]
+            messages = [Execute.of(empty_plan(step)), Sample.of(masks)]
             expected += [step, *([] if step == 13 else [masks])]
             if step % 7 == 0:
                 messages.append(Call("echo", {"step": step}))
@@ -189,7 +189,7 @@ def test_a_step_that_is_sent_while_the_device_is_busy_is_launched_at_once(by_bro
             engine_side.send_descriptors(writer.descriptors(0))
             assert isinstance(engine_side.receive(), Value)
         for step in range(2):
-            for message in (Execute(empty_plan(step)), Sample()):
+            for message in (Execute.of(empty_plan(step)), Sample()):
                 if by_broadcast:
                     writer.write(message, [engine_side], check=lambda reader: None, timeout=30)
                 else:

@@ -22,6 +22,7 @@ from hypothesis import given, settings, strategies as st
 from frame.core.interfaces.wire import APART_BYTES, Borrowed
 from frame.core.processes.broadcast import BroadcastReader, BroadcastWriter, RingShape
 from frame.core.processes.channel import Channel, FrameTooLargeError
+from frame.links.lookout import Lookout
 
 from .broadcast_peer import Any_, Number, Seen, attach, invite, is_right, number
 
@@ -320,6 +321,54 @@ def test_a_sleeping_reader_is_woken(make: Callable[..., Pair]) -> None:
         writing.start()
         assert pair.read().value == value
         writing.join()
+
+
+def test_only_readers_that_sleep_are_rung(make: Callable[..., Pair]) -> None:
+    pair = make(2)
+    sleeping = threading.Thread(target=pair.read, args=[1])
+    sleeping.start()
+    while not pair.readers[1]._asleep[1]:
+        time.sleep(0.001)
+    pair.write(0)
+    sleeping.join()
+    assert pair.read(0).value == 0
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(pair.writer.descriptors(0)[1])
+    assert bytes(pair.readers[0]._asleep) == bytes(2)
+
+
+class NoSleep:
+    """In the place of a reader's poll object."""
+
+    def poll(self, milliseconds: float | None) -> list[tuple[int, int]]:
+        raise AssertionError("the reader slept")
+
+
+def later(pair: Pair, seconds: float, value: int) -> None:
+    """Writes after a while in which the reader waits."""
+    writing = threading.Timer(seconds, pair.write, [value])
+    writing.start()
+    try:
+        assert pair.read().value == value
+    finally:
+        writing.join()
+
+
+def test_a_reader_looks_on_while_messages_come(make: Callable[..., Pair], monkeypatch) -> None:
+    monkeypatch.setattr("frame.links.lookout._TAKEN_SECONDS", 1e9)  # others that want the processor do not count
+    pair = make(1)
+    reader = pair.readers[0]
+    reader._lookout = Lookout(0.5)
+    later(pair, 0.01, 0)  # which comes to a sleeper, since nothing came before
+    poll, reader._poll = reader._poll, NoSleep()
+    later(pair, 0.01, 1)
+    later(pair, 0.01, 2)
+    reader._poll = poll
+    later(pair, 1.0, 3)
+    reader._poll = NoSleep()
+    with pytest.raises(AssertionError, match="the reader slept"):
+        later(pair, 0.01, 4)
+    assert bytes(reader._asleep) == b"\0"
 
 
 @pytest.mark.parametrize("shape", [RingShape(0), RingShape(1, 0), RingShape(1, 1, 8), RingShape(1, 1, 1 << 32)])

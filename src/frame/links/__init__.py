@@ -1,1 +1,1 @@
-"""Connections between machines that serve one model, and what must be equal on all of them."""
+"""Connections between machines that serve one model, what must be equal on all of them, and what workers are told."""
