@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,8 @@ from ...plugin_host.registry import Registry
 from .expert_exchange import exchange_maker
 from .numerics import model_digest
 
+#: Seconds without more free memory after which nobody is taken to give any back.
+GIVEN_BACK_SECONDS = 2.0
 KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
@@ -67,7 +70,6 @@ def load_model(
 
     `before` is the device's memory now. Raises `ValueError` where it is too little, before any weight is read.
     """
-    require_room(config, platform.memory(), before)
     with platform.memory().pool("weights"):
         try:
             model, build = build_model(config, checkpoint, platform, registry, groups)
@@ -104,6 +106,26 @@ def make_maps(model: nn.Module, platform: Platform) -> ExpertMaps | None:
     for index, layer in enumerate(layers):
         layer.map = maps[index]
     return maps
+
+
+def room_before(config: FrameConfig, memory: Memory) -> MemorySnapshot:
+    """The device's memory before anything is loaded; raises `ValueError` where too little is free.
+
+    Processes that have just ended may still give theirs back, so that it waits while free memory grows.
+    """
+    before, grown = memory.snapshot(), time.monotonic()
+    while True:
+        try:
+            require_room(config, memory, before)
+            return before
+        except ValueError:
+            if time.monotonic() - grown > GIVEN_BACK_SECONDS:
+                raise
+        time.sleep(0.1)
+        now = memory.snapshot()
+        if now.free > before.free:
+            grown = time.monotonic()
+        before = now
 
 
 def require_room(config: FrameConfig, memory: Memory, before: MemorySnapshot, weights_bytes: int = 0) -> None:

@@ -27,7 +27,7 @@ from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .expert_balance import make_balance
 from .kv_memory import KVMemory
-from .model_loading import LoadedModel, compiled, load_model
+from .model_loading import LoadedModel, compiled, load_model, room_before
 from .numerics import block_numerics
 from .open_device import OpenDevice, open_device
 from .profile import profile_step
@@ -87,7 +87,7 @@ class WorkerStart:
         opened = self._timed("rendezvous", opened.connected) if opened.placement.mesh.size > 1 else opened
         self.collectives = opened.collectives
         memory, config = opened.platform.memory(), opened.config
-        before = memory.snapshot()
+        before = room_before(config, memory)
         parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
         loaded = self._timed("weights", lambda: load_model(*parts, before))
         weights = loaded.model
