@@ -9,6 +9,7 @@ expert go through `experts_hopper` on such a chip. Knows no router and no rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -22,6 +23,9 @@ from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_f
 from .hopper import hopper_kernel
 from .routing import Blocks, align
 
+#: Rows of a result in parts, and what is called with the result and each part as soon as that is launched.
+Parts = tuple[Sequence[slice], Callable[[Tensor, slice], None] | None]
+NO_PARTS: Parts = ((), None)
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
 
 
@@ -102,16 +106,17 @@ def _product(a, w, acc, SWAP: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _combine(
-    products, weights, ids, places, out, experts, size, TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr
-):
+    products, weights, ids, places, out, experts, first, size,
+    TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.load(ids + pair)
+        expert = tl.load(ids + pair) - first
         inside = (expert >= 0) & (expert < experts)
         row = tl.load(places + pair, mask=inside, other=0).to(tl.int64) if PLACED else pair
         value = tl.load(products + row * size + lane, mask=(lane < size) & inside, other=0.0).to(tl.float32)
@@ -119,14 +124,14 @@ def _combine(
     tl.store(out + token * size + lane, total.to(out.dtype.element_ty), mask=lane < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _vector_gate_up(
-    x, weight, ids, out, experts, size, stride_x,
+    x, weight, ids, out, experts, first, size, stride_x,
     DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
     pair = tl.program_id(1).to(tl.int64)
-    expert = tl.load(ids + pair).to(tl.int64)
+    expert = (tl.load(ids + pair) - first).to(tl.int64)
     if (expert < 0) | (expert >= experts):
         return
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -134,11 +139,11 @@ def _vector_gate_up(
     start = weight + expert * 2 * size * DEPTH + column[:, None] * DEPTH + lane[None, :]
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = gate
-    for first in tl.static_range(0, DEPTH, BLOCK_K):
-        kept = (column < size)[:, None] & (first + lane < DEPTH)[None, :]
-        gate_weight = tl.load(start + first, mask=kept, other=0.0)
-        up_weight = tl.load(start + size * DEPTH + first, mask=kept, other=0.0)
-        value = tl.load(x + pair // TOP_K * stride_x + first + lane, mask=first + lane < DEPTH, other=0.0)
+    for at in tl.static_range(0, DEPTH, BLOCK_K):
+        kept = (column < size)[:, None] & (at + lane < DEPTH)[None, :]
+        gate_weight = tl.load(start + at, mask=kept, other=0.0)
+        up_weight = tl.load(start + size * DEPTH + at, mask=kept, other=0.0)
+        value = tl.load(x + pair // TOP_K * stride_x + at + lane, mask=at + lane < DEPTH, other=0.0)
         wide = value.to(tl.float32)[None, :]
         gate += gate_weight.to(tl.float32) * wide
         up += up_weight.to(tl.float32) * wide
@@ -146,9 +151,9 @@ def _vector_gate_up(
     tl.store(out + pair * size + column, value.to(out.dtype.element_ty), mask=column < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _vector_down(
-    x, weight, ids, weights, out, experts, size,
+    x, weight, ids, weights, out, experts, first, size,
     DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
@@ -158,14 +163,14 @@ def _vector_down(
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.load(ids + pair).to(tl.int64)
+        expert = (tl.load(ids + pair) - first).to(tl.int64)
         inside = (expert >= 0) & (expert < experts)
         share = tl.where(inside, tl.load(weights + pair), 0.0)
         start = weight + expert * size * DEPTH + column[:, None] * DEPTH + lane[None, :]
-        for first in tl.static_range(0, DEPTH, BLOCK_K):
-            wanted = (first + lane < DEPTH) & inside
-            value = tl.load(x + pair * DEPTH + first + lane, mask=wanted, other=0.0).to(tl.float32)
-            w = tl.load(start + first, mask=(column < size)[:, None] & wanted[None, :], other=0.0)
+        for at in tl.static_range(0, DEPTH, BLOCK_K):
+            wanted = (at + lane < DEPTH) & inside
+            value = tl.load(x + pair * DEPTH + at + lane, mask=wanted, other=0.0).to(tl.float32)
+            w = tl.load(start + at, mask=(column < size)[:, None] & wanted[None, :], other=0.0)
             acc += w.to(tl.float32) * (value * share)[None, :]
     tl.store(out + token * size + column, tl.sum(acc, 1).to(out.dtype.element_ty), mask=column < size)
 
@@ -178,6 +183,8 @@ def fused_experts(
     ids: Tensor,
     launch: Launch | None = None,
     of_all: int = 0,
+    first: int = 0,
+    rows: Parts = NO_PARTS,
 ) -> Tensor:
     """As `frame.core.ops.layers.fused_experts`; all contiguous but for the tokens of `hidden`.
 
@@ -188,29 +195,37 @@ def fused_experts(
     if launch is None:
         launch = launch_for(shape_of(gate_up, ids.shape[1], of_all), hidden.shape[0], chip_of(hidden.device))
     if launch.block_m == 0:
-        inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up)
-        return vector_down(inner, down, weights, ids, launch.down)
-    blocks = align(ids, gate_up.shape[0], launch.block_m)
+        inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up, first)
+        out, (parts, done) = vector_down(inner, down, weights, ids, launch.down, first), rows
+        if done is not None:
+            for part in parts:
+                done(out, part)
+        return out
+    held = range(first, first + gate_up.shape[0])
+    blocks = align(ids, held, launch.block_m)
     inner = grouped_product(hidden, gate_up, blocks, launch.gate_up, shared=ids.shape[1], gated=True)
-    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, gate_up.shape[0])
+    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, held, rows=rows)
 
 
-def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def fused_experts_invariant(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, first: int = 0
+) -> Tensor:
     """As `fused_experts`, with one launch for every batch: a token's bits depend on its own row alone."""
     launch = invariant_launch(shape_of(gate_up, ids.shape[1]), chip_of(hidden.device))
-    return fused_experts(hidden, gate_up, down, weights, ids, launch=launch)
+    return fused_experts(hidden, gate_up, down, weights, ids, launch=launch, first=first)
 
 
 def hopper_experts(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, of_all: int = 0
-) -> Tensor | None:
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, of_all: int = 0, first: int = 0,
+    rows: Parts = NO_PARTS,
+) -> Tensor | None:  # fmt: skip
     """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
     if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1], of_all), len(hidden)):
         return None
     if hidden.dtype != gate_up.dtype:
         return None
     product = hopper_kernel(hidden.device, "experts_hopper", "fused_experts")
-    return None if product is None else product(hidden, gate_up, down, weights, ids)
+    return None if product is None else product(hidden, gate_up, down, weights, ids, first=first, rows=rows)
 
 
 def shape_of(gate_up: Tensor, top_k: int, of_all: int = 0) -> Shape:
@@ -240,8 +255,15 @@ def grouped_product(
     return out
 
 
-def combine(products: Tensor, weights: Tensor, ids: Tensor, num_experts: int, places: Tensor | None = None) -> Tensor:
-    """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in [0, num_experts), in the order of k.
+def combine(
+    products: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    held: range,
+    places: Tensor | None = None,
+    rows: Parts = NO_PARTS,
+) -> Tensor:
+    """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in `held`, in the order of k.
 
     With `places`, a pair's products are in that row.
     """
@@ -249,31 +271,37 @@ def combine(products: Tensor, weights: Tensor, ids: Tensor, num_experts: int, pl
     size = products.shape[1]
     out = torch.empty((tokens, size), dtype=products.dtype, device=products.device)
     block = min(1024, triton.next_power_of_2(size))
-    _combine[(triton.cdiv(size, block), tokens)](
-        products, weights, ids, places, out, num_experts, size,
-        TOP_K=top_k, PLACED=places is not None, BLOCK=block,
-    )  # fmt: skip
+    parts, done = rows if rows[0] else ((slice(0, tokens),), None)
+    for part in parts:
+        pairs = slice(part.start * top_k, part.stop * top_k)
+        read = products if places is not None else products[pairs]
+        _combine[(triton.cdiv(size, block), part.stop - part.start)](
+            read, weights[part], ids[part], None if places is None else places[pairs], out[part],
+            len(held), held.start, size, TOP_K=top_k, PLACED=places is not None, BLOCK=block,
+        )  # fmt: skip
+        if done is not None:
+            done(out, part)
     return out
 
 
-def vector_gate_up(hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile) -> Tensor:
+def vector_gate_up(hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile, first: int = 0) -> Tensor:
     """silu(gate x) · up x of each pair, [pairs, I]; rows of pairs whose id is outside are not written."""
     size, depth = gate_up.shape[1] // 2, gate_up.shape[2]
     out = torch.empty((ids.numel(), size), dtype=hidden.dtype, device=hidden.device)
     _vector_gate_up[(triton.cdiv(size, tile.block_n), ids.numel())](
-        hidden, gate_up, ids, out, gate_up.shape[0], size, hidden.stride(0),
+        hidden, gate_up, ids, out, gate_up.shape[0], first, size, hidden.stride(0),
         DEPTH=depth, TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
         **chained(hidden.device),
     )  # fmt: skip
     return out
 
 
-def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile) -> Tensor:
-    """[T, H]: Σ_k weights[t, k] · down[e] inner[t · top_k + k] over the ids that are inside."""
+def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile, first: int = 0) -> Tensor:
+    """[T, H]: Σ_k weights[t, k] · down[e] inner[t · top_k + k], e = ids[t, k] - first, over those that are inside."""
     tokens, size = ids.shape[0], down.shape[1]
     out = torch.empty((tokens, size), dtype=inner.dtype, device=inner.device)
     _vector_down[(triton.cdiv(size, tile.block_n), tokens)](
-        inner, down, ids, weights, out, down.shape[0], size,
+        inner, down, ids, weights, out, down.shape[0], first, size,
         DEPTH=down.shape[2], TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
         **chained(inner.device),
     )  # fmt: skip

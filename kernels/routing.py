@@ -128,15 +128,15 @@ def _close(slots, block_experts, num_blocks, pairs, expert, counts, block_m, FIL
     return mine, start
 
 
-@triton.jit(do_not_specialize=["pairs", "block_m"])
+@triton.jit(do_not_specialize=["pairs", "first", "block_m"])
 def _align(
-    ids, slots, block_experts, num_blocks, places, pairs, experts, block_m,
+    ids, slots, block_experts, num_blocks, places, pairs, experts, first, block_m,
     EXPERTS: tl.constexpr, SCAN: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
     """Few pairs: program e sorts those of expert e, of all SCAN that there may be."""
     expert = tl.program_id(0)
     lane = tl.arange(0, SCAN)
-    chosen = tl.load(ids + lane, mask=lane < pairs, other=-1)
+    chosen = tl.load(ids + lane, mask=lane < pairs, other=-1) - first
     inside = (chosen >= 0) & (chosen < experts)
     counts = tl.histogram(tl.where(inside, chosen, 0), EXPERTS, mask=inside)
     mine, start = _close(slots, block_experts, num_blocks, pairs, expert, counts, block_m, FILL)
@@ -147,19 +147,19 @@ def _align(
         tl.store(places + lane, slot, mask=own > 0)
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _count(ids, counts, pairs, experts, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs", "first"])
+def _count(ids, counts, pairs, experts, first, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
     """Many pairs: how many of a chunk each expert has."""
     pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+    chosen = tl.load(ids + pair, mask=pair < pairs, other=-1) - first
     inside = (chosen >= 0) & (chosen < experts)
     found = tl.histogram(tl.where(inside, chosen, 0), EXPERTS, mask=inside)
     tl.store(counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
 
 
-@triton.jit(do_not_specialize=["pairs", "chunks", "block_m"])
+@triton.jit(do_not_specialize=["pairs", "chunks", "first", "block_m"])
 def _sort(
-    ids, counts, slots, block_experts, num_blocks, places, pairs, chunks, experts, block_m,
+    ids, counts, slots, block_experts, num_blocks, places, pairs, chunks, experts, first, block_m,
     EXPERTS: tl.constexpr, CHUNK: tl.constexpr, PIECE: tl.constexpr, FILL: tl.constexpr,
 ):  # fmt: skip
     """Many pairs: a program places those of a chunk, behind the chunks before it; one for each expert follows."""
@@ -168,12 +168,12 @@ def _sort(
     some = tl.arange(0, PIECE)
     total = tl.zeros([EXPERTS], tl.int32)
     before = total
-    for first in range(0, chunks, PIECE):
+    for at in range(0, chunks, PIECE):
         found = tl.load(
-            counts + (first + some)[:, None] * EXPERTS + each[None, :], mask=(first + some < chunks)[:, None], other=0
+            counts + (at + some)[:, None] * EXPERTS + each[None, :], mask=(at + some < chunks)[:, None], other=0
         )
         total += tl.sum(found, 0)
-        before += tl.sum(tl.where((first + some < chunk)[:, None], found, 0), 0)
+        before += tl.sum(tl.where((at + some < chunk)[:, None], found, 0), 0)
     if chunk >= chunks:
         _close(slots, block_experts, num_blocks, pairs, chunk - chunks, total, block_m, FILL)
     else:
@@ -181,11 +181,11 @@ def _sort(
         starts = (tl.cumsum(blocks, 0) - blocks) * block_m + before
         lane = tl.arange(0, CHUNK)
         pair = chunk * CHUNK + lane
-        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1)
+        chosen = tl.load(ids + pair, mask=pair < pairs, other=-1) - first
         earlier = tl.zeros([PIECE, CHUNK], tl.int32)  # pairs of the chunk with the same expert
-        for first in range(0, CHUNK, PIECE):
-            other = tl.load(ids + chunk * CHUNK + first + some, mask=chunk * CHUNK + first + some < pairs, other=-1)
-            equal = (other[:, None] == chosen[None, :]) & ((first + some)[:, None] < lane[None, :])
+        for at in range(0, CHUNK, PIECE):
+            other = tl.load(ids + chunk * CHUNK + at + some, mask=chunk * CHUNK + at + some < pairs, other=-1) - first
+            equal = (other[:, None] == chosen[None, :]) & ((at + some)[:, None] < lane[None, :])
             earlier += equal.to(tl.int32)
         inside = (chosen >= 0) & (chosen < experts)
         slot = tl.gather(starts, tl.where(inside, chosen, 0), 0) + tl.sum(earlier, 0)
@@ -193,13 +193,13 @@ def _sort(
         tl.store(places + pair, slot, mask=inside)
 
 
-@triton.jit
-def _spread(x, ids, places, out, experts, size, stride_x, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["first"])
+def _spread(x, ids, places, out, experts, first, size, stride_x, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + token * stride_x + lane, mask=lane < size, other=0.0)
     for k in tl.static_range(TOP_K):
-        expert = tl.load(ids + token * TOP_K + k)
+        expert = tl.load(ids + token * TOP_K + k) - first
         inside = (expert >= 0) & (expert < experts)
         place = tl.load(places + token * TOP_K + k, mask=inside, other=0).to(tl.int64)
         tl.store(out + place * size + lane, value, mask=(lane < size) & inside)
@@ -256,12 +256,13 @@ def place_experts(
     return slots
 
 
-def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
+def align(ids: Tensor, held: range, block_m: int) -> Blocks:
     """Sorts the pairs of ids [T, top_k] into blocks of one expert each, in the order of their numbers.
 
-    Room is for the worst case, known without a look at the ids; ids outside [0, num_experts) are left out.
+    Room is for the worst case, known without a look at the ids; ids outside `held` are left out, and the first expert
+    of `held` has the number 0.
     """
-    pairs = ids.numel()
+    pairs, num_experts, first = ids.numel(), len(held), held.start
     most = min(pairs, (pairs + min(num_experts, pairs) * (block_m - 1)) // block_m)
     slots = torch.empty((most, block_m), dtype=torch.int32, device=ids.device)
     experts = torch.empty(most, dtype=torch.int32, device=ids.device)
@@ -271,27 +272,27 @@ def align(ids: Tensor, num_experts: int, block_m: int) -> Blocks:
     if pairs <= _FEW_PAIRS:
         scan = max(128, triton.next_power_of_2(pairs))
         _align[(num_experts,)](
-            ids, slots, experts, used, places, pairs, num_experts, block_m,
+            ids, slots, experts, used, places, pairs, num_experts, first, block_m,
             EXPERTS=each, SCAN=scan, FILL=fill, num_warps=8 if scan > 1024 else 4,
         )  # fmt: skip
     else:
         chunks = triton.cdiv(pairs, _CHUNK)
         counts = torch.empty((chunks, each), dtype=torch.int32, device=ids.device)
-        _count[(chunks,)](ids, counts, pairs, num_experts, EXPERTS=each, CHUNK=_CHUNK)
+        _count[(chunks,)](ids, counts, pairs, num_experts, first, EXPERTS=each, CHUNK=_CHUNK)
         _sort[(chunks + num_experts,)](
-            ids, counts, slots, experts, used, places, pairs, chunks, num_experts, block_m,
+            ids, counts, slots, experts, used, places, pairs, chunks, num_experts, first, block_m,
             EXPERTS=each, CHUNK=_CHUNK, PIECE=32, FILL=fill, num_warps=16,
         )  # fmt: skip
     return Blocks(slots, experts, used, places, pairs)
 
 
-def spread(x: Tensor, ids: Tensor, num_experts: int, blocks: Blocks) -> Tensor:
+def spread(x: Tensor, ids: Tensor, held: range, blocks: Blocks) -> Tensor:
     """[slots of all blocks, N]: the row of x [T, N] that belongs to each slot's pair; other rows are not written."""
     tokens, top_k = ids.shape
     size = x.shape[1]
     out = torch.empty((blocks.slots.numel(), size), dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(size))
     _spread[(tokens, triton.cdiv(size, block))](
-        x, ids, blocks.places, out, num_experts, size, x.stride(0), TOP_K=top_k, BLOCK=block
+        x, ids, blocks.places, out, len(held), held.start, size, x.stride(0), TOP_K=top_k, BLOCK=block
     )
     return out

@@ -187,7 +187,7 @@ def stages_of(shape: Shape, cases: list[Case], block_m: int) -> Iterator[tuple[s
                 ],
             )
         return
-    sorted_cases = [(c, align(c.ids, len(c.layer.down), block_m)) for c in cases]
+    sorted_cases = [(c, align(c.ids, range(len(c.layer.down)), block_m)) for c in cases]
     for tile in tiles(block_m, 2):
         yield (
             "gate_up",
@@ -290,8 +290,10 @@ def measure(shape: Shape, cases: list[Case], launch: Launch, ruled: Launch) -> d
     sorting = adding = 0.0
     if launch.block_m:
         products = torch.randn(tokens * shape.top_k, shape.hidden_size, dtype=shape.dtype, device="cuda")
-        sorting = microseconds([lambda c=c: align(c.ids, len(c.layer.down), launch.block_m) for c in cases])
-        adding = microseconds([lambda c=c: combine(products, c.weights, c.ids, len(c.layer.down)) for c in cases])
+        sorting = microseconds([lambda c=c: align(c.ids, range(len(c.layer.down)), launch.block_m) for c in cases])
+        adding = microseconds(
+            [lambda c=c: combine(products, c.weights, c.ids, range(len(c.layer.down))) for c in cases]
+        )
     wrong, hopper, told = error(cases[0], cases[0].run(launch)), None, ""
     if (found := cases[0].on_hopper()) is not None:
         wrong = max(wrong, error(cases[0], found))

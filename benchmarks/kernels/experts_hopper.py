@@ -51,8 +51,8 @@ def parts(shape: Shape, cases: list[Case]) -> tuple[dict[str, float], list[tuple
     count = shape.num_experts
     every = []
     for case in cases:
-        blocks = align(case.ids, count, 128)
-        every.append((case, blocks, spread(case.hidden, case.ids, count, blocks)))
+        blocks = align(case.ids, range(count), 128)
+        every.append((case, blocks, spread(case.hidden, case.ids, range(count), blocks)))
     times = {
         "sort": microseconds([partial(align, c.ids, count, 128) for c in cases]),
         "copy": microseconds([partial(spread, c.hidden, c.ids, count, b) for c, b, _ in every]),

@@ -196,6 +196,8 @@ class ExpertMethod(ABC):
 
     #: what it takes from an exchange
     layouts: ClassVar[Sequence[ExpertLayout]] = ("tokens",)
+    #: whether slots may be numbered over all ranks where every rank has all tokens: slot `layer.base` is then its first
+    takes_all_slots: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, layer: Any) -> None:

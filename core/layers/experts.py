@@ -51,18 +51,23 @@ class Experts(nn.Module):
         self.group = build.groups.tensor
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
-        self.exchange: ExpertExchange = LocalExchange(self.first)
+        self.method: ExpertMethod = PlainExperts(build)
+        self.exchange: ExpertExchange = LocalExchange(0 if self.method.takes_all_slots else self.first)
         if build.exchange is not None and build.device.type != "meta":
             self.exchange = build.exchange(spec, self.num_slots)
         self.running = build.running
         self._none = torch.empty(0, spec.hidden_size, dtype=build.dtype, device=build.device)
-        self.method: ExpertMethod = PlainExperts(build)
         given: str = self.exchange.layout
         takes: list[str] = list(self.method.layouts)
         if given not in takes:
             names = type(self.exchange).__name__, type(self.method).__name__
             raise ValueError(f"{prefix}: {names[0]} hands over {given}, and {names[1]} takes {', '.join(takes)}")
         self.method.create(self)
+
+    @property
+    def base(self) -> int:
+        """The number of this rank's first slot in what `method` is given."""
+        return self.first if isinstance(self.exchange, LocalExchange) and self.method.takes_all_slots else 0
 
     @property
     def held(self) -> list[int]:
@@ -82,6 +87,13 @@ class Experts(nn.Module):
         out = self.exchange.combine(self.method.apply(self, sent), sent)
         out = out if shared is None else out + shared
         return self.group.all_reduce(out) if self.reduces else out
+
+    def parts(self, values: Tensor) -> list[slice]:
+        """The tokens whose results may begin to be summed over ranks while those of others are computed."""
+        local = isinstance(self.exchange, LocalExchange) and self.shared is None and not self.reduces
+        if not local or self.group.size == 1 or self.ops.invariant:
+            return []
+        return self.group.parts_of(len(values), self.spec.hidden_size * values.dtype.itemsize)
 
     def _placed(self, routing: Routing, places: ExpertMap) -> Routing:
         """The slots of the experts that were chosen; tokens that are no padding are counted."""
@@ -125,6 +137,7 @@ class PlainExperts(ExpertMethod):
     """
 
     layouts = ("tokens", "slots")
+    takes_all_slots = True
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -158,11 +171,15 @@ class PlainExperts(ExpertMethod):
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:
             of_all = layer.num_all_slots
-            return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots, of_all=of_all)
+            parts, begin = layer.parts(values), layer.group.begin_all_reduce
+            return layer.ops.fused_experts(
+                values, layer.gate_up, layer.down, weights, slots,
+                of_all=of_all, first=layer.base, parts=parts, done=begin,
+            )  # fmt: skip
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
         rows, of_all = scaled.flatten(0, 1), layer.num_all_slots
-        out = layer.ops.fused_experts(rows, layer.gate_up, layer.down, ones, each, of_all=of_all)
+        out = layer.ops.fused_experts(rows, layer.gate_up, layer.down, ones, each, of_all=of_all, first=layer.base)
         return out.view(scaled.shape).sum(1)
 
 

@@ -53,11 +53,13 @@ class CpuOps(Ops):
         return self.map_rows(Ops.gelu_tanh_mul, x)
 
     def fused_experts(
-        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
-    ) -> Tensor:
+        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
+        first: int = 0, parts: Sequence[slice] = (), done: Callable[[Tensor, slice], None] | None = None,
+    ) -> Tensor:  # fmt: skip
         del of_all
-        product = fused_experts_invariant if self.invariant else Ops.fused_experts
-        return product(hidden, gate_up, down, weights, ids)
+        if self.invariant:
+            return fused_experts_invariant(hidden, gate_up, down, weights, ids, first=first)
+        return Ops.fused_experts(hidden, gate_up, down, weights, ids, first=first, parts=parts, done=done)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

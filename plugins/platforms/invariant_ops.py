@@ -61,11 +61,13 @@ def each_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], first.shape[-1])
 
 
-def fused_experts_invariant(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+def fused_experts_invariant(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, first: int = 0
+) -> Tensor:
     """As `Ops.fused_experts`, the bits of a token being the same in any batch; experts are added by ascending id."""
     out = torch.zeros_like(hidden)
     for expert in range(gate_up.shape[0]):
-        token, choice = torch.where(ids == expert)
+        token, choice = torch.where(ids == expert + first)
         if token.numel() == 0:
             continue
         gate, up = linear_invariant(hidden[token], gate_up[expert]).chunk(2, dim=-1)

@@ -60,6 +60,31 @@ def check(inputs: dict[str, Tensor], launch: Launch | None = None) -> None:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+def test_the_parts_of_a_result_are_told_when_they_are_launched(launch: Launch | None) -> None:
+    inputs = case(11, 6, 2, 40, 24, torch.float32)
+    parts, told = [slice(0, 4), slice(4, 5), slice(5, 11)], []
+    found = kernels.fused_experts(
+        **inputs, launch=launch, rows=(parts, lambda out, part: told.append((part, out[part].clone())))
+    )
+    whole = kernels.fused_experts(**inputs, launch=launch)
+    assert torch.equal(found, whole)
+    assert [part for part, _ in told] == parts
+    assert torch.equal(torch.cat([rows for _, rows in told]), whole)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+def test_experts_of_one_of_several_ranks(launch: Launch | None) -> None:
+    """Experts 3 to 6 of 9, by the numbers that all ranks give them."""
+    inputs = case(11, 9, 3, 40, 24, torch.float32)
+    held = {name: inputs[name][3:7].contiguous() for name in ("gate_up", "down")}
+    found = kernels.fused_experts(**{**inputs, **held}, launch=launch, of_all=9, first=3)
+    own = kernels.fused_experts(**{**inputs, **held, "ids": inputs["ids"] - 3}, launch=launch, of_all=9)
+    assert torch.equal(found, own)
+    expected = reference.fused_experts(**{**inputs, **held}, first=3)
+    assert (found - expected).norm() <= CLOSE[torch.float32] * expected.norm()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
     [
@@ -107,7 +132,7 @@ def test_no_tokens() -> None:
 @pytest.mark.parametrize("tokens", [1, 50, 700, 2340, 2341, pytest.param(9000, marks=pytest.mark.slow)])
 def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> None:
     ids = torch.randint(-2, 9, (tokens, 7), dtype=torch.int32)
-    blocks = routing.align(ids.to(DEVICE), 7, block_m)
+    blocks = routing.align(ids.to(DEVICE), range(7), block_m)
     used = int(blocks.used[0])
     assert used <= blocks.slots.shape[0]
     found: dict[int, list[int]] = {}
@@ -125,8 +150,8 @@ def test_blocks_hold_every_pair_once_and_in_order(tokens: int, block_m: int) -> 
 def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: int) -> None:
     ids = torch.randint(-1, 6, (50, 3), dtype=torch.int32)
     x, weights = torch.randn(50, 2 * size)[:, :size].to(DEVICE), torch.rand(50, 3).to(DEVICE)
-    blocks = routing.align(ids.to(DEVICE), 5, 16)
-    spread = routing.spread(x, ids.to(DEVICE), 5, blocks)
+    blocks = routing.align(ids.to(DEVICE), range(5), 16)
+    spread = routing.spread(x, ids.to(DEVICE), range(5), blocks)
     slots = blocks.slots[: int(blocks.used[0])].flatten()
     held = slots < ids.numel()
     assert torch.equal(slots[blocks.places[slots[held]]], slots[held])
@@ -134,8 +159,8 @@ def test_rows_are_spread_to_where_their_pairs_are_and_combined_from_there(size: 
     pairs = torch.zeros(ids.numel(), size, device=DEVICE)
     pairs[slots[held]] = spread[: len(slots)][held]
     spread[: len(slots)][~held] = float("nan")
-    found = kernels.combine(spread, weights, ids.to(DEVICE), 5, blocks.places)
-    assert torch.equal(found, kernels.combine(pairs, weights, ids.to(DEVICE), 5))
+    found = kernels.combine(spread, weights, ids.to(DEVICE), range(5), blocks.places)
+    assert torch.equal(found, kernels.combine(pairs, weights, ids.to(DEVICE), range(5)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

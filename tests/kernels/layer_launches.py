@@ -368,4 +368,4 @@ def choices(num_experts: int, top_k: int) -> None:
         spec = RouterSpec(num_experts, top_k, renormalize=renormalize)
         routing.route(_empty(64, num_experts, dtype=dtype), spec)
     for tokens in (1, 64, 8192):
-        routing.align(_empty(tokens, top_k, dtype=torch.int32), num_experts, 64)
+        routing.align(_empty(tokens, top_k, dtype=torch.int32), range(num_experts), 64)

@@ -116,6 +116,28 @@ def test_experts_that_cannot_be_computed_are_refused(fields, words):
         make_build().experts("x", ExpertSpec(4, 6, 8, 2, **fields))
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["divided", "whole experts"])
+def test_sums_of_results_begin_while_others_are_computed(whole: bool) -> None:
+    """Rows of 24 bytes: with 64 bytes a part, a sum of nine rows is begun in three parts."""
+    torch.manual_seed(0)
+    tensors, hidden = expert_tensors(4), torch.randn(9, 6)
+    routing = Routing(*Ops.route(torch.randn(9, 4), RouterSpec(4, 2)))
+    begun = []
+
+    def work(groups):
+        build = make_build()
+        build.groups = groups
+        groups.tensor.overlap_bytes = 64
+        layer = load_some(build.experts("x", ExpertSpec(4, 6, 8, 2), reduce=False), tensors)
+        begun.append(len(layer.parts(hidden)))
+        return groups.tensor.all_reduce(layer(hidden, routing))
+
+    expected = load_some(make_build().experts("x", ExpertSpec(4, 6, 8, 2)), tensors)(hidden, routing)
+    for found in run_mesh(Mesh(tensor=2, expert_parallel=whole), work):
+        torch.testing.assert_close(found, expected)
+    assert begun == [3, 3]
+
+
 @pytest.mark.parametrize("kind", [GatherExchange, AllToAllExchange])
 @pytest.mark.parametrize("mesh", [Mesh(data=2, expert_parallel=True), Mesh(data=2, tensor=2, expert_parallel=True)])
 def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type[ExpertExchange]) -> None:

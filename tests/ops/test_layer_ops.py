@@ -124,3 +124,4 @@ def test_experts_of_another_rank_add_nothing() -> None:
     got = Ops.fused_experts(hidden, gate_up, down, weights, ids)
     assert (got[1:] == 0).all()
     assert (got[0] != 0).any()
+    assert torch.equal(Ops.fused_experts(hidden, gate_up, down, weights, ids + 5, first=5), got)

@@ -123,14 +123,16 @@ class CudaOps(Ops):
         return self._multiply(x, weight, bias, gated=False)
 
     def fused_experts(
-        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0
-    ) -> Tensor:
+        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
+        first: int = 0, parts: Sequence[slice] = (), done: Callable[[Tensor, slice], None] | None = None,
+    ) -> Tensor:  # fmt: skip
         given = hidden, gate_up, down, weights, ids
         if self.invariant:
-            return experts.fused_experts_invariant(*given)
-        if self._groups and (out := experts.hopper_experts(*given, of_all)) is not None:
+            return experts.fused_experts_invariant(*given, first)
+        rows = parts, done
+        if self._groups and (out := experts.hopper_experts(*given, of_all, first, rows)) is not None:
             return out
-        return experts.fused_experts(*given, of_all=of_all)
+        return experts.fused_experts(*given, of_all=of_all, first=first, rows=rows)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""

@@ -135,11 +135,13 @@ def _places(draw: Draw, padded: bool) -> Arguments:
     return (ids, slots_of, *given, mapping), {}
 
 
-def _experts(draw: Draw) -> Arguments:
-    ids = draw.ints(4, 6, 2)
+def _experts(draw: Draw, first: int) -> Arguments:
+    """Four experts from number `first` on, beside those of other ranks."""
+    ids = draw.ints(4 + 2 * first, 6, 2)
     ids[0, 0] = -1
     weights = torch.rand(6, 2, generator=torch.Generator().manual_seed(2))
-    return (draw.floats(6, 16), draw.floats(4, 24, 16), draw.floats(4, 16, 12), weights, ids), {}
+    given = draw.floats(6, 16), draw.floats(4, 24, 16), draw.floats(4, 16, 12), weights, ids
+    return given, {"first": first} if first else {}
 
 
 def _write_rows(draw: Draw) -> Arguments:
@@ -203,7 +205,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "merge_parts": [_merge_parts],
     "route": [partial(_route, spec=spec) for spec in ROUTERS],
     "place_experts": [lambda d: _places(d, False), lambda d: _places(d, True)],
-    "fused_experts": [_experts],
+    "fused_experts": [lambda d: _experts(d, 0), lambda d: _experts(d, 3)],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
     "best_of_part": [lambda d: _best_of_part(d, False), lambda d: _best_of_part(d, True)],
