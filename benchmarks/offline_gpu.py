@@ -125,16 +125,8 @@ def measure(engine: Any, name: str, chosen: set[int], extra: dict[str, Any]) -> 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         start = time.perf_counter()
-        llm = engine.LLM(
-            model=folder,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            seed=0,
-            gpu_memory_utilization=0.9,
-            max_model_len=max_model_len,
-            **extra,
-        )
+        settings = {"dtype": "bfloat16", "seed": 0, "gpu_memory_utilization": 0.9, "max_model_len": max_model_len}
+        llm = engine.LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, **{**settings, **extra})
     results.append({"model": name, "run": "start", "seconds": time.perf_counter() - start})
     print(f"{name} start {results[0]['seconds']:.1f} s", flush=True)
     timed(llm, engine.SamplingParams, config["vocab_size"], Run(4, (64, 64), (16, 16)), 0)

@@ -22,8 +22,11 @@ from torch import Tensor
 from .chain import await_previous, chained
 from .packets import as_packets, awaited, words_awaited
 
-#: Programs of a launch: all of them are on the device at the same time, as they wait for each other's like.
-MAX_PROGRAMS = 128
+#: Programs of a launch at most. Each waits for its like on the other ranks, which has begun, or begins when programs
+#: before it end: devices begin programs in order.
+MAX_PROGRAMS = 512
+#: Programs that a device has room for at least, and warps: so many programs begin at the same time.
+_FEW_PROGRAMS, _WARPS = 128, 4096
 #: Elements of four bytes in a part of a tensor that is summed without a norm.
 _PART_WORDS = 1024
 
@@ -32,7 +35,7 @@ _PART_WORDS = 1024
 class PeerBuffers:
     """Memory of one rank that its peers write to: `parts(size, packed)` says how the bytes of each rank are divided.
 
-    `addresses` int64 [size] are the ranks' buffers as this device sees them, its own among them; `state` int64 [2] is
+    `addresses` int64 [size] are the ranks' buffers as this device sees them, its own among them; `state` int64 [2] are
     the number of the last call, and how many programs have ended the one that runs. Everything begins as zeros.
     """
 
@@ -65,23 +68,23 @@ class PeerBuffers:
 
 
 @triton.jit
-def _low(word, DTYPE: tl.constexpr):
+def low_half(word, DTYPE: tl.constexpr):
     return (word & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)
 
 
 @triton.jit
-def _high(word, DTYPE: tl.constexpr):
+def high_half(word, DTYPE: tl.constexpr):
     return (word >> 16).to(tl.int16).to(DTYPE, bitcast=True)
 
 
 @triton.jit
-def _joined(low, high):
+def joined(low, high):
     upper = high.to(tl.int16, bitcast=True).to(tl.int32) << 16
     return upper | (low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)
 
 
 @triton.jit
-def _scaled(value, gain, scale, offset, OFFSET: tl.constexpr):
+def scaled(value, gain, scale, offset, OFFSET: tl.constexpr):
     """As `norm.normalized`, whose scale is known."""
     wide = value.to(tl.float32) * scale
     if OFFSET:
@@ -109,40 +112,41 @@ def send(
 
 @triton.jit
 def received(
-    own, epoch, place, kept, part_words,
+    own, epoch, start, lane, kept, part_words,
     PEER: tl.constexpr, SIZE: tl.constexpr, PACKED: tl.constexpr, AWAITED: tl.constexpr,
 ):  # fmt: skip
-    """The words that `PEER` wrote into this rank's memory, once they are there.
+    """The words that `PEER` wrote into this rank's memory from `start` on, once they are there.
 
     AWAITED words of a thread are waited for by that thread alone; 0: all of a program's by all of its threads.
     """
-    place += ((epoch & 1) * SIZE + PEER) * part_words
+    start += ((epoch & 1) * SIZE + PEER) * part_words
     if PACKED:
-        word = awaited(own, epoch, place, kept, AWAITED)
+        word = awaited(own, epoch, start, lane, kept, AWAITED)
     else:
-        word = tl.load(own.to(tl.pointer_type(tl.int32)) + place, mask=kept, other=0, cache_modifier=".cg")
+        word = tl.load(own.to(tl.pointer_type(tl.int32)) + start + lane, mask=kept, other=0, cache_modifier=".cg")
     return word
 
 
 @triton.jit
 def _finish(
-    mine, before, gain, out, total, own, epoch, place, kept, part_words, words, eps, offset,
+    mine, before, gain, out, total, own, epoch, start, lane, kept, part_words, words, eps, offset,
     RANK: tl.constexpr, SIZE: tl.constexpr, DTYPE: tl.constexpr,
     PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, AWAITED: tl.constexpr,
 ):  # fmt: skip
     """Sums a row over ranks and writes it, or its sum with the residual `before` and the norm of that."""
+    place = start + lane
     if tl.float32 == DTYPE:
         value = tl.zeros(mine.shape, tl.float32)
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
+                word = received(own, epoch, start, lane, kept, part_words, peer, SIZE, PACKED, AWAITED)
             value += word.to(tl.float32, bitcast=True)
         if NORM:
             value += before.to(tl.float32, bitcast=True)
             tl.store(total + place, value.to(tl.int32, bitcast=True), mask=kept)
             scale = tl.rsqrt(tl.sum(value * value) / words + eps)
-            value = _scaled(value, gain.to(tl.float32, bitcast=True), scale, offset, OFFSET)
+            value = scaled(value, gain.to(tl.float32, bitcast=True), scale, offset, OFFSET)
         tl.store(out + place, value.to(tl.int32, bitcast=True), mask=kept)
     else:
         low = tl.zeros(mine.shape, tl.float32)
@@ -150,19 +154,19 @@ def _finish(
         for peer in tl.static_range(SIZE):
             word = mine
             if peer != RANK:
-                word = received(own, epoch, place, kept, part_words, peer, SIZE, PACKED, AWAITED)
-            low += _low(word, DTYPE).to(tl.float32)
-            high += _high(word, DTYPE).to(tl.float32)
+                word = received(own, epoch, start, lane, kept, part_words, peer, SIZE, PACKED, AWAITED)
+            low += low_half(word, DTYPE).to(tl.float32)
+            high += high_half(word, DTYPE).to(tl.float32)
         first, second = low.to(DTYPE), high.to(DTYPE)
         if NORM:
-            first += _low(before, DTYPE)
-            second += _high(before, DTYPE)
-            tl.store(total + place, _joined(first, second), mask=kept)
+            first += low_half(before, DTYPE)
+            second += high_half(before, DTYPE)
+            tl.store(total + place, joined(first, second), mask=kept)
             low, high = first.to(tl.float32), second.to(tl.float32)
             scale = tl.rsqrt(tl.sum(low * low + high * high) / (2 * words) + eps)
-            first = _scaled(first, _low(gain, DTYPE), scale, offset, OFFSET)
-            second = _scaled(second, _high(gain, DTYPE), scale, offset, OFFSET)
-        tl.store(out + place, _joined(first, second), mask=kept)
+            first = scaled(first, low_half(gain, DTYPE), scale, offset, OFFSET)
+            second = scaled(second, high_half(gain, DTYPE), scale, offset, OFFSET)
+        tl.store(out + place, joined(first, second), mask=kept)
 
 
 @triton.jit(do_not_specialize=["rows", "num_words"])
@@ -214,8 +218,8 @@ def _sum(
                     send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
             if RECEIVES:
                 _finish(
-                    mine, before, gain, out, total, own + at, epoch, place, kept, part_words, words, eps, offset,
-                    RANK, SIZE, DTYPE, PACKED, NORM, OFFSET, AWAITED,
+                    mine, before, gain, out, total, own + at, epoch, row * words, lane, kept, part_words,
+                    words, eps, offset, RANK, SIZE, DTYPE, PACKED, NORM, OFFSET, AWAITED,
                 )  # fmt: skip
         if RECEIVES:
             if tl.atomic_add(state + 1, 1) == programs - 1:  # the last program: nobody reads the number any more
@@ -223,12 +227,12 @@ def _sum(
                 tl.store(state, epoch)
 
 
-_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def why_not_reduced(tensor: Tensor, buffers: PeerBuffers) -> str | None:
     """None where the kernels can sum `tensor`, else why not."""
-    if tensor.dtype not in _DTYPES:
+    if tensor.dtype not in DTYPES:
         return f"it is {tensor.dtype}"
     if tensor.nbytes > max(buffers.packed_bytes, buffers.plain_bytes):
         return f"{tensor.nbytes} bytes are more than the {buffers.plain_bytes} of the buffers"
@@ -256,15 +260,17 @@ def all_reduce_normed(
     buffers: PeerBuffers,
     *,
     rehearsed: bool = False,
+    packed: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(total), total) for total = the sum of x over ranks + residual, all contiguous [T, dim], dim even.
 
-    `norm` is (weight, eps, offset); `rehearsed` as for `all_reduce`.
+    `norm` is (weight, eps, offset); `rehearsed` as for `all_reduce`; `packed`, for measurements: how values travel.
     """
     weight, eps, offset = norm
     out, total = torch.empty_like(x), torch.empty_like(x)
     words = x.shape[-1] * x.dtype.itemsize // 4
-    _launch(x, residual, weight, out, total, buffers, len(x), words, x.nbytes // 4, eps, offset, rehearsed=rehearsed)
+    sizes = len(x), words, x.nbytes // 4, eps, offset
+    _launch(x, residual, weight, out, total, buffers, *sizes, rehearsed=rehearsed, packed=packed)
     return out, total
 
 
@@ -276,14 +282,15 @@ def _launch(
         return
     packed = x.nbytes <= buffers.packed_bytes if packed is None else packed
     size = triton.next_power_of_2(words)
-    warps = max(4, min(32, size // 128))
+    warps = max(4, min(32 if rows <= _FEW_PROGRAMS else 16, size // 128))
+    programs = min(rows, MAX_PROGRAMS, max(_FEW_PROGRAMS, _WARPS // warps))
     as_words = [None if one is None else one.view(-1).view(torch.int32) for one in (x, residual, weight, out, total)]
-    _sum[(min(rows, MAX_PROGRAMS),)](
+    _sum[(programs,)](
         *as_words, buffers.addresses, buffers.state,
         0 if rehearsed else rows, words, num_words,
         buffers.packed_at if packed else buffers.plain_at,
         (buffers.packed_bytes if packed else buffers.plain_bytes) // 4, eps, offset,
-        RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=_DTYPES[x.dtype],
+        RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
         SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=words_awaited(size, warps, x.device),
         num_warps=warps, **chained(x.device),

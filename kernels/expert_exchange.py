@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .all_reduce import MAX_PROGRAMS, _high, _joined, _low
+from .all_reduce import DTYPES as _DTYPES, high_half, joined, low_half
 from .chain import await_previous, chained
 from .packets import as_packets, awaited, words_awaited
 
@@ -125,7 +125,7 @@ def _dispatch(
                 if source == RANK:
                     chosen = _choice(ids, weights, token, token < count, pick, TOP_K)
                 else:
-                    chosen = awaited(own, epoch, place + pick, in_choice, ALONE)
+                    chosen = awaited(own, epoch, place, pick, in_choice, ALONE)
                 held, first = _held(chosen, pick < TOP_K, RANK, SLOTS, STRIDE, OFFSET)
                 tl.store(kept_slots + row * TOP_K + pick, tl.where(held, chosen - first, -1), mask=pick < TOP_K)
                 tl.store(kept_weights + row * TOP_K + pick - TOP_K, chosen, mask=(pick >= TOP_K) & in_choice)
@@ -133,7 +133,7 @@ def _dispatch(
                     if source == RANK:
                         word = tl.load(x + token * words + lane, mask=in_row, other=0)
                     else:
-                        word = awaited(own, epoch, place + 2 * TOP_K + lane, in_row, AWAITED)
+                        word = awaited(own, epoch, place + 2 * TOP_K, lane, in_row, AWAITED)
                     tl.store(values + row * words + lane, word, mask=in_row)
             _end(state, epoch, programs)
 
@@ -144,8 +144,8 @@ def _added(low, high, word, DTYPE: tl.constexpr):
     if tl.float32 == DTYPE:
         low += word.to(tl.float32, bitcast=True)
     else:
-        low += _low(word, DTYPE).to(tl.float32)
-        high += _high(word, DTYPE).to(tl.float32)
+        low += low_half(word, DTYPE).to(tl.float32)
+        high += high_half(word, DTYPE).to(tl.float32)
     return low, high
 
 
@@ -190,12 +190,12 @@ def _combine(
                             word = tl.load(given + (RANK * room + token) * words + lane, mask=in_row, other=0)
                         else:
                             place = (peer * max_tokens + token) * words
-                            word = awaited(own + at, epoch, place + lane, in_row, AWAITED)
+                            word = awaited(own + at, epoch, place, lane, in_row, AWAITED)
                         low, high = _added(low, high, word, DTYPE)
                 if tl.float32 == DTYPE:
                     summed = low.to(tl.int32, bitcast=True)
                 else:
-                    summed = _joined(low.to(DTYPE), high.to(DTYPE))
+                    summed = joined(low.to(DTYPE), high.to(DTYPE))
                 tl.store(out + token * words + lane, summed, mask=in_row)
             if program == 0:
                 for peer in tl.static_range(SIZE):
@@ -206,7 +206,8 @@ def _combine(
             _end(state, epoch, programs)
 
 
-_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+#: Programs of a launch: all of them are on the device at the same time, as they wait for each other's like.
+_MAX_PROGRAMS = 128
 DTYPES = tuple(_DTYPES)
 
 
@@ -243,7 +244,7 @@ def launch_dispatch(inputs, outputs, room, buffers, *, sends=True, receives=True
     x, ids, weights = inputs
     values, kept_weights, kept_slots = outputs
     as_words = [_words(x), ids, _words(weights), _words(values), _words(kept_weights), kept_slots]
-    _dispatch[(min(buffers.size * room, MAX_PROGRAMS),)](
+    _dispatch[(min(buffers.size * room, _MAX_PROGRAMS),)](
         *as_words, buffers.addresses, buffers.state,
         len(x), 0 if rehearsed else room, buffers.words, buffers.max_tokens, buffers.tokens_at,
         PICKS=triton.next_power_of_2(2 * buffers.top_k), ALONE=int(x.device.type == "cuda"),
@@ -254,7 +255,7 @@ def launch_dispatch(inputs, outputs, room, buffers, *, sends=True, receives=True
 def launch_combine(inputs, out, room, buffers, *, sends=True, receives=True, rehearsed=False):
     """As `launch_dispatch`."""
     given, kept_slots, ids = inputs
-    _combine[(min(buffers.size * room, MAX_PROGRAMS),)](
+    _combine[(min(buffers.size * room, _MAX_PROGRAMS),)](
         _words(given), kept_slots, ids, _words(out), buffers.addresses, buffers.state[2:],
         len(out), 0 if rehearsed else room, buffers.words, buffers.max_tokens, buffers.results_at, buffers.signals_at,
         PICKS=triton.next_power_of_2(buffers.top_k), DTYPE=_DTYPES[given.dtype],

@@ -70,7 +70,8 @@ def _exchange(
         epoch = tl.load(state, volatile=True) + 1
         own = tl.multiple_of(tl.load(peers + RANK), 16) + at
         for first in range(program * ROWS, rows, programs * ROWS):
-            row = first + tl.arange(0, ROWS)
+            lane = tl.arange(0, ROWS)
+            row = first + lane
             kept = row < rows
             score = tl.load(scores + row, mask=kept, other=0)
             own_token = tl.load(ids + row, mask=kept, other=0)
@@ -84,9 +85,13 @@ def _exchange(
                 for rank in tl.static_range(SIZE):
                     came, came_token, came_logit = score, own_token, own_logit
                     if rank != RANK:
-                        came = received(own, epoch, row, kept, part_words, rank, SIZE, True, AWAITED)
-                        came_token = received(own, epoch, rows + row, kept, part_words, rank, SIZE, True, AWAITED)
-                        came_logit = received(own, epoch, 2 * rows + row, kept, part_words, rank, SIZE, True, AWAITED)
+                        came = received(own, epoch, first, lane, kept, part_words, rank, SIZE, True, AWAITED)
+                        came_token = received(
+                            own, epoch, rows + first, lane, kept, part_words, rank, SIZE, True, AWAITED
+                        )
+                        came_logit = received(
+                            own, epoch, 2 * rows + first, lane, kept, part_words, rank, SIZE, True, AWAITED
+                        )
                     top, token, logit = _better(top, token, logit, came, came_token, came_logit, rank == 0)
                 tl.store(tokens + row, token, mask=kept)
                 tl.store(logits + row, logit, mask=kept)

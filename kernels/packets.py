@@ -34,15 +34,17 @@ def as_packets(word, epoch):
 
 
 @triton.jit
-def awaited(own, epoch, place, kept, AWAITED: tl.constexpr):
-    """The words of the packets at `place` of the memory at address `own`, once they are there; 0 where not `kept`.
+def awaited(own, epoch, start, lane, kept, AWAITED: tl.constexpr):
+    """The words of the packets from `start` of the memory at address `own`, once they are there; 0 where not `kept`.
+
+    Lane 0 is always kept.
 
     AWAITED words of a thread are waited for by that thread alone; 0: all of a program's by all of its threads.
     """
     if AWAITED > 0:
-        # words that are not kept are another's, which comes for certain
-        source = (own + 8 * tl.where(kept, place, tl.min(place, 0))).to(tl.int64)
-        number = epoch.to(tl.int32) + tl.zeros(place.shape, tl.int32)
+        # lanes that are not kept wait for the first one's, which comes for certain
+        source = (own + 8 * (start + tl.where(kept, lane, 0))).to(tl.int64)
+        number = epoch.to(tl.int32) + tl.zeros(lane.shape, tl.int32)
         if AWAITED == 4:
             word = tl.inline_asm_elementwise(
                 _AWAIT_FOUR, "=r,=r,=r,=r,l,l,l,l,r,r,r,r", [source, number], tl.int32, is_pure=False, pack=4
@@ -55,7 +57,7 @@ def awaited(own, epoch, place, kept, AWAITED: tl.constexpr):
             word = tl.inline_asm_elementwise(_AWAIT_ONE, "=r,l,r", [source, number], tl.int32, is_pure=False, pack=1)
         word = tl.where(kept, word, 0)
     else:
-        source = own.to(tl.pointer_type(tl.int64)) + place
+        source = own.to(tl.pointer_type(tl.int64)) + start + lane
         number = (epoch << 32) >> 32
         packet = tl.load(source, mask=kept, other=0, volatile=True)
         missing = tl.sum((kept & ((packet >> 32) != number)).to(tl.int32))

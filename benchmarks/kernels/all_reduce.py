@@ -3,7 +3,8 @@
     python benchmarks/kernels/all_reduce.py [--ranks 2] [--json FILE]
 
 Starts a process for each GPU. Of each size it times a graph of 20 sums of tensors [T, hidden] in bfloat16, and of as
-many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it. Then
+many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it ("values
+alone": with a flag behind them where the kernel would pack them with numbers). Then
 products [T, inner] x [inner, hidden] with the sum and norm that follow: alone, one after the other, and in parts whose
 sums begin while the next is computed, by NCCL and by copies between devices. Results are compared with sums in float64
 first. At last the best tokens of the ranks' parts of the vocabulary, by one kernel and by NCCL with another one behind
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = (2048, 8192)
-TOKENS = (1, 4, 16, 64, 256, 512)
+TOKENS = (1, 4, 16, 32, 64, 128, 256, 512)
 CALLS = 20
 #: tokens, inner and hidden size of products
 PRODUCTS = ((8192, 4096, 8192), (8192, 14336, 8192), (8192, 2048, 2048), (4096, 2048, 4096), (5000, 7168, 4096))
@@ -86,6 +87,10 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
                 "nccl + norm": lambda x=x, r=residual, n=norm: ops.add_rms_norm(nccl.all_reduce(x), r, *n),
                 "ours with norm": lambda x=x, r=residual, n=norm: kernels.all_reduce_normed(x, r, n, group._buffers),
             }
+            if x.nbytes <= group._buffers.packed_bytes:
+                works["values alone, with norm"] = lambda x=x, r=residual, n=norm: kernels.all_reduce_normed(
+                    x, r, n, group._buffers, packed=False
+                )
             times = {name: timed(work, group) for name, work in works.items()}
             slowest = [json.loads(data) for data in group.host.gather(json.dumps(times).encode())]
             rows.append({

@@ -64,9 +64,12 @@ class ProcessGroup(ABC):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks; `tensor` is left unchanged."""
 
-    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
-        """The rows of the parts in which a sum is begun while the rest is computed; empty where that would not pay."""
-        del num_rows, row_bytes
+    def parts_of(self, num_rows: int, row_bytes: int, inner: int = 0) -> list[slice]:
+        """The rows of the parts in which a sum is begun while the rest is computed; empty where that would not pay.
+
+        `inner` says how many products each value is a sum of, by which the time to compute a part can be told.
+        """
+        del num_rows, row_bytes, inner
         return []
 
     def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:

@@ -111,7 +111,7 @@ class RowLinear(LinearShard):
     def _parts(self, x: Tensor) -> list[slice]:
         if x.dim() != 2 or self.ops.invariant:
             return []
-        return self.group.parts_of(len(x), len(self.weight) * x.dtype.itemsize)
+        return self.group.parts_of(len(x), len(self.weight) * x.dtype.itemsize, x.shape[1])
 
     def _begun(self, x: Tensor, parts: Sequence[slice]) -> Tensor:
         """The product, the sum of whose first parts has begun while the last one is computed."""

@@ -53,9 +53,9 @@ class CudaOptions(BaseModel):
         "by NCCL.",
     )
     copied_sums: bool = Field(
-        False,
+        True,
         description="With two tensor ranks of one machine, sum what is too large for those kernels by copies between "
-        "the devices, which run beside the products that make the values; else by NCCL. Not yet timed on two devices.",
+        "the devices, which run beside the products that make the values; else by NCCL.",
     )
     hopper_products: HopperProducts = Field(
         "measured",

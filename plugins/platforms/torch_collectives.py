@@ -205,7 +205,7 @@ class TorchGroup(ProcessGroup):
         """Whether the collectives of this worker do nothing now."""
         return self._owner.is_silent
 
-    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
+    def parts_of(self, num_rows: int, row_bytes: int, inner: int = 0) -> list[slice]:
         if not self.overlap_bytes or num_rows * row_bytes < 2 * self.overlap_bytes:
             return []
         return even_parts(num_rows, min(self.overlap_parts, num_rows * row_bytes // self.overlap_bytes))

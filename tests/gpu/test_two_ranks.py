@@ -46,6 +46,19 @@ def test_captured_steps_of_two_ranks_equal_eager_ones(axis: str, family: str, tm
     assert generate(folder, prompts, **values) == generate(folder, prompts, **values, enforce_eager=True)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_steps_of_one_row_sum_in_the_products_that_follow(family: str, tmp_path) -> None:
+    """One request at a time, so that all decodes are steps of one row, and one prompt has a single token."""
+    folder = make_checkpoint(tmp_path, family)
+    prompts = [*make_prompts(6), [7]]
+    values = {"dtype": "bfloat16", "max_num_seqs": 1, **SIZES["tensor"]}
+    captured = generate(folder, prompts, **values)
+    assert captured == generate(folder, prompts, **values, enforce_eager=True)
+    gaps = gaps_to_transformers(folder, "bfloat16", prompts, captured)
+    print(f"{family}: {sum(gap == 0 for gap in gaps)} of {len(gaps)} equal, largest gap {max(gaps):.4f}")
+    assert family.endswith("-moe") or max(gaps) <= 0.3
+
+
 def mixed(folder, prompts, **arguments) -> list[tuple[list[int], int]]:
     """Of requests of all kinds in one batch, the tokens and how many log-probabilities each token has."""
     kinds = [

@@ -14,8 +14,8 @@ from frame.interfaces import HostGroup, NormLayer, Placement
 from frame.kernels import all_reduce as kernels, join
 from frame.ops import Ops
 
-from ..torch_collectives import TorchCollectives, TorchGroup, even_parts, nccl_group
-from .peer_copies import COPIED_BYTES, PeerCopies
+from ..torch_collectives import TorchCollectives, TorchGroup, nccl_group
+from .peer_copies import COPIED_BYTES, PeerCopies, copied_parts
 from .peer_memory import MAX_RANKS, PeerMemory, PeerMemoryError
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -23,8 +23,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 #: Bytes by number of ranks above which NCCL sums sooner than the kernels; measured, see benchmarks/README.md.
 MOST_BYTES = {2: 16 << 20}
 _MOST_BYTES_OF_OTHERS = 1 << 20
-#: Bytes of the parts of a sum that begin while the product of the next part is computed, by NCCL and by copies.
-OVERLAP_BYTES, OVERLAP_COPIED_BYTES = 16 << 20, 8 << 20
+#: Bytes of the parts of a sum by NCCL that begin while the product of the next part is computed.
+OVERLAP_BYTES = 16 << 20
 
 
 class CudaCollectives(TorchCollectives):
@@ -103,12 +103,10 @@ class PeerGroup(TorchGroup):
         self._ops = ops
         self.most_bytes = min(buffers.plain_bytes, MOST_BYTES.get(self.size, _MOST_BYTES_OF_OTHERS))
 
-    def parts_of(self, num_rows: int, row_bytes: int) -> list[slice]:
-        num_bytes = num_rows * row_bytes
-        if self._copies is None or not self.most_bytes < num_bytes <= COPIED_BYTES:
+    def parts_of(self, num_rows: int, row_bytes: int, inner: int = 0) -> list[slice]:
+        if self._copies is None or not self.most_bytes < num_rows * row_bytes <= COPIED_BYTES:
             return super().parts_of(num_rows, row_bytes)
-        count = min(self.overlap_parts, num_bytes // OVERLAP_COPIED_BYTES)
-        return even_parts(num_rows, count) if count > 1 else []
+        return copied_parts(num_rows, row_bytes, inner)
 
     def begin_all_reduce(self, tensor: Tensor, rows: slice) -> None:
         if self._copies is None or not self._copies.takes(tensor) or tensor.nbytes <= self.most_bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,8 +16,33 @@ from .peer_memory import PeerMemory
 
 #: Bytes of the largest sum: what one device keeps for the other's values.
 COPIED_BYTES = 128 << 20
+#: Parts of a sum, and bytes of one at least; its rows are a multiple, as products compute so many at once.
+_MOST_PARTS, _LEAST_BYTES, _ROWS = 4, 4 << 20, 256
+#: Products of which a value is the sum where a device computes it in the time of its copy: a Hopper chip, NVLink 4.
+_HIDING_PRODUCTS = 1800
 #: Types of the values that can be summed.
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def copied_parts(num_rows: int, row_bytes: int, inner: int) -> list[slice]:
+    """The parts of a sum of values of which each is the sum of `inner` products; empty where one part is best.
+
+    A part may be as much smaller than the one before as its product takes longer than its copy: the copy of each part
+    but the last, which is small, then lies beside the product of the next one.
+    """
+    shrinks = min(4.0, max(1.0, inner / _HIDING_PRODUCTS))
+    shares = [shrinks**-place for place in range(min(_MOST_PARTS, num_rows * row_bytes // _LEAST_BYTES))]
+    least = max(_ROWS, -(-_LEAST_BYTES // row_bytes // _ROWS) * _ROWS)
+    ends = [0]
+    for share in shares:
+        left = num_rows - ends[-1]
+        rows = round(num_rows * share / sum(shares) / _ROWS) * _ROWS
+        rows = max(least, rows) if left - max(least, rows) >= least else left
+        ends.append(ends[-1] + rows)
+        if ends[-1] == num_rows:
+            break
+    ends[-1] = num_rows
+    return [slice(first, end) for first, end in pairwise(ends)] if len(ends) > 2 else []
 
 
 class PeerCopies:

@@ -11,7 +11,7 @@ from frame.kernels.peer_copies import CopyBuffers
 from frame.kernels.peer_memory import MAX_RANKS as MAX_RANKS, PeerMemoryError as PeerMemoryError
 
 #: Bytes of a tensor that travels with numbers, and of one that travels alone; the second is divided by the ranks.
-PACKED_BYTES, PLAIN_BYTES = 256 << 10, 32 << 20
+PACKED_BYTES, PLAIN_BYTES = 512 << 10, 32 << 20
 #: Bytes before the memory for copies, of which its two signals take 16.
 _SIGNAL_BYTES = 256
 

@@ -10,6 +10,7 @@ from frame.interfaces import SingleHost
 pytest.importorskip("triton")
 kernels = pytest.importorskip("frame.kernels.all_reduce")
 collectives = pytest.importorskip("frame.plugins.platforms.cuda.collectives")
+peer_copies = pytest.importorskip("frame.plugins.platforms.cuda.peer_copies")
 
 
 class Nccl:
@@ -111,6 +112,24 @@ def test_copies_carry_the_parts_of_what_the_buffers_do_not_hold(taken):
     group.all_reduce(torch.zeros(2048, 64, dtype=torch.bfloat16))
     assert group._copies.calls[5:] == ["whole sum"]
     assert (taken, group.communicator.sums) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "row_bytes", "inner", "rows"),
+    [
+        (8192, 16384, 14336, [6144, 1536, 512]),  # the product of a row takes eight times as long as its copy
+        (8192, 4096, 2048, [2560, 2048, 1792, 1792]),
+        (8192, 4096, 0, [2048, 2048, 2048, 2048]),
+        (5000, 8192, 7168, [3840, 1160]),
+        (1 << 30, 1, 0, [1 << 28] * 4),
+        (3, 32 << 20, 9000, []),
+        (1, 128 << 20, 1, []),
+    ],
+)
+def test_parts_shrink_where_a_product_takes_longer_than_its_copy(num_rows, row_bytes, inner, rows):
+    parts = peer_copies.copied_parts(num_rows, row_bytes, inner)
+    assert [part.stop - part.start for part in parts] == rows
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
 
 
 def test_a_norm_of_another_type_follows_the_sum_that_copies_began(taken):
