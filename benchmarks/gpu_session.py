@@ -62,6 +62,9 @@ PARTS = (
                                    "tests/gpu/test_library.py") + " -n 8", 300),
     Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 360),
     Part("expert-exchange", f"python {_KERNELS}/expert_exchange.py --json {{json}}", 120),
+    Part("two-halves", f"python {_KERNELS}/two_halves.py --json {{json}}", 150,
+         f"python {_KERNELS}/two_halves.py --device cpu --shape tiny --tokens 24,8 --decodes 8 --context 20 "
+         "--prompt 12 --json {json}"),
     Part("expert-balance", "python benchmarks/expert_balance.py --json {json}", 560,
          "python benchmarks/expert_balance.py --shape tiny --platform cpu --batch 4 --steps 60 --interval 20 "
          "--redundant 2 --rows 4 --json {json}"),
