@@ -137,7 +137,8 @@ def print_tables(results: list[dict[str, Any]]) -> None:
         for how in ("launched", "replayed"):
             times = one[how]
             cells += [f"{times[mode]:.0f}" if mode in times else "" for mode in MODES]
-            cells += [f"{times[mode] / times['whole']:.3f}" if mode in times else "" for mode in RATIOS]
+            whole = times.get("whole", 0.0)
+            cells += [f"{times[mode] / whole:.3f}" if whole and mode in times else "" for mode in RATIOS]
         cells += [f"{one[name]:.1e}" if name in one else "" for name in DISTANCES]
         print("| " + " | ".join(cells) + " |")
     print("\n| tokens | exchange | " + " | ".join(PARTS) + " |\n|---|---|" + "---|" * len(PARTS))
