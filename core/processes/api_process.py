@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from frame.elastic.asking import ScaleAsking
+
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
 from ..front.output_parsers import OutputParsers, build_parsers
@@ -31,8 +33,8 @@ from ..server.reports import Reporter
 from ..server.serving import ServingHost
 from .channel import AsyncChannel
 from .child_process import describe, die_with_parent
-from .data_parallel import make_client
-from .messages import EngineNews, EngineUp, Failed, Serving, Shutdown, Stage
+from .data_parallel import DataParallelClient, make_client
+from .messages import ApiOrder, EngineUp, Failed, Scaled, Serving, Shutdown, Stage
 
 if TYPE_CHECKING:
     from ..front.async_front import AsyncFront
@@ -83,13 +85,14 @@ class ApiProcess:
         self._admin: Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._successor = successor
+        self._asking = ScaleAsking()
         self._engine_up = asyncio.Event()  # set from the first engine on
         self._settled = asyncio.Event()  # set when it serves, cannot serve, or ends
 
     async def run(self) -> int:
         """Serves until told to stop; returns the exit status."""
         die_with_parent()
-        control = await AsyncChannel.wrap(self._control_socket, EngineNews)
+        control = await AsyncChannel.wrap(self._control_socket, ApiOrder)
         try:
             server, ingress = self._build()
         except Exception as error:
@@ -102,6 +105,8 @@ class ApiProcess:
         opening = asyncio.create_task(self._open(control))
         follow = asyncio.create_task(self._follow(control, server, ingress))
         self._host.shut_down = lambda: control.send(Shutdown())
+        if isinstance(self._client, DataParallelClient):
+            self._client.on_scale = self._asking.to(control)
         admin = []
         if self._admin is not None and self._admin_listener is not None:
             admin.append(asyncio.create_task(self._admin.serve([self._admin_listener])))
@@ -146,6 +151,9 @@ class ApiProcess:
         """Handles the parent's messages until the parent hangs up, which ends this process too."""
         try:
             while (message := await control.receive()) is not None:
+                if isinstance(message, Scaled):
+                    self._asking.answered(message)
+                    continue
                 await self._client.news(message)
                 self._host.stage = message.name if isinstance(message, Stage) else None
                 if isinstance(message, EngineUp) and self._client.ready:

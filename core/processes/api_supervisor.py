@@ -9,12 +9,12 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
 from .child import Child, spawn
-from .messages import ApiReport, EngineNews, Failed, Serving, Shutdown, Stage
+from .messages import ApiOrder, ApiReport, EngineNews, Engines, Failed, Scale, Scaled, Serving, Shutdown, Stage
 from .python_command import python_command
 from .supervisor import STEADY_SECONDS
 
@@ -33,11 +33,12 @@ class ApiSupervisor:
         *,
         admin: socket.socket | None = None,
         on_shutdown: Callable[[], None] = lambda: None,
+        on_scale: Callable[[int], Awaitable[Scaled]],
     ) -> None:
         self._config = config
         self._files = {"--config-file": json.dumps(config.to_plain())}
         self._admin = admin
-        self._on_shutdown = on_shutdown
+        self._on_shutdown, self._on_scale = on_shutdown, on_scale
         self._listeners = listeners
         self._on_serving = on_serving
         self._children: dict[int, Child] = {}
@@ -45,6 +46,7 @@ class ApiSupervisor:
         self._news: dict[int, list[EngineNews]] = {}  # of each engine: whether it serves, and its present stage
         self._deaths = 0
         self._draining = False
+        self._answering: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> str | None:
@@ -66,9 +68,12 @@ class ApiSupervisor:
 
     async def tell(self, message: EngineNews) -> None:
         """Passes a message about the engine on, also to processes that start later."""
-        kept = self._news.get(message.rank, [])
-        before = [one for one in kept if not isinstance(one, Stage)] if isinstance(message, Stage) else []
-        self._news[message.rank] = [*before, message]
+        if isinstance(message, Engines):
+            self._news = {-1: [message]}  # before those of any engine
+        else:
+            kept = self._news.get(message.rank, [])
+            before = [one for one in kept if not isinstance(one, Stage)] if isinstance(message, Stage) else []
+            self._news[message.rank] = [*before, message]
         for child in list(self._children.values()):
             await _send(child, message)
 
@@ -127,6 +132,10 @@ class ApiSupervisor:
                     self._fail(message.error)
                 elif isinstance(message, Shutdown):
                     self._on_shutdown()
+                elif isinstance(message, Scale):
+                    task = asyncio.create_task(self._scale(child, message.size))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
                 elif isinstance(message, Serving):
                     served = True
                     self._serving.add(index)
@@ -134,7 +143,10 @@ class ApiSupervisor:
                         self._on_serving(message.model_names, "")
         return served
 
+    async def _scale(self, child: Child, size: int) -> None:
+        await _send(child, await self._on_scale(size))
 
-async def _send(child: Child, message: EngineNews) -> None:
+
+async def _send(child: Child, message: ApiOrder) -> None:
     with contextlib.suppress(OSError):  # it is dying; its successor is told when it starts
         await child.channel.send(message)

@@ -12,21 +12,19 @@ from typing import Any
 
 import msgspec
 
+from frame.elastic.sizes import is_elastic
+from frame.elastic.supervisor import DataParallelSupervisor
+
+from ..config.data_parallel import MOST_LOCAL
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from ..plugin_host.registry import Registry
-from ..plugin_host.setups import mesh_of
-from .child import STOP_SECONDS
 from .client import RemoteEngine
-from .machines import Machines
-from .messages import EngineNews
+from .messages import EngineDown, EngineNews, Engines
 from .output_queue import OutputQueue
 from .rank_choice import RankChoice
 from .rank_stats import joined_answers, joined_history, joined_stats
-from .shared_fate import OwnFate, SharedFate
-from .supervisor import EngineSupervisor, News
 
 #: Control methods that only ask: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))
@@ -35,8 +33,9 @@ _MOST_LOST = 1 << 16
 
 
 class _Running(msgspec.Struct):
-    """A request that an engine has: the engine's place, what the request costs it, and the tokens that came."""
+    """A request that an engine has: the engine and its place, what the request costs it, and the tokens that came."""
 
+    engine: RemoteEngine
     place: int
     cost: float
     num_tokens: int = 0
@@ -51,12 +50,16 @@ class DataParallelClient:
 
     def __init__(self, ranks: range, choice: RankChoice, key: bytes = b"") -> None:
         self.on_close: Callable[[], Awaitable[None]] | None = None
-        self._ranks, self._choice = ranks, choice
+        #: has other engines started in place of these, so many; see `ElasticEngines.scale`
+        self.on_scale: Callable[[int], Awaitable[bool]] = _fixed
+        self._ranks, self._choice, self._key = ranks, choice, key
         self._queue = OutputQueue()
         self._engines = [RemoteEngine(self._queue, key) for _ in ranks]
         self._running: dict[str, _Running] = {}
-        self._lost: dict[str, int] = {}  # request → place of the engine that died with it
+        self._lost: dict[str, RemoteEngine] = {}  # request → the engine that died with it
         self._stats = [EngineStats() for _ in ranks]  # the last known ones
+        self._scaling: asyncio.Future[bool] | None = None
+        self._info: EngineInfo | None = None  # of engines in whose place others start
 
     @property
     def ready(self) -> bool:
@@ -66,7 +69,7 @@ class DataParallelClient:
     @property
     def info(self) -> EngineInfo:
         """Facts of the engines, whose caches may differ: what all of them can do."""
-        infos = [engine.info for engine in self._engines if engine.ready] or [self._engines[0].info]
+        infos = [engine.info for engine in self._engines if engine.ready] or [self._info or self._engines[0].info]
         shortest = min(infos, key=lambda info: info.max_model_len)
         return msgspec.structs.replace(shortest, num_blocks=sum(info.num_blocks for info in infos))
 
@@ -83,22 +86,26 @@ class DataParallelClient:
         return None if None in ends else "; ".join(self._named(place, end) for place, end in enumerate(ends))
 
     async def news(self, message: EngineNews) -> None:
-        """Handles a message of the supervisor of one engine."""
-        await self._engines[message.rank - self._ranks.start].news(message)
+        """Handles a message of the supervisor of one engine, or of all."""
+        if isinstance(message, Engines):
+            await self._replace(message)
+        else:
+            await self._engines[message.rank - self._ranks.start].news(message)
 
     async def add(self, request: EngineRequest) -> None:
         """Sends a request to the engine that has the least to do with it; raises as `RemoteEngine.add` does."""
         name = request.request_id
         while True:
             place = self._place(request)
-            entry = self._running[name] = _Running(place, self._choice.cost(request))
+            engine = self._engines[place]
+            entry = self._running[name] = _Running(engine, place, self._choice.cost(request))
             self._choice.begin(place, entry.cost)
             try:
-                await self._engines[place].add(request)
+                await engine.add(request)
                 return
             except EngineDeadError:  # it went while the request waited for it; another one may be there
                 self._forget(name)
-                if self._engines[place].end is None or self.end is not None:
+                if engine.end is None or self.end is not None:
                     raise
             except BaseException:
                 self._forget(name)
@@ -106,15 +113,15 @@ class DataParallelClient:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests; unknown ids are ignored."""
-        by_place: dict[int, list[str]] = {}
+        by_engine: dict[RemoteEngine, list[str]] = {}
         for name in request_ids:
             self._lost.pop(name, None)
             if (entry := self._running.get(name)) is not None:
-                by_place.setdefault(entry.place, []).append(name)
-                if self._engines[entry.place].keeps(name):
+                by_engine.setdefault(entry.engine, []).append(name)
+                if entry.engine.keeps(name):
                     self._forget(name)
-        for place, names in by_place.items():
-            await self._engines[place].abort(names)
+        for engine, names in by_engine.items():
+            await engine.abort(names)
 
     async def outputs(self) -> AsyncIterator[list[EngineOutput]]:
         """Everything the engines emit, for one consumer; ends when the client is closed."""
@@ -131,14 +138,19 @@ class DataParallelClient:
 
     async def stats(self) -> EngineStats:
         """The sums over all engines, and in `ranks` those of each: the last known ones where it does not answer."""
-        await asyncio.gather(*(self._ask(place) for place in range(len(self._engines))))
+        await asyncio.gather(*(self._ask(place, self._stats) for place in range(len(self._engines))))
         return joined_stats(self._stats)
 
     async def call(self, method: str, arguments: dict[str, Any] | None = None) -> Any:
         """Calls a control method of every engine and joins the answers; raises `RuntimeError` naming the rank.
 
-        Raises `EngineDeadError` before any of them is called when one is not there, except for questions.
+        Raises `EngineDeadError` before any of them is called when one is not there, except for questions. The method
+        "scale_elastic_ep" changes their number, also where the caller is cancelled.
         """
+        if method == "is_scaling_elastic_ep":
+            return self._scaling is not None
+        if method == "scale_elastic_ep":
+            return await self._scale(**(arguments or {}))
         there = [place for place, engine in enumerate(self._engines) if engine.error is None]
         if len(there) < len(self._engines) and (method not in _QUESTIONS or not there):
             place = next(place for place in range(len(self._engines)) if place not in there)
@@ -165,12 +177,12 @@ class DataParallelClient:
             await self.on_close()
 
     def _named(self, place: int, text: str | None) -> str:
-        return f"engine {self._ranks[place]}: {text}"
+        return f"engine {self._ranks.start + place}: {text}" if len(self._ranks) > 1 else str(text)
 
     def _place(self, request: EngineRequest) -> int:
         before = self._lost.pop(request.request_id, None)
-        if before is not None and self._engines[before].end is None:
-            return before
+        if before is not None and before.end is None and before in self._engines:
+            return self._engines.index(before)
         places = range(len(self._engines))
         open_ones = [place for place in places if self._engines[place].error is None]
         starting = [place for place in places if self._engines[place].end is None]
@@ -181,7 +193,7 @@ class DataParallelClient:
     def _ended(self, output: EngineOutput, entry: _Running) -> None:
         name = output.request_id
         if output.finish_reason == "error" and output.fault == "lost":
-            self._lost[name] = entry.place
+            self._lost[name] = entry.engine
             while len(self._lost) > _MOST_LOST:  # requests that nobody wants any more do not come again
                 del self._lost[next(iter(self._lost))]
             self._forget(name)
@@ -193,86 +205,53 @@ class DataParallelClient:
         if entry is not None:
             self._choice.end(entry.place, entry.cost, num_tokens)
 
-    async def _ask(self, place: int) -> None:
+    async def _ask(self, place: int, stats: list[EngineStats]) -> None:
         engine, rank = self._engines[place], self._ranks[place]
         try:
             found = await engine.stats()
         except EngineDeadError:
-            found = self._stats[place]
-        self._stats[place] = msgspec.structs.replace(found, rank=rank, problem=engine.error)
+            found = stats[place]
+        stats[place] = msgspec.structs.replace(found, rank=rank, problem=engine.error)
+
+    async def _scale(self, new_data_parallel_size: int) -> bool:
+        """Raises what `ElasticEngines.scale` raises, and `RuntimeError` while requests are held back."""
+        for question, state in (("is_paused", "paused: resume"), ("is_sleeping", "asleep: wake")):
+            if await self.call(question):
+                raise RuntimeError(f"the engines are {state} them before their number changes")
+        if self._scaling is not None:
+            raise RuntimeError("the number of engines is being changed already; ask again when that has ended")
+        self._scaling = asyncio.ensure_future(self.on_scale(new_data_parallel_size))
+        self._scaling.add_done_callback(self._scaled)
+        return await asyncio.shield(self._scaling)
+
+    def _scaled(self, task: asyncio.Future[bool]) -> None:
+        self._scaling = None
+        task.cancelled() or task.exception()  # which nobody may have waited for
+
+    async def _replace(self, message: Engines) -> None:
+        """Has so many other engines from now on, which get the requests of the present ones."""
+        before, self._info = self._engines, self.info
+        self._ranks = range(message.size)
+        self._engines = [RemoteEngine(self._queue, self._key) for _ in self._ranks]
+        self._stats = [EngineStats() for _ in self._ranks]
+        self._choice.forget()
+        await asyncio.gather(*(one.news(EngineDown(message.error, final=True, away=True)) for one in before))
 
 
-class DataParallelSupervisor:
-    """Keeps the engines of this machine alive: each by itself, or those that share experts together.
-
-    `news` is awaited for every stage, start and death, also of engines that other machines start for this server.
-    """
-
-    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
-        self._config = config
-        ranks, shared = config.data_parallel.local_ranks, mesh_of(config).data > 1
-        self._fate = fate = SharedFate() if shared and len(ranks) > 1 else OwnFate()
-        self._supervisors = {rank: EngineSupervisor(config, news, command, rank, fate) for rank in ranks}
-        if isinstance(fate, SharedFate):
-            for one in self._supervisors.values():
-                fate.add(one)
-        self._machines = Machines(config, news, lambda: self.config) if config.data_parallel.remote_ranks else None
-
-    @property
-    def config(self) -> FrameConfig:
-        """The configuration with the weights that engines serve by now."""
-        newest = next(iter(self._supervisors.values())).config
-        return self._config.model_copy(update={"model": newest.model, "load": newest.load})
-
-    async def start(self) -> None:
-        """Starts all engines at once and returns when they are ready; raises `EngineDeadError` and leaves none.
-
-        Raises `ValueError` where it cannot listen for other machines.
-        """
-        if self._machines is not None:
-            self._machines.listen()
-        choices = Registry.load().choices(self._config)
-        starts: dict[int, asyncio.Task[Any]] = {
-            rank: asyncio.create_task(one.start(choices)) for rank, one in self._supervisors.items()
-        }
-        others = [] if self._machines is None else [asyncio.create_task(self._machines.start())]
-        tasks = [*starts.values(), *others]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException as error:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self.stop(0)
-            if isinstance(error, EngineDeadError) and len(tasks) > 1:
-                for rank, task in starts.items():
-                    if not task.cancelled() and task.exception() is error:
-                        raise EngineDeadError(f"engine {rank}: {error}") from None
-            raise
-
-    async def wait(self) -> None:
-        """Returns when no engine will be started any more (the last `EngineDown` of each says why)."""
-        await asyncio.gather(*(one.wait() for one in self._supervisors.values()))
-        if self._machines is not None:
-            await self._machines.wait()
-
-    async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ends all engine processes, by force after `seconds`. May be called twice."""
-        if self._machines is not None:
-            await self._machines.stop()
-        await asyncio.gather(*(one.stop(seconds) for one in self._supervisors.values()))
-        self._fate.close()
+async def _fixed(size: int) -> bool:
+    raise RuntimeError(f"this client cannot ask for {size} engines")
 
 
 def make_client(
     config: FrameConfig, descriptor: int | None = None, process: int = 0
 ) -> RemoteEngine | DataParallelClient:
     """The client of the engines of this server. `descriptor`: the memory that API processes share."""
-    parallel = config.data_parallel
+    parallel, elastic = config.data_parallel, is_elastic(config)
     ranks = parallel.served_ranks
-    if len(ranks) == 1:
+    if len(ranks) == 1 and not elastic:
         return RemoteEngine()
-    choice = RankChoice(len(ranks), descriptor, process, cached=config.cache.enable_prefix_caching)
+    most = MOST_LOCAL if elastic else len(ranks)
+    choice = RankChoice(most, descriptor, process, cached=config.cache.enable_prefix_caching)
     return DataParallelClient(ranks, choice, parallel.key() if parallel.remote_ranks else b"")
 
 
@@ -287,5 +266,7 @@ async def start_engine(config: FrameConfig, command: Sequence[str] | None = None
     client = make_client(config)
     supervisor = DataParallelSupervisor(config, client.news, command)
     client.on_close = supervisor.stop
+    if isinstance(client, DataParallelClient):
+        client.on_scale = supervisor.engines.scale
     await supervisor.start()
     return client

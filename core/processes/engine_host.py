@@ -25,7 +25,7 @@ from ..interfaces.wire import encode
 from .channel import Channel, FrameTooLargeError, same_user
 from .child_process import describe
 from .journal import PULSE_SECONDS, NullJournal, journal_name
-from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, ToEngine, Wave, Weights
+from .messages import LAST_WORDS_SECONDS, Abort, Add, Begin, Call, Hello, Outputs, Reply, Rest, ToEngine, Wave, Weights
 from .stats_history import StatsHistory
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def _failure(request_id: str, error: str, fault: Fault = "engine") -> EngineOutp
 class EngineHost:
     """Serves one engine to clients that connect to `listener`, until `stop`.
 
-    `report` sends the supervisor what it needs to start the same engine again. `inbox` may hold a `Wave` of the
-    supervisor already, as (None, wave).
+    `report` sends the supervisor what it needs to start the same engine again, and that no step is under way where it
+    asked. `inbox` may hold a `Wave` of the supervisor already, as (None, wave).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class EngineHost:
         listener: socket.socket | Door,
         journal: NullJournal,
         begin: Begin,
-        report: Callable[[Weights], None] = lambda _: None,
+        report: Callable[[Weights | Rest], None] = lambda _: None,
         inbox: SimpleQueue[tuple[_Client | None, Any]] | None = None,
     ) -> None:
         engine.watch(journal, Suspects(begin.suspects))
@@ -119,7 +119,7 @@ class EngineHost:
         self._accepted: weakref.WeakSet[_Client] = weakref.WeakSet()  # the accepting thread's
         self._owners: dict[str, _Client] = {}  # request id -> the client that gets its outputs
         self._failed_steps = 0
-        self._running = True
+        self._running, self._resting = True, False
         self._history = StatsHistory(engine.stats)
 
     def run(self) -> None:
@@ -128,7 +128,11 @@ class EngineHost:
         accepting.start()
         try:
             while self._running:
-                self._drain(wait=not (self._engine.has_unfinished() or self._engine.has_idle_work()))
+                busy = self._engine.has_unfinished()
+                if self._resting and not busy:
+                    self._resting = False
+                    self._report(Rest())
+                self._drain(wait=not (busy or self._engine.has_idle_work()))
                 if self._running:
                     self._journal.beat(idle=False)
                     self._route(self._step())
@@ -177,6 +181,9 @@ class EngineHost:
         if client is None:
             if isinstance(message, Wave):
                 self._engine.begin_wave(message.number)
+            elif isinstance(message, Rest):
+                self._engine.call("pause")
+                self._resting = True
             else:
                 self._running = False
             return

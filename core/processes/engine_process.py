@@ -23,7 +23,7 @@ from .channel import Channel, listen
 from .child_process import describe, die_with_parent, show_as
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
-from .messages import Begin, EngineOrder, EngineReport, Failed, Ready, Stage, Wave
+from .messages import Begin, EngineOrder, EngineReport, Failed, Prepared, Ready, Stage, Wave
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -66,6 +66,7 @@ class EngineProcess:
             build = self._prepare(
                 self._config, lambda stage: self._report(Stage(stage, time.monotonic() - self._started))
             )
+            self._report(Prepared())
             begin = self._orders.get()
             engine = build()
         except Exception as error:
@@ -106,7 +107,7 @@ class EngineProcess:
         """Takes the order of the parent; when it hangs up, ends the engine, and by force if the main thread hangs."""
         with contextlib.suppress(OSError, ValueError):
             while (order := self._parent.receive()) is not None:
-                if isinstance(order, Wave):
+                if not isinstance(order, Begin):
                     self._inbox.put((None, order))
                     continue
                 show_as("frame-engine")

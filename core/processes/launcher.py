@@ -14,6 +14,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from frame.elastic.asking import answer
+from frame.elastic.supervisor import DataParallelSupervisor
 from frame.links.headless import serve_headless
 
 from ..config.errors import ConfigError
@@ -21,9 +23,8 @@ from ..config.tree import FrameConfig
 from ..server.certificates import tls_context
 from .api_supervisor import ApiSupervisor
 from .child_process import describe
-from .data_parallel import DataParallelSupervisor
 from .listeners import bind_admin, bind_all, close_all, url
-from .messages import EngineDown, EngineNews, EngineUp, Stage
+from .messages import EngineDown, EngineNews, Engines, EngineUp, Stage
 
 _STOP_SECONDS = 5.0
 #: Exit statuses.
@@ -45,7 +46,14 @@ class Launcher:
         self._supervisor = DataParallelSupervisor(config, self._news, engine_command)
         self._started = time.monotonic()
         self._admin = admin
-        self._apis = ApiSupervisor(config, listeners, self._on_serving, admin=admin, on_shutdown=self._on_signal)
+        self._apis = ApiSupervisor(
+            config,
+            listeners,
+            self._on_serving,
+            admin=admin,
+            on_shutdown=self._on_signal,
+            on_scale=lambda size: answer(self._supervisor.engines.scale(size)),
+        )
         self._engines: dict[int, EngineUp | EngineDown] = {}
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._signals = 0
@@ -69,7 +77,7 @@ class Launcher:
 
     @property
     def _several(self) -> bool:
-        return len(self._config.data_parallel.served_ranks) > 1
+        return len(self._supervisor.config.data_parallel.served_ranks) > 1
 
     @property
     def _all_gone(self) -> bool:
@@ -105,6 +113,9 @@ class Launcher:
         """Logs the engine's state and passes it on to the API processes."""
         if isinstance(message, Stage):
             self._say(self._named(message.rank, message.name))
+        elif isinstance(message, Engines):
+            self._say(message.error)
+            self._engines = {rank: EngineDown(message.error, False, rank) for rank in range(message.size)}
         else:
             self._engines[message.rank] = message
         if isinstance(message, EngineDown) and not message.final:

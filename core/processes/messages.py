@@ -1,8 +1,8 @@
 """The messages between the processes of a server, as typed structs.
 
 Four conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
-supervisor and an API process (whether there is an engine, and if not, why); a server and another machine that starts
-engines for it (the same).
+supervisor and an API process (whether there is an engine, and if not, why; how many there should be); a server and
+another machine that starts engines for it (whether there are).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..interfaces.client import EngineInfo
-from ..interfaces.engine import EngineOutput, EngineRequest
+from ..interfaces.engine import EngineOutput, EngineRequest, Fault
 
 #: Seconds for reading the last messages of an engine that has ended.
 LAST_WORDS_SECONDS = 5.0
@@ -66,6 +66,10 @@ class Stage(msgspec.Struct, tag=True):
     rank: int = 0
 
 
+class Prepared(msgspec.Struct, tag=True):
+    """Engine to supervisor: libraries are loaded and the configuration is possible; it waits for `Begin`."""
+
+
 class Ready(msgspec.Struct, tag=True):
     """Engine to supervisor: it listens at `address` now."""
 
@@ -106,6 +110,10 @@ class Wave(msgspec.Struct, tag=True):
     number: int
 
 
+class Rest(msgspec.Struct, tag=True):
+    """Supervisor to engine: hold all requests back from now on, and say when no step is under way. And the answer."""
+
+
 class EngineUp(msgspec.Struct, tag=True):
     """Supervisor to clients: engine `rank` listens at `address`, a Unix socket or "tcp://HOST:PORT/NAME"."""
 
@@ -124,6 +132,27 @@ class EngineDown(msgspec.Struct, tag=True):
     final: bool = False
     rank: int = 0
     away: bool = False
+
+
+class Engines(msgspec.Struct, tag=True):
+    """Supervisor to clients: there will be `size` engines, none of which is there yet; those before have ended."""
+
+    size: int
+    error: str
+
+
+class Scale(msgspec.Struct, tag=True):
+    """API process to supervisor: serve with `size` engines that share experts."""
+
+    size: int
+
+
+class Scaled(msgspec.Struct, tag=True):
+    """Supervisor to API process: the answer to `Scale`; where `error` says why not, `fault` whose fault it is."""
+
+    changed: bool = False
+    error: str = ""
+    fault: Fault = "engine"
 
 
 class Admitted(msgspec.Struct, tag=True):
@@ -154,9 +183,10 @@ class Shutdown(msgspec.Struct, tag=True):
 #: the messages of each direction
 ToEngine = Hello | Add | Abort | Call
 FromEngine = Outputs | Reply
-EngineReport = Stage | Ready | Failed | Weights | Wave
-EngineOrder = Begin | Wave
-EngineNews = Stage | EngineUp | EngineDown
-MachineNews = EngineNews | Failed
+EngineReport = Stage | Prepared | Ready | Failed | Weights | Wave | Rest
+EngineOrder = Begin | Wave | Rest
+EngineNews = Stage | EngineUp | EngineDown | Engines
+MachineNews = Stage | EngineUp | EngineDown | Failed
 MachineOrder = Admitted | Refused | Dismissed
-ApiReport = Serving | Failed | Shutdown
+ApiReport = Serving | Failed | Shutdown | Scale
+ApiOrder = EngineNews | Scaled

@@ -79,6 +79,10 @@ class RankChoice:
         if num_tokens is not None:
             self._length += _WEIGHT * (num_tokens - self._length)
 
+    def forget(self) -> None:
+        """Other engines take the place of these, and have no prompt in their caches."""
+        self._prefixes[:] = 0
+
     def _held(self, keys: list[tuple[int, int]]) -> dict[int, int]:
         """Rank → tokens of the longest of these beginnings that its engine got last."""
         held: dict[int, int] = {}

@@ -17,7 +17,7 @@ from typing import Any
 from ..config.tree import FrameConfig
 from .child import STOP_SECONDS, Child, spawn
 from .journal import JournalReader
-from .messages import EngineReport
+from .messages import EngineReport, Failed, Prepared, Stage
 
 logger = logging.getLogger("frame.server")
 
@@ -68,6 +68,14 @@ class Standby:
         if taken is not None:
             await taken.stop(0)
         return await self._spawn()
+
+    async def prepare(self) -> None:
+        """Starts a standby now, and returns when it could begin; raises `ValueError` with what is wrong for it."""
+        self._ahead = await self._spawn()
+        while isinstance(message := await self._ahead.channel.receive(), Stage):
+            pass
+        if not isinstance(message, Prepared):
+            raise ValueError(message.error if isinstance(message, Failed) else "its process has ended")
 
     def keep(self) -> None:
         """Starts a standby soon and replaces it when it ends, until `take` or `stop`."""

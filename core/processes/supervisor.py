@@ -20,7 +20,7 @@ from ..engine.recovery.suspects import Suspects
 from ..interfaces.client import EngineDeadError, EngineInfo
 from .child import STOP_SECONDS
 from .journal import PULSE_SECONDS, JournalReader
-from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Ready, Stage, Wave, Weights
+from .messages import Begin, EngineDown, EngineNews, EngineUp, Failed, Prepared, Ready, Rest, Stage, Wave, Weights
 from .python_command import python_command
 from .shared_fate import Death, OwnFate, Verdict
 from .standby import EngineChild, Standby
@@ -29,6 +29,8 @@ logger = logging.getLogger("frame.server")
 
 #: A ready engine that lived this many seconds does not count towards deaths in a row.
 STEADY_SECONDS = 60.0
+#: Seconds that an engine gets to end its steps.
+REST_SECONDS = 10.0
 #: A suspect is at fault after so many deaths, in the last of which it was computed alone. One kill from outside may
 #: well hit the same request twice.
 _PROOF = 2
@@ -65,11 +67,18 @@ class EngineSupervisor:
         self._deaths = 0
         self._blame = Blame()
         self._hung = False
+        self._rests = asyncio.Event()
+
+    async def prepare(self, choices: Sequence[Any]) -> None:
+        """Starts a process for the engine that takes no device yet; raises `ValueError` with what is wrong for it."""
+        self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
+        await self._standby.prepare()
 
     async def start(self, choices: Sequence[Any]) -> EngineInfo:
         """Starts the engine with these plugins and returns once it is ready; raises `EngineDeadError`."""
         try:
-            self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
+            if self._standby is None:
+                self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
             info = await self._launch()
         except BaseException:
             await self.stop(0)  # no request is lost
@@ -79,8 +88,18 @@ class EngineSupervisor:
 
     async def wait(self) -> None:
         """Returns when no engine will be started any more (the last `EngineDown` says why)."""
-        if self._task is not None:
-            await self._task
+        if (task := self._task) is not None:
+            await asyncio.wait([task])
+            if not task.cancelled():  # as `stop` does
+                task.result()
+
+    async def rest(self) -> None:
+        """Has the engine hold its requests back; returns when it is in no step, is gone, or has had its time."""
+        if self._engine is not None and self._engine.process.returncode is None:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(REST_SECONDS):
+                    await self._engine.channel.send(Rest())
+                    await self._rests.wait()
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends the engine process, by force after `seconds`, and removes what it needed. May be called twice."""
@@ -136,6 +155,8 @@ class EngineSupervisor:
             match await engine.channel.receive():
                 case Stage(name=name, seconds=seconds):
                     await self._news(Stage(name, seconds, self.rank))
+                case Prepared():
+                    pass
                 case Ready(info=info, address=address):
                     engine.address = address
                     return info
@@ -234,6 +255,8 @@ class EngineSupervisor:
             while (message := await engine.channel.receive()) is not None:
                 if isinstance(message, Failed):
                     failed = message
+                elif isinstance(message, Rest):
+                    self._rests.set()
                 elif isinstance(message, Wave):
                     await self._fate.begin_wave(message.number)
                 elif isinstance(message, Weights) and self._standby is not None:

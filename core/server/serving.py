@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frame.elastic.sizes import is_elastic, refusal
+
 from ..config.tree import FrameConfig
 from ..front.output_parsers import OutputParsers
 from ..interfaces.client import EngineClient, EngineDeadError, EngineInfo
@@ -243,8 +245,14 @@ class ClientControl:
         if method == "shutdown":
             await self._host.shut_down()
             return None
+        if method == "scale_elastic_ep" and (reason := refusal(self._host.config, **arguments)):
+            raise RequestError(400, reason)
+        if method == "is_scaling_elastic_ep" and not is_elastic(self._host.config):
+            return False
         try:
             return await self._host.client.call(method, arguments)
+        except ValueError as error:
+            raise RequestError(400, str(error)) from None
         except EngineDeadError as error:
             raise RequestError(503, str(error)) from None
         except RuntimeError as error:

@@ -10,7 +10,7 @@ from fastapi.requests import Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from frame.interfaces import BoundedModel, Endpoint, RequestError
+from frame.interfaces import BoundedModel, Endpoint
 
 from .json_response import json_response
 
@@ -43,6 +43,16 @@ class WakeBody(BoundedModel):
     tags: list[Literal["weights", "kv_cache"]] = Field(["weights", "kv_cache"], max_length=2)
 
 
+class ScaleBody(BoundedModel):
+    """How many engines share the experts from now on.
+
+    vLLM lets running requests end for `drain_timeout` seconds; here they go on with the new engines.
+    """
+
+    new_data_parallel_size: int = Field(ge=1, le=4096)
+    drain_timeout: float = Field(120, gt=0, le=1e9)
+
+
 class AdminEndpoint(Endpoint):
     """Bodies are optional; every answer is JSON."""
 
@@ -60,12 +70,17 @@ class AdminEndpoint(Endpoint):
             ("/reset_mm_cache", self._reset_media),
             ("/reset_encoder_cache", self._reset_media),
             ("/scale_elastic_ep", self._scale),
+            ("/is_scaling_elastic_ep", self._is_scaling),
             ("/start_profile", self._start_profile),
             ("/stop_profile", self._stop_profile),
             ("/shutdown", self._shutdown),
         ):
             router.add_api_route(path, handler, methods=["POST"])
-        for path, question in (("/is_paused", self._is_paused), ("/is_sleeping", self._is_sleeping)):
+        for path, question in (
+            ("/is_paused", self._is_paused),
+            ("/is_sleeping", self._is_sleeping),
+            ("/is_scaling_elastic_ep", self._is_scaling),
+        ):
             router.add_api_route(path, question, methods=["GET"])
         return router
 
@@ -108,12 +123,16 @@ class AdminEndpoint(Endpoint):
         """Models take text only, so caches of media are always empty."""
         return json_response({"success": True})
 
-    async def _scale(self) -> Response:
-        raise RequestError(
-            501,
-            "this server runs one engine with one worker: there are no experts on other ranks to scale",
-            code="not_implemented",
-        )
+    async def _scale(self, request: Request) -> Response:
+        """Answers when the new engines serve; running requests go on with them, and new ones wait for them."""
+        body: ScaleBody = self.serving.http.parse(request, ScaleBody)
+        size = body.new_data_parallel_size
+        changed = await self._control("scale_elastic_ep", new_data_parallel_size=size)
+        done = "Scaled to" if changed else "Nothing changed: there are"
+        return json_response({"message": f"{done} {size} data parallel engines", "changed": bool(changed)})
+
+    async def _is_scaling(self) -> Response:
+        return json_response({"is_scaling_elastic_ep": bool(await self._control("is_scaling_elastic_ep"))})
 
     async def _start_profile(self) -> Response:
         await self._control("start_profile")

@@ -81,7 +81,7 @@ async def client() -> AsyncIterator[RemoteEngine]:
 
 
 def engine_pid(client: RemoteEngine) -> int:
-    pid = client.on_close.__self__._supervisors[0]._engine.process.pid  # type: ignore[union-attr]
+    pid = client.on_close.__self__.engines.supervisors[0]._engine.process.pid  # type: ignore[union-attr]
     assert isinstance(pid, int)
     return pid
 
@@ -161,7 +161,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client: RemoteE
 async def test_a_starting_engine_that_sends_nonsense_is_started_again(
     client: RemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = client.on_close.__self__._supervisors[0]  # type: ignore[union-attr]
+    supervisor = client.on_close.__self__.engines.supervisors[0]  # type: ignore[union-attr]
     begin, begun = supervisor._begin, []
 
     async def nonsense_first(engine: EngineChild) -> Any:
@@ -390,7 +390,7 @@ def test_the_engine_ends_with_its_parent() -> None:
         "from frame.core.processes.data_parallel import start_engine\n"
         "async def main():\n"
         f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
-        "    print(client.on_close.__self__._supervisors[0]._engine.process.pid, flush=True)\n"
+        "    print(client.on_close.__self__.engines.supervisors[0]._engine.process.pid, flush=True)\n"
         "    await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -471,7 +471,7 @@ async def test_requests_end_when_connections_break_again_and_again(client: Remot
 
 async def ahead(client: RemoteEngine) -> EngineChild:
     """The standby engine."""
-    supervisor = client.on_close.__self__._supervisors[0]  # type: ignore[union-attr]
+    supervisor = client.on_close.__self__.engines.supervisors[0]  # type: ignore[union-attr]
     async with asyncio.timeout(60):
         while supervisor._standby._ahead is None:
             await asyncio.sleep(0.01)

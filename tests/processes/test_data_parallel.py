@@ -35,7 +35,7 @@ async def client() -> AsyncIterator[DataParallelClient]:
 
 def pids(client: DataParallelClient) -> list[int]:
     owner = client.on_close.__self__  # type: ignore[union-attr]
-    return [one._engine.process.pid for one in owner._supervisors.values()]
+    return [one._engine.process.pid for one in owner.engines.supervisors.values()]
 
 
 async def until(condition: Any, seconds: float = 30.0) -> None:
@@ -183,7 +183,7 @@ async def test_requests_of_an_engine_whose_machine_is_gone_go_to_another_until_i
     for name in ("a", "b", "c", "d"):
         await client.add(request(name, tokens=300))
     theirs = [name for name in ("a", "b", "c", "d") if client._running[name].place == 1]
-    info, supervisor = client._engines[1].info, client.on_close.__self__._supervisors[1]  # type: ignore[union-attr]
+    info, supervisor = client._engines[1].info, client.on_close.__self__.engines.supervisors[1]  # type: ignore[union-attr]
     address = supervisor._engine.address
     await client._engines[1]._stop_reading()  # as if nothing came from there any more
     client._engines[1]._on_disconnect("the connection broke", "lost")

@@ -19,19 +19,20 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.processes.channel import AsyncChannel
 from frame.core.processes.child_process import describe
-from frame.core.processes.data_parallel import DataParallelSupervisor
 from frame.core.processes.machines import MAX_NEWS_BYTES
 from frame.core.processes.messages import (
     Admitted,
     Dismissed,
     EngineDown,
     EngineNews,
+    Engines,
     EngineUp,
     Failed,
     MachineOrder,
     Refused,
     Stage,
 )
+from frame.elastic.supervisor import DataParallelSupervisor
 
 from .description import described, listed
 from .greeting import RefusedError, connect_async
@@ -153,6 +154,8 @@ class Headless:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _news(self, message: EngineNews) -> None:
+        if isinstance(message, Engines):
+            return  # never: other machines' engines are as many as the server was started for
         if isinstance(message, Stage):
             logger.info("engine %d: %s", message.rank, message.name)
         else:

@@ -22,6 +22,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.tokenizer import Tokenizer
 from frame.core.plugin_host.model_sources import fetch_model
 from frame.core.plugin_host.registry import Registry
+from frame.elastic.sizes import refusal
 
 from .background_engine import BackgroundEngine
 from .unserved import refuse_unserved, sleep_keeps
@@ -218,6 +219,18 @@ class AsyncLLM(AsyncFront):
             raise ValueError("workers of another process take a method by name and keyword arguments only")
         async with asyncio.timeout(timeout):
             return list(await self._client.call("worker", {"method": method, **(kwargs or {})}))
+
+    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: float = 300) -> None:
+        """Has so many engines share the experts from now on; returns when they serve.
+
+        Running requests go on with them, so that none need end within `drain_timeout` seconds. Raises, before anything
+        stops, `ValueError` for a number that is impossible and `RuntimeError` when it is no time for it; when the new
+        engines do not start, `EngineDeadError` with the cause, and the old number serves on.
+        """
+        del drain_timeout
+        if reason := refusal(self.config, new_data_parallel_size):
+            raise ValueError(reason)
+        await self._client.call("scale_elastic_ep", {"new_data_parallel_size": new_data_parallel_size})
 
     async def start_profile(self) -> None:
         """Begins a profiler trace (profile_dir)."""

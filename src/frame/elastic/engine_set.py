@@ -1,0 +1,80 @@
+"""The engines that this machine starts, as one: each alone, or those that share experts together. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any
+
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.client import EngineDeadError, EngineInfo
+from frame.core.plugin_host.setups import mesh_of
+from frame.core.processes.child import STOP_SECONDS
+from frame.core.processes.shared_fate import OwnFate, SharedFate
+from frame.core.processes.supervisor import EngineSupervisor, News
+
+
+class EngineSet:
+    """The supervisors of the engines of one configuration, from their start to their end."""
+
+    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
+        parallel = config.data_parallel
+        ranks, shared = parallel.local_ranks, mesh_of(config).data > 1
+        self._config, self._several = config, len(ranks) > 1 or bool(parallel.remote_ranks)
+        self._fate = fate = SharedFate() if shared and len(ranks) > 1 else OwnFate()
+        self.supervisors = {rank: EngineSupervisor(config, news, command, rank, fate) for rank in ranks}
+        if isinstance(fate, SharedFate):
+            for one in self.supervisors.values():
+                fate.add(one)
+
+    @property
+    def config(self) -> FrameConfig:
+        """The configuration with the weights that engines serve by now."""
+        newest = next(iter(self.supervisors.values())).config
+        return self._config.model_copy(update={"model": newest.model, "load": newest.load})
+
+    async def prepare(self, choices: Sequence[Any]) -> None:
+        """Starts processes that wait with all but the devices; raises `ValueError` with what is wrong for them.
+
+        Then, as after `EngineDeadError`, none is left.
+        """
+        limit = self._config.server.ready_seconds
+        try:
+            async with asyncio.timeout(limit):
+                await self._all(one.prepare(choices) for one in self.supervisors.values())
+        except TimeoutError:
+            text = f"engine processes did not load their libraries within {limit:g} seconds (ready_seconds)"
+            raise EngineDeadError(text) from None
+
+    async def start(self, choices: Sequence[Any]) -> list[EngineInfo]:
+        """Starts all at once and returns when they are ready; raises `EngineDeadError` and leaves none."""
+        return await self._all(one.start(choices) for one in self.supervisors.values())
+
+    async def rest(self) -> None:
+        """Has all hold their requests back; returns when none is in a step, or will not end it soon."""
+        await asyncio.gather(*(one.rest() for one in self.supervisors.values()))
+
+    async def wait(self) -> None:
+        """Returns when no engine will be started any more (the last `EngineDown` of each says why)."""
+        await asyncio.gather(*(one.wait() for one in self.supervisors.values()))
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends all engine processes, by force after `seconds`. May be called twice."""
+        await asyncio.gather(*(one.stop(seconds) for one in self.supervisors.values()))
+        self._fate.close()
+
+    async def _all(self, work: Iterable[Awaitable[Any]]) -> list[Any]:
+        """What all return; when one fails, ends the others and names it."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException as error:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.stop(0)
+            if isinstance(error, EngineDeadError) and self._several:
+                for rank, task in zip(self.supervisors, tasks, strict=True):
+                    if not task.cancelled() and task.exception() is error:
+                        raise EngineDeadError(f"engine {rank}: {error}") from None
+            raise

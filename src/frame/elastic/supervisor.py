@@ -1,0 +1,59 @@
+"""All engines of a server as one: those of this machine, and those that other machines start for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from frame.core.config.tree import FrameConfig
+from frame.core.processes.child import STOP_SECONDS
+from frame.core.processes.machines import Machines
+from frame.core.processes.supervisor import News
+
+from .engines import ElasticEngines
+
+
+class DataParallelSupervisor:
+    """Keeps the engines of this machine alive: each by itself, or those that share experts together.
+
+    `news` is awaited for every stage, start and death, also of engines that other machines start for this server.
+    """
+
+    def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
+        self.engines = ElasticEngines(config, news, command)
+        self._machines = Machines(config, news, lambda: self.config) if config.data_parallel.remote_ranks else None
+
+    @property
+    def config(self) -> FrameConfig:
+        """The configuration with the weights that engines serve by now, and with their present number."""
+        return self.engines.config
+
+    async def start(self) -> None:
+        """Starts all engines at once and returns when they are ready; raises `EngineDeadError` and leaves none.
+
+        Raises `ValueError` where it cannot listen for other machines.
+        """
+        if self._machines is not None:
+            self._machines.listen()
+        parts = [self.engines.start()] if self._machines is None else [self.engines.start(), self._machines.start()]
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.stop(0)
+            raise
+
+    async def wait(self) -> None:
+        """Returns when no engine will be started any more (the last `EngineDown` of each says why)."""
+        await self.engines.wait()
+        if self._machines is not None:
+            await self._machines.wait()
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends all engine processes, by force after `seconds`. May be called twice."""
+        if self._machines is not None:
+            await self._machines.stop()
+        await self.engines.stop(seconds)
