@@ -58,7 +58,7 @@ class DataParallelClient:
         self._running: dict[str, _Running] = {}
         self._lost: dict[str, RemoteEngine] = {}  # request → the engine that died with it
         self._stats = [EngineStats() for _ in ranks]  # the last known ones
-        self._scaling: asyncio.Future[bool] | None = None
+        self._scaling: asyncio.Task[bool] | None = None
         self._info: EngineInfo | None = None  # of engines in whose place others start
 
     @property
@@ -214,23 +214,27 @@ class DataParallelClient:
         stats[place] = msgspec.structs.replace(found, rank=rank, problem=engine.error)
 
     async def _scale(self, new_data_parallel_size: int) -> bool:
+        if self._scaling is not None:
+            raise RuntimeError("the number of engines is being changed already; ask again when that has ended")
+        self._scaling = asyncio.create_task(self._scale_awake(new_data_parallel_size))
+        self._scaling.add_done_callback(self._scaled)
+        return await asyncio.shield(self._scaling)
+
+    async def _scale_awake(self, size: int) -> bool:
         """Raises what `ElasticEngines.scale` raises, and `RuntimeError` while requests are held back."""
         for question, state in (("is_paused", "paused: resume"), ("is_sleeping", "asleep: wake")):
             if await self.call(question):
                 raise RuntimeError(f"the engines are {state} them before their number changes")
-        if self._scaling is not None:
-            raise RuntimeError("the number of engines is being changed already; ask again when that has ended")
-        self._scaling = asyncio.ensure_future(self.on_scale(new_data_parallel_size))
-        self._scaling.add_done_callback(self._scaled)
-        return await asyncio.shield(self._scaling)
+        return await self.on_scale(size)
 
-    def _scaled(self, task: asyncio.Future[bool]) -> None:
+    def _scaled(self, task: asyncio.Task[bool]) -> None:
         self._scaling = None
-        task.cancelled() or task.exception()  # which nobody may have waited for
+        if not task.cancelled():
+            task.exception()  # nobody may have waited for it
 
     async def _replace(self, message: Engines) -> None:
         """Has so many other engines from now on, which get the requests of the present ones."""
-        before, self._info = self._engines, self.info
+        before, self._info = self._engines, self.info if self.ready else self._info
         self._ranks = range(message.size)
         self._engines = [RemoteEngine(self._queue, self._key) for _ in self._ranks]
         self._stats = [EngineStats() for _ in self._ranks]

@@ -245,7 +245,7 @@ class ClientControl:
         if method == "shutdown":
             await self._host.shut_down()
             return None
-        if method == "scale_elastic_ep" and (reason := refusal(self._host.config, **arguments)):
+        if method == "scale_elastic_ep" and (reason := refusal(self._host.config, arguments["new_data_parallel_size"])):
             raise RequestError(400, reason)
         if method == "is_scaling_elastic_ep" and not is_elastic(self._host.config):
             return False

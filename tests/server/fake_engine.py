@@ -3,7 +3,9 @@
 Faults are asked for in `extra_args`, and that an output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
-before ready), `caches` (a prompt that came before with the same salt counts as found in the cache).
+before ready), `caches` (a prompt that came before with the same salt counts as found in the cache). Of so many engines
+or more: `refused_from` (the configuration is refused), `broken_from` (start-up error), `short_from` (32 tokens fit).
+`broken_if` is a file with which none starts.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ NONE = np.zeros(0, np.int32)
 
 class FakeEngine:
     def __init__(self, config: FrameConfig, vocab_size: int = 4096) -> None:
+        short = at_least(config, "short_from")
         self.info = EngineInfo(
-            max_model_len=config.model.max_model_len or 512,
+            max_model_len=32 if short else config.model.max_model_len or 512,
             vocab_size=vocab_size,
             num_blocks=100,
             block_size=16,
@@ -47,6 +50,7 @@ class FakeEngine:
         self._pending: list[EngineOutput] = []
         self._counters = EngineStats(num_blocks=100)
         self._journal: Any = None
+        self._paused = False
         self._slots: list[str | None] = [None] * 64
 
     def watch(self, journal: Any, suspects: Any) -> None:
@@ -80,6 +84,9 @@ class FakeEngine:
         for request_id in request_ids:
             if self._running.pop(request_id, None) is not None:
                 self._pending.append(EngineOutput(request_id=request_id, finish_reason="abort"))
+
+    def step_with_peers(self, ask: Callable[[int], None]) -> None:
+        """It steps alone, since it has no experts."""
 
     def step(self) -> list[EngineOutput]:
         outputs, self._pending = self._pending, []
@@ -141,7 +148,7 @@ class FakeEngine:
         return len(request.prompt_ids) if found else 0
 
     def has_unfinished(self) -> bool:
-        return bool(self._running or self._pending)
+        return bool(self._pending or (self._running and not self._paused))
 
     def has_idle_work(self) -> bool:
         return False
@@ -158,6 +165,11 @@ class FakeEngine:
         if method == "worker" and arguments is not None:
             time.sleep(float(arguments.get("seconds", 0)))
             return [arguments["method"]]
+        if method in ("pause", "resume"):
+            self._paused = method == "pause"
+            return len(self._running)
+        if method in ("is_paused", "is_sleeping"):
+            return self._paused and method == "is_paused"
         if method == "model":
             return self._model
         if method == "update_weights":
@@ -173,8 +185,15 @@ class FakeEngine:
         self._running.clear()
 
 
+def at_least(config: FrameConfig, option: str) -> bool:
+    """Whether there are as many engines as an option says."""
+    return config.data_parallel.data_parallel_size >= int(config.plugin.get("fake", {}).get(option, 999))
+
+
 def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], FakeEngine]:
     options = config.plugin.get("fake", {})
+    if at_least(config, "refused_from"):
+        raise ValueError("so many engines are impossible")
 
     def build() -> FakeEngine:
         stage("pretending")
@@ -183,6 +202,8 @@ def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[
             os._exit(int(options["dies"]))
         if "broken" in options:
             raise ValueError(str(options["broken"]))
+        if at_least(config, "broken_from") or Path(options.get("broken_if", "/nothing")).exists():
+            raise ValueError("no memory is left")
         return FakeEngine(config, int(options.get("vocab_size", 4096)))
 
     return build

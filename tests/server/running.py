@@ -33,7 +33,8 @@ class Running:
 
     def __init__(self, command: list[str], *arguments: str, cwd: Path | None = None) -> None:
         # plugins of these tests are found by their place in the repository, which processes of frame do not look into
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
         self.process = subprocess.Popen(
             [*command, "--port", "0", *arguments], stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
         )

@@ -90,7 +90,7 @@ class ElasticEngines:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._scaling = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the number of engines stays as it was: %s", describe(error))
+            logger.error("%s", describe(error))
 
     def _of(self, size: int) -> FrameConfig:
         """The configuration of so many engines, which serve the present weights and requests of the same length."""
@@ -118,7 +118,7 @@ class ElasticEngines:
             cause = describe(error)
             await self._next.stop(0)
             await self._news(Engines(number, f"the number of engines is {number} again, since {size} failed: {cause}"))
-            await self._begin_again(number)
+            await self._begin_again(number, cause)
             raise EngineDeadError(f"{number} engines serve on, since {size} did not start: {cause}") from None
 
     async def _renew(self, size: int) -> None:
@@ -142,19 +142,20 @@ class ElasticEngines:
         for up in ups:
             await self._news(up)
 
-    async def _begin_again(self, size: int) -> None:
-        """Starts as many as there were; says that there is no engine any more when they fail too often."""
+    async def _begin_again(self, size: int, cause: str) -> None:
+        """Starts as many as there were; when they fail too often, says that there is no engine any more, and raises."""
         for left in reversed(range(self._given.server.max_engine_restarts + 1)):
             await self._renew(size)
             try:
                 await self._begin()
                 return
             except Exception as error:
-                logger.error("%d engines do not start again: %s", size, describe(error))
+                end = f"{size} engines do not start again: {describe(error)}; others were to take their place: {cause}"
+                logger.error("%s", end)
                 if not left:
                     for rank in range(size):
-                        await self._news(EngineDown(describe(error), True, rank))
-                    raise
+                        await self._news(EngineDown(end, True, rank))
+                    raise EngineDeadError(end) from None
 
     async def _tell(self, message: EngineNews) -> None:
         if self._ups is not None and isinstance(message, EngineUp):
