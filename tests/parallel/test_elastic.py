@@ -97,16 +97,16 @@ async def generated(llm: AsyncLLM, name: str, place: int) -> list[int]:
     return ids
 
 
-async def check_slots(llm: AsyncLLM, folder: Path, size: int, redundant: int) -> None:
+async def check_slots(llm: AsyncLLM, folder: Path, devices: int, redundant: int) -> None:
     """Every slot of every rank holds the weights of the expert that the map names, and all ranks have one map."""
     wanted, answers = digests_of(folder), await llm.collective_rpc("slots")
-    assert len(answers) == size
+    assert len(answers) == devices
     for layers in zip(*answers, strict=True):
         assert len({str(one["all"]) for one in layers}) == 1
         held = [expert for one in layers for expert in one["experts"]]
         assert len(held) == NUM_EXPERTS + redundant
         assert set(held) == set(range(NUM_EXPERTS))
-        assert [one["first"] for one in layers] == [place * len(held) // size for place in range(size)]
+        assert [one["first"] for one in layers] == [place * len(held) // devices for place in range(devices)]
         if layers[0]["all"] is None:
             assert held == list(range(NUM_EXPERTS))
         else:
@@ -134,8 +134,8 @@ async def scaled_under_load(folder: Path, sizes: list[int], callers: int, redund
                 await asyncio.sleep(0.02)
             assert await load.end() == expected
             assert llm.num_replayed > before
-            replicas = redundant if size > 1 else 0
-            await check_slots(llm, folder, size, replicas)
+            devices = size * settings.get("tensor_parallel_size", 1)
+            await check_slots(llm, folder, devices, redundant if devices > 1 else 0)
             assert [(one.rank, one.problem) for one in (await llm.stats()).ranks] == [(r, None) for r in range(size)]
         with pytest.raises(ValueError, match="new_data_parallel_size must be a whole number from 1 to 64, got 0"):
             await llm.scale_elastic_ep(0)

@@ -32,6 +32,7 @@ ROUTES = (
     "/pause", "/resume", "/is_paused", "/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/start_profile",
     "/stop_profile", "/shutdown", "/update_weights", "/adapters", "/adapters/x", "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter", "/collective_rpc", "/reset_mm_cache", "/reset_encoder_cache", "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
 )  # fmt: skip
 
 
@@ -197,15 +198,16 @@ def test_caches_and_scaling_that_there_are_not(admin: httpx.Client) -> None:
     for path in ("/reset_mm_cache", "/reset_encoder_cache"):
         assert admin.post(path).json() == {"success": True}
     answer = admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
-    assert answer.status_code == 501
-    assert "one worker" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "the engines share no experts, so their number is fixed" in answer.json()["error"]["message"]
+    assert admin.post("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": False}
 
 
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/pause", "mode"), ("/sleep", "level"), ("/wake_up", "tags"), ("/reset_prefix_cache", "reset_connector"),
      ("/update_weights", "model"), ("/update_weights", "mode"),
-     ("/collective_rpc", "method"), ("/collective_rpc", "timeout")],
+     ("/collective_rpc", "method"), ("/collective_rpc", "timeout"), ("/scale_elastic_ep", "new_data_parallel_size")],
 )  # fmt: skip
 def test_odd_bodies_are_refused_and_change_nothing(admin: httpx.Client, path: str, field: str) -> None:
     odd: list[Any] = [[None], {}, ["x" * 99], 10**40, -1, "x" * 5000, {"a": {}}]

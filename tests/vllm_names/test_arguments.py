@@ -88,7 +88,7 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
             "--ubatch-size 2",
             "ubatch_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",
         ),
-        ("--enable-elastic-ep", "the number of devices that share experts is fixed"),
+        ("--enable-ep-weight-filter", "devices read all weights of their experts"),
         ("--eplb-config.depth 2", "eplb_config"),
         ("--grpc", "requests come over HTTP only"),
         ("--cpu-offload-gb 4", "weights stay on the device"),

@@ -31,7 +31,7 @@ _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_LORA = "adapters are not supported yet"
 _NO_RANKS = "engines divide a model by tensors, layers and experts so far"
-_NO_EXPERT_PARALLEL = "the number of devices that share experts is fixed, and they read all weights of their experts"
+_NO_EXPERT_PARALLEL = "devices read all weights of their experts, and answers do not name the experts of a token"
 _NO_OFFLOAD = "weights stay on the device"
 _NO_STATES = "models with state-space layers are not supported yet"
 _NO_QUANTISATION = "quantised weights are not supported yet"
@@ -83,8 +83,9 @@ _RANKS = {
 }  # fmt: skip
 
 _EXPERTS = {
-    **_switches(_NO_EXPERT_PARALLEL, "enable_elastic_ep enable_ep_weight_filter enable_return_routed_experts"),
+    **_switches(_NO_EXPERT_PARALLEL, "enable_ep_weight_filter enable_return_routed_experts"),
     **_free("expert_placement_strategy all2all_backend"),
+    **_free("enable_elastic_ep", switch=True),  # the number of engines may always change
 }
 
 _WEIGHTS = {
