@@ -11,7 +11,11 @@ import pytest
 from frame.core.config.tree import FrameConfig
 from frame.core.processes import api_supervisor
 from frame.core.processes.api_supervisor import ApiSupervisor
-from frame.core.processes.messages import Serving
+from frame.core.processes.messages import Scaled, Serving
+
+
+async def unasked(size: int) -> Scaled:
+    raise AssertionError(f"nobody asked for {size} engines")
 
 
 class Channel:
@@ -51,7 +55,7 @@ async def test_deaths_count_in_a_row(monkeypatch: pytest.MonkeyPatch, steady: fl
     monkeypatch.setattr(api_supervisor, "STEADY_SECONDS", steady)
     config = FrameConfig.model_validate({"server": {"max_engine_restarts": 3}})
     with socket.socket() as listener:
-        supervisor = ApiSupervisor(config, [listener], lambda names, death: None)
+        supervisor = ApiSupervisor(config, [listener], lambda names, death: None, on_scale=unasked)
         running = asyncio.create_task(supervisor.run())
         if fails:
             assert await asyncio.wait_for(running, 60) == "the API process ended with status 1"

@@ -59,6 +59,7 @@ async def test_engines_come_and_go_and_requests_are_divided_among_those_there_ar
     async with engines(1) as client:
         seen = Collector(client)
         assert await ranks(client) == [(0, None)]
+        opened = len(os.listdir("/proc/self/fd"))
         for size in (3, 1, 2):
             before = pids(client)
             for name in ("a", "b", "c"):
@@ -78,7 +79,32 @@ async def test_engines_come_and_go_and_requests_are_divided_among_those_there_ar
         assert await scale(client, 2) is False
         assert client._choice._own.sum() == pytest.approx(0)
         left = pids(client)
+        await scale(client, 1)
+        assert len(os.listdir("/proc/self/fd")) == opened
     assert not any(map(alive, left))
+
+
+@pytest.mark.matrix
+async def test_engines_that_are_killed_before_they_end_are_replaced_all_the_same() -> None:
+    async with engines(2, startup=0.5) as client:
+        owner, before = client.on_close.__self__.engines, pids(client)  # type: ignore[union-attr]
+        scaling = asyncio.create_task(scale(client, 3))
+        await until(lambda: owner._next is not owner._present)
+        os.kill(before[1], signal.SIGKILL)
+        assert await scaling is True
+        assert await ranks(client) == [(0, None), (1, None), (2, None)]
+
+
+@pytest.mark.matrix
+async def test_when_one_that_starts_is_killed_the_old_number_serves() -> None:
+    async with engines(2, startup=1.0) as client:
+        owner = client.on_close.__self__.engines  # type: ignore[union-attr]
+        scaling = asyncio.create_task(scale(client, 1))
+        await until(lambda: owner._next is not owner._present and owner._next.supervisors[0]._engine is not None)
+        os.kill(owner._next.supervisors[0]._engine.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=r"2 engines serve on, since 1 did not start: .* killed by SIGKILL"):
+            await scaling
+        assert await ranks(client) == [(0, None), (1, None)]
 
 
 async def test_requests_that_come_meanwhile_wait_and_are_divided() -> None:
@@ -263,6 +289,7 @@ def test_the_route_scales_under_load_and_everybody_knows(running: Running, admin
     assert same == {"message": "Nothing changed: there are 1 data parallel engines", "changed": False}
 
 
+@pytest.mark.matrix
 def test_an_api_process_that_starts_later_knows_how_many_there_are(running: Running, admin: httpx.Client) -> None:
     assert admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 2}).status_code == 200
     for pid in running.children_named("api"):
@@ -287,7 +314,11 @@ def test_what_the_route_refuses(running: Running, admin: httpx.Client) -> None:
         answer = admin.post("/scale_elastic_ep", json=body)
         assert (answer.status_code, said in answer.text) == (status, True), answer.text
     assert running.children_named("engine") == before
+    texts: list[str] = []
+    thread = stream(running, texts)
     answer = admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 4})
+    thread.join(60)
+    assert len(texts[0]) > 250, "the request went on"
     assert answer.status_code == 503
     assert "1 engines serve on, since 4 did not start: engine" in answer.json()["error"]["message"]
     assert up(running) == {"0": 1.0}
