@@ -55,6 +55,7 @@ class Launcher:
             on_scale=lambda size: answer(self._supervisor.engines.scale(size)),
         )
         self._engines: dict[int, EngineUp | EngineDown] = {}
+        self._number = len(config.data_parallel.served_ranks)
         self._end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._signals = 0
 
@@ -76,15 +77,11 @@ class Launcher:
             close_all(self._config.server, *self._listeners, self._admin)
 
     @property
-    def _several(self) -> bool:
-        return len(self._supervisor.config.data_parallel.served_ranks) > 1
-
-    @property
     def _all_gone(self) -> bool:
         return all(isinstance(one, EngineDown) and one.final for one in self._engines.values())
 
     def _named(self, rank: int, text: str) -> str:
-        return f"engine {rank}: {text}" if self._several else text
+        return f"engine {rank}: {text}" if self._number > 1 else text
 
     def _say(self, text: str) -> None:
         _print(f"frame: {time.monotonic() - self._started:6.1f} s  {text}")
@@ -115,6 +112,7 @@ class Launcher:
             self._say(self._named(message.rank, message.name))
         elif isinstance(message, Engines):
             self._say(message.error)
+            self._number = message.size
             self._engines = {rank: EngineDown(message.error, False, rank) for rank in range(message.size)}
         else:
             self._engines[message.rank] = message

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,7 @@ class ElasticEngines:
             await self._next.prepare(self._choices)
         except ValueError as error:
             raise ValueError(f"new_data_parallel_size {size}: {error}") from None
+        begun = time.monotonic()
         await before.rest()
         await before.stop()
         await self._news(Engines(size, f"the number of engines changes from {number} to {size}"))
@@ -120,6 +122,7 @@ class ElasticEngines:
             await self._news(Engines(number, f"the number of engines is {number} again, since {size} failed: {cause}"))
             await self._begin_again(number, cause)
             raise EngineDeadError(f"{number} engines serve on, since {size} did not start: {cause}") from None
+        logger.info("%d engines serve; requests had to wait %.1f s", size, time.monotonic() - begun)
 
     async def _renew(self, size: int) -> None:
         await self._next.stop(0)
