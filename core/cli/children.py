@@ -87,7 +87,9 @@ def _serve_engine(
         from ..worker.factory import Workers
 
         vocabulary = partial(_read_vocabulary, config, registry)
-        return EngineStart(config, registry, Workers, stage, vocabulary, rendezvous).finish
+        start = EngineStart(config, registry, Workers, stage, vocabulary, rendezvous)
+        start.await_workers()
+        return start.finish
 
     return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 

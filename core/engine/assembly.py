@@ -24,6 +24,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.executor import Executor, WorkerFactory
+from ..interfaces.executor_team import TeamExecutor
 from ..interfaces.grammar import Vocabulary
 from ..interfaces.kv import KVLayout
 from ..interfaces.kv_layout import max_request_len
@@ -95,6 +96,15 @@ class EngineStart:
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
         executor: Executor = self._registry.make("executor", provider, setup, config)
         return executor
+
+    def await_workers(self) -> None:
+        """Returns when workers in other processes have loaded their libraries, too; raises as the constructor does."""
+        if isinstance(self._executor, TeamExecutor):
+            try:
+                self._executor.call("check")
+            except BaseException:
+                self._executor.close()
+                raise
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""

@@ -8,8 +8,10 @@ import time
 import pytest
 
 from frame.core.config.flat import from_flat
+from frame.core.engine.assembly import EngineStart
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.factory import Workers
 from frame.offline.in_process import make_engine
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, prompts, request
@@ -89,6 +91,20 @@ def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
         start(folder)
     thread.join()
     assert time.monotonic() - began < 10
+    assert not children() - before
+
+
+def test_an_engine_that_stands_by_waits_for_its_workers_libraries(folder):
+    before = children()
+    config = from_flat({"model": str(folder), "tensor_parallel_size": 2, "num_threads": 1, **SMALL})
+    standby = EngineStart(config, Registry.load(), Workers)
+    team = standby._executor.team
+    assert all(worker._heartbeat.silent_seconds() == 0 for worker in team), "they have begun to beat"
+    standby.await_workers()
+    assert all(worker._heartbeat.silent_seconds() > 0 for worker in team)
+    team[1]._process.kill()
+    with pytest.raises(DeadWorkerError, match="worker 1 of 2: the worker process died with exit status -9"):
+        standby.await_workers()
     assert not children() - before
 
 
