@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.executor import SpawnedTeam, SpawnedWorker, WorkerProtocol
-from ..interfaces.mesh import Mesh, Placement
+from ..interfaces.mesh import Placement
 from ..interfaces.wire import decode, encode
 from ..plugin_host.registry import Registry
 from ..startup.early import begin_platforms
@@ -74,11 +72,7 @@ def worker_of(recipe: bytes, progress: Callable[[str], None] = lambda stage: Non
     configure_logging(config.server.log_level)
     registry = Registry.load(only=parts["plugins"])
     begin_platforms(config, registry)
-    from frame.layout.check import sketch
-
     from .worker import Worker
 
-    with contextlib.suppress(Exception):  # it imports what a model needs; loading says what is wrong
-        sketch(config, read_checkpoint(config), registry, Mesh())
     placement = decode(bytes.fromhex(parts["placement"]), Placement)
     return Worker(config, registry, placement, parts["engine_id"], progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -287,6 +288,28 @@ def test_the_route_scales_under_load_and_everybody_knows(running: Running, admin
     assert "the number of engines changes from 2 to 1" in running.text
     same = admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 1}).json()
     assert same == {"message": "Nothing changed: there are 1 data parallel engines", "changed": False}
+
+
+@pytest.mark.matrix
+def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) -> None:
+    settings = ("--enable-expert-parallel", "--plugin.fake.startup", "3", "--admin-uds", str(tmp_path / "socket"))
+    with server(FAKE, *settings) as running:
+        wait_until(lambda: "admin routes at" in running.text)
+        transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
+
+        def ask() -> None:
+            with contextlib.suppress(httpx.HTTPError), httpx.Client(base_url="http://a", transport=transport) as client:
+                client.post("/scale_elastic_ep", json={"new_data_parallel_size": 3}, timeout=30)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        wait_until(lambda: "the number of engines changes from 1 to 3" in running.text)
+        wait_until(lambda: len(running.children_named("engine")) == 3)
+        below = running.children_named("engine")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+        thread.join(30)
+        wait_until(lambda: not any(map(alive, below)))
 
 
 @pytest.mark.matrix
