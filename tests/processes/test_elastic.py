@@ -61,7 +61,7 @@ async def test_engines_come_and_go_and_requests_are_divided_among_those_there_ar
         seen = Collector(client)
         assert await ranks(client) == [(0, None)]
         opened = len(os.listdir("/proc/self/fd"))
-        for size in (3, 1, 2):
+        for size in (3, 2):
             before = pids(client)
             for name in ("a", "b", "c"):
                 await client.add(request(f"{name}{size}", tokens=20_000))
@@ -157,6 +157,7 @@ async def test_when_the_new_ones_cannot_serve_the_old_number_does(fake: dict[str
         assert await client.call("is_scaling_elastic_ep") is False
 
 
+@pytest.mark.matrix
 async def test_when_the_old_number_does_not_come_back_either_requests_end_with_the_cause(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     async with engines(2, broken_if=str(gone)) as client:
