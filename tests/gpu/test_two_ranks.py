@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import torch
@@ -137,6 +138,52 @@ def test_engines_that_share_experts_give_the_tokens_of_one(exchange: str, tmp_pa
     equal = sum(mine == list(other) for mine, other in zip(found, alone, strict=True))
     print(f"{exchange}: {equal} of {len(alone)} prompts have one engine's tokens")
     assert equal >= 0.9 * len(alone)
+
+
+def test_engines_come_and_go_while_requests_run(tmp_path) -> None:
+    """One engine becomes two and one again; what leaves frees its GPU, and three are refused."""
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    prompts = make_prompts()
+    alone = [list(one) for one in generate(folder, prompts, dtype="float32")]
+    config = FrameConfig.from_flat(
+        model=str(folder), dtype="float32", data_parallel_size=1, enable_expert_parallel=True, standby_engine=False,
+        skip_tokenizer_init=True, gpu_memory_utilization=0.1, max_model_len=128, max_num_seqs=16,
+    )  # fmt: skip
+    found: list[bool] = []
+    longest, done = 0.0, asyncio.Event()
+
+    async def repeat(llm: AsyncLLM, index: int) -> None:
+        nonlocal longest
+        params = SamplingParams(temperature=0, max_tokens=len(alone[index]), ignore_eos=True, detokenize=False)
+        while not done.is_set():
+            ids, last = [], time.monotonic()
+            stream = llm.generate({"prompt_token_ids": list(prompts[index])}, params, f"{index}-{len(found)}")
+            async for output in stream:
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+                ids = list(output.outputs[0].token_ids)
+            found.append(ids == alone[index])
+
+    async def run(llm: AsyncLLM) -> list[int]:
+        callers = [asyncio.create_task(repeat(llm, index)) for index in range(len(prompts))]
+        try:
+            free = [torch.cuda.mem_get_info(1)[0]]
+            with pytest.raises(ValueError, match=f"this machine has {torch.cuda.device_count()} "):
+                await llm.scale_elastic_ep(torch.cuda.device_count() + 1)
+            for size in (2, 1):
+                await llm.scale_elastic_ep(size)
+                free.append(torch.cuda.mem_get_info(1)[0])
+            assert llm.num_replayed > 0
+            return free
+        finally:
+            done.set()
+            await asyncio.gather(*callers)
+            llm.shutdown()
+
+    free = asyncio.run(run(AsyncLLM.from_config(config)))
+    print(f"{sum(found)} of {len(found)} requests have one engine's tokens; the longest pause was {longest:.1f} s")
+    assert sum(found) >= 0.9 * len(found)
+    assert free[1] < free[0] - (1 << 30)
+    assert free[2] > free[0] - (256 << 20)
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside steps", "between steps"])
