@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config.tree import FrameConfig
+from ..interfaces.client import EngineDeadError
 from .child import STOP_SECONDS, Child, spawn
 from .journal import JournalReader
 from .messages import EngineReport, Failed, Prepared, Stage
@@ -70,12 +71,17 @@ class Standby:
         return await self._spawn()
 
     async def prepare(self) -> None:
-        """Starts a standby now, and returns when it could begin; raises `ValueError` with what is wrong for it."""
+        """Starts a standby now, and returns when it could begin.
+
+        Raises `ValueError` with what is wrong for it, `EngineDeadError` when its process ends.
+        """
         self._ahead = await self._spawn()
         while isinstance(message := await self._ahead.channel.receive(), Stage):
             pass
+        if isinstance(message, Failed):
+            raise ValueError(message.error)
         if not isinstance(message, Prepared):
-            raise ValueError(message.error if isinstance(message, Failed) else "its process has ended")
+            raise EngineDeadError(f"the engine process {await self._ahead.death()} before it could begin")
 
     def keep(self) -> None:
         """Starts a standby soon and replaces it when it ends, until `take` or `stop`."""

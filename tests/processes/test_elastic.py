@@ -108,6 +108,20 @@ async def test_when_one_that_starts_is_killed_the_old_number_serves() -> None:
         assert await ranks(client) == [(0, None), (1, None)]
 
 
+@pytest.mark.matrix
+async def test_when_one_is_killed_before_it_begins_nothing_has_stopped() -> None:
+    async with engines(1, libraries=0.5) as client:
+        owner, before = client.on_close.__self__.engines, pids(client)  # type: ignore[union-attr]
+        scaling = asyncio.create_task(scale(client, 2))
+        await until(lambda: all(one._standby and one._standby._ahead for one in owner._next.supervisors.values()))
+        os.kill(owner._next.supervisors[1]._standby._ahead.process.pid, signal.SIGKILL)
+        said = "1 engines serve on, since 2 did not start: engine 1: .* killed by SIGKILL before it could begin"
+        with pytest.raises(EngineDeadError, match=said):
+            await scaling
+        assert pids(client) == before
+        assert client.error is None
+
+
 async def test_requests_that_come_meanwhile_wait_and_are_divided() -> None:
     async with engines(1, startup=0.5) as client:
         seen = Collector(client)

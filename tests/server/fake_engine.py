@@ -2,10 +2,10 @@
 
 Faults are asked for in `extra_args`, and that an output ends (`once`: with finish reason "stop") where the prompt does.
 
-`config.plugin["fake"]`: `delay` seconds a step, `startup` seconds, `broken` (start-up error), `dies` (exit status
-before ready), `caches` (a prompt that came before with the same salt counts as found in the cache). Of so many engines
-or more: `refused_from` (the configuration is refused), `broken_from` (start-up error), `short_from` (32 tokens fit).
-`broken_if` is a file with which none starts.
+`config.plugin["fake"]`: `delay` seconds a step, `libraries` seconds before it could begin and `startup` seconds from
+then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
+salt counts as found in the cache). Of so many engines or more: `refused_from` (the configuration is refused),
+`broken_from` (start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[
     options = config.plugin.get("fake", {})
     if at_least(config, "refused_from"):
         raise ValueError("so many engines are impossible")
+    time.sleep(float(options.get("libraries", 0.0)))
 
     def build() -> FakeEngine:
         stage("pretending")

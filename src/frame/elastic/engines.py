@@ -108,6 +108,8 @@ class ElasticEngines:
             await self._next.prepare(self._choices)
         except ValueError as error:
             raise ValueError(f"new_data_parallel_size {size}: {error}") from None
+        except EngineDeadError as error:
+            raise EngineDeadError(f"{number} engines serve on, since {size} did not start: {error}") from None
         begun = time.monotonic()
         await before.rest()
         await before.stop()
