@@ -14,6 +14,8 @@ import msgspec
 
 from frame.elastic.sizes import is_elastic
 from frame.elastic.supervisor import DataParallelSupervisor
+from frame.ranks.choice import RankChoice
+from frame.ranks.joined import joined_answers, joined_history, joined_stats
 
 from ..config.data_parallel import MOST_LOCAL
 from ..config.errors import ConfigError
@@ -23,8 +25,6 @@ from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from .client import RemoteEngine
 from .messages import EngineDown, EngineNews, Engines
 from .output_queue import OutputQueue
-from .rank_choice import RankChoice
-from .rank_stats import joined_answers, joined_history, joined_stats
 
 #: Control methods that only ask: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))

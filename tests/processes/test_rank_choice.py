@@ -7,8 +7,8 @@ import os
 import numpy as np
 from hypothesis import given, strategies as st
 
-from frame.core.processes.rank_choice import CHUNK, MOST_CHUNKS, PREFILL_COST, RankChoice
 from frame.interfaces import EngineRequest, SamplingParams
+from frame.ranks.choice import CHUNK, MOST_CHUNKS, PREFILL_COST, RankChoice
 
 
 def request(ids: np.ndarray, max_tokens: int = 100, salt: str | None = None) -> EngineRequest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..interfaces.engine import EngineStats
+from frame.core.interfaces.engine import EngineStats
 
 #: Fields of `EngineStats` that are not added up.
 _MEANS, _OF_ONE = ("kv_usage",), ("rank", "problem", "ranks")

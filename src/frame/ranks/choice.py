@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from ..interfaces.engine import EngineRequest
-from ..server.keys import MAX_PROCESSES
+from frame.core.interfaces.engine import EngineRequest
+from frame.core.server.keys import MAX_PROCESSES
 
 #: Tokens of the shortest beginning of a prompt that is remembered, and most beginnings of one prompt.
 CHUNK = 256

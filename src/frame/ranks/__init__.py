@@ -1,0 +1,1 @@
+"""Several engines of one model as one: which of them gets a request, and what they say of themselves together."""
