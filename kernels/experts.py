@@ -24,8 +24,7 @@ from .hopper import hopper_kernel
 from .routing import Blocks, align
 
 #: Rows of a result in parts, and what is called with the result and each part as soon as that is launched.
-Parts = tuple[Sequence[slice], Callable[[Tensor, slice], None] | None]
-NO_PARTS: Parts = ((), None)
+Parts = tuple[Sequence[slice], Callable[[Tensor, slice], None]]
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
 
 
@@ -184,7 +183,7 @@ def fused_experts(
     launch: Launch | None = None,
     of_all: int = 0,
     first: int = 0,
-    rows: Parts = NO_PARTS,
+    parts: Parts | None = None,
 ) -> Tensor:
     """As `frame.core.ops.layers.fused_experts`; all contiguous but for the tokens of `hidden`.
 
@@ -196,15 +195,15 @@ def fused_experts(
         launch = launch_for(shape_of(gate_up, ids.shape[1], of_all), hidden.shape[0], chip_of(hidden.device))
     if launch.block_m == 0:
         inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up, first)
-        out, (parts, done) = vector_down(inner, down, weights, ids, launch.down, first), rows
-        if done is not None:
-            for part in parts:
-                done(out, part)
+        out = vector_down(inner, down, weights, ids, launch.down, first)
+        if parts is not None:
+            for rows in parts[0]:
+                parts[1](out, rows)
         return out
     held = range(first, first + gate_up.shape[0])
     blocks = align(ids, held, launch.block_m)
     inner = grouped_product(hidden, gate_up, blocks, launch.gate_up, shared=ids.shape[1], gated=True)
-    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, held, rows=rows)
+    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, held, parts=parts)
 
 
 def fused_experts_invariant(
@@ -217,7 +216,7 @@ def fused_experts_invariant(
 
 def hopper_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, of_all: int = 0, first: int = 0,
-    rows: Parts = NO_PARTS,
+    parts: Parts | None = None,
 ) -> Tensor | None:  # fmt: skip
     """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
     if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1], of_all), len(hidden)):
@@ -225,7 +224,7 @@ def hopper_experts(
     if hidden.dtype != gate_up.dtype:
         return None
     product = hopper_kernel(hidden.device, "experts_hopper", "fused_experts")
-    return None if product is None else product(hidden, gate_up, down, weights, ids, first=first, rows=rows)
+    return None if product is None else product(hidden, gate_up, down, weights, ids, first=first, parts=parts)
 
 
 def shape_of(gate_up: Tensor, top_k: int, of_all: int = 0) -> Shape:
@@ -261,7 +260,7 @@ def combine(
     ids: Tensor,
     held: range,
     places: Tensor | None = None,
-    rows: Parts = NO_PARTS,
+    parts: Parts | None = None,
 ) -> Tensor:
     """[T, N]: Σ_k weights[t, k] · products[t · top_k + k], over the ids in `held`, in the order of k.
 
@@ -271,16 +270,15 @@ def combine(
     size = products.shape[1]
     out = torch.empty((tokens, size), dtype=products.dtype, device=products.device)
     block = min(1024, triton.next_power_of_2(size))
-    parts, done = rows if rows[0] else ((slice(0, tokens),), None)
-    for part in parts:
-        pairs = slice(part.start * top_k, part.stop * top_k)
+    for rows in parts[0] if parts is not None and parts[0] else (slice(0, tokens),):
+        pairs = slice(rows.start * top_k, rows.stop * top_k)
         read = products if places is not None else products[pairs]
-        _combine[(triton.cdiv(size, block), part.stop - part.start)](
-            read, weights[part], ids[part], None if places is None else places[pairs], out[part],
+        _combine[(triton.cdiv(size, block), rows.stop - rows.start)](
+            read, weights[rows], ids[rows], None if places is None else places[pairs], out[rows],
             len(held), held.start, size, TOP_K=top_k, PLACED=places is not None, BLOCK=block,
         )  # fmt: skip
-        if done is not None:
-            done(out, part)
+        if parts is not None and parts[0]:
+            parts[1](out, rows)
     return out
 
 

@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from .experts import NO_PARTS, Parts, combine
+from .experts import Parts, combine
 from .linear_hopper import (
     BLOCK_K,
     BLOCK_M,
@@ -264,7 +264,7 @@ def _grouped(x, weight, out, blocks, pairs, column_tiles, steps, size, stride_x,
 
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor,
-    tile: GroupedTile = TILE, first: int = 0, rows: Parts = NO_PARTS,
+    tile: GroupedTile = TILE, first: int = 0, parts: Parts | None = None,
 ) -> Tensor:  # fmt: skip
     """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8; `tile` changes no bit."""
     held = range(first, first + len(gate_up))
@@ -273,7 +273,7 @@ def fused_experts(
         inner = grouped_product(hidden, gate_up, blocks, tile, gated=True, shared=ids.shape[1])
     else:
         inner = grouped_product(spread(hidden, ids, held, blocks), gate_up, blocks, tile, gated=True)
-    return combine(grouped_product(inner, down, blocks, tile), weights, ids, held, blocks.places, rows)
+    return combine(grouped_product(inner, down, blocks, tile), weights, ids, held, blocks.places, parts)
 
 
 def grouped_product(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
 from ..interfaces.experts import Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
+from ..ops.layers import RowParts
 from .expert_map import ExpertMap
 from .linear import empty_parameter, split_evenly
 from .weights import WeightSlot
@@ -171,11 +172,10 @@ class PlainExperts(ExpertMethod):
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:
             of_all = layer.num_all_slots
-            parts, begin = layer.parts(values), layer.group.begin_all_reduce
+            parts = RowParts(layer.parts(values), layer.group.begin_all_reduce)
             return layer.ops.fused_experts(
-                values, layer.gate_up, layer.down, weights, slots,
-                of_all=of_all, first=layer.base, parts=parts, done=begin,
-            )  # fmt: skip
+                values, layer.gate_up, layer.down, weights, slots, of_all=of_all, first=layer.base, parts=parts
+            )
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
         rows, of_all = scaled.flatten(0, 1), layer.num_all_slots

@@ -6,7 +6,7 @@ Statistics of norms are taken in float32, as checkpoints were trained.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,16 +150,22 @@ def place_experts(
     return slots
 
 
+class RowParts(NamedTuple):
+    """The rows of a result in order, and what is called with the result and each part once that is launched."""
+
+    rows: Sequence[slice]
+    done: Callable[[Tensor, slice], None]
+
+
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0, first: int = 0,
-    parts: Sequence[slice] = (), done: Callable[[Tensor, slice], None] | None = None,
+    parts: RowParts | None = None,
 ) -> Tensor:  # fmt: skip
     """Σ_k weights[t, k] · down[e] (silu(gate[e] h) · (up[e] h)) with e = ids[t, k] - first.
 
     `hidden` [T, H], `gate_up` [E, 2I, H], `down` [E, H, I], `weights`, `ids` [T, top_k]; an e outside [0, E) belongs
     to another rank and adds nothing. `of_all` is how many experts the tokens chose from, if more than E: kernels
-    expect that part of the pairs here. Returns [T, H]; `done` is called with it and each of `parts`, its rows in order,
-    as soon as these are launched, so that they may travel beside the rest.
+    expect that part of the pairs here. Returns [T, H], the `parts` of which may travel beside the rest.
     """
     del of_all
     out = torch.zeros_like(hidden)
@@ -170,9 +176,9 @@ def fused_experts(
         gate, up = functional.linear(hidden[token], gate_up[expert]).chunk(2, dim=-1)
         value = functional.linear(functional.silu(gate) * up, down[expert])
         out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
-    if done is not None:
-        for rows in parts:
-            done(out, rows)
+    if parts is not None:
+        for rows in parts.rows:
+            parts.done(out, rows)
     return out
 
 

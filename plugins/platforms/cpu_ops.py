@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.ops import Ops, StepBuffers, StepSizes
+from frame.ops import Ops, RowParts, StepBuffers, StepSizes
 
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
@@ -54,12 +54,12 @@ class CpuOps(Ops):
 
     def fused_experts(
         self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
-        first: int = 0, parts: Sequence[slice] = (), done: Callable[[Tensor, slice], None] | None = None,
+        first: int = 0, parts: RowParts | None = None,
     ) -> Tensor:  # fmt: skip
         del of_all
         if self.invariant:
             return fused_experts_invariant(hidden, gate_up, down, weights, ids, first=first)
-        return Ops.fused_experts(hidden, gate_up, down, weights, ids, first=first, parts=parts, done=done)
+        return Ops.fused_experts(hidden, gate_up, down, weights, ids, first=first, parts=parts)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

@@ -44,7 +44,7 @@ from frame.kernels import (
     step,
 )
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
-from frame.ops import Norm, Ops, StepBuffers, StepSizes
+from frame.ops import Norm, Ops, RowParts, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
 from .agreement import Agreement
@@ -124,15 +124,14 @@ class CudaOps(Ops):
 
     def fused_experts(
         self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
-        first: int = 0, parts: Sequence[slice] = (), done: Callable[[Tensor, slice], None] | None = None,
+        first: int = 0, parts: RowParts | None = None,
     ) -> Tensor:  # fmt: skip
         given = hidden, gate_up, down, weights, ids
         if self.invariant:
             return experts.fused_experts_invariant(*given, first)
-        rows = parts, done
-        if self._groups and (out := experts.hopper_experts(*given, of_all, first, rows)) is not None:
+        if self._groups and (out := experts.hopper_experts(*given, of_all, first, parts)) is not None:
             return out
-        return experts.fused_experts(*given, of_all=of_all, first=first, rows=rows)
+        return experts.fused_experts(*given, of_all=of_all, first=first, parts=parts)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from frame.core.ops.layers import (
         Norm as Norm,
+        RowParts as RowParts,
     )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,
