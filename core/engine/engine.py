@@ -325,8 +325,8 @@ class Engine:
         found.
         """
         blamed = self._culprit(error)
-        logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
         self.executor.check()
+        logger.exception("step %d failed%s", plan.step, blamed and f" in {blamed}", exc_info=error)
         if self._waves.together:
             raise BrokenEngineError(f"a step failed in which other engines wait for this one: {error}") from error
         if not len(plan.slots):

@@ -77,12 +77,14 @@ class PlatformSetup(EngineSetup):
 class ExecutorSetup(EngineSetup):
     """For `Executor`: the workers of one engine, made by `workers`, one for each of `placements`, in order of rank.
 
-    The placements are those of one machine; an executor of several `nodes` says where each is itself.
+    The placements are those of one machine; an executor of several `nodes` says where each is itself. The parent of an
+    engine ends it when no step ends within `hang_seconds`.
     """
 
     mesh: Mesh
     placements: Sequence[Placement]
     workers: WorkerFactory
+    hang_seconds: float
     nodes: Nodes = field(default_factory=Nodes)
 
 

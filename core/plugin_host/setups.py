@@ -84,6 +84,7 @@ def executor_setup(
         mesh=mesh_of(config),
         placements=placements,
         workers=workers,
+        hang_seconds=config.server.hang_seconds,
         nodes=nodes_of(config),
     )
 

@@ -82,9 +82,9 @@ class EngineProcess:
             self._report(Ready(engine.info, self._address))
             self._host.run()
         except Exception as error:
-            logger.exception("the engine gives up")
-            killed = isinstance(error, DeadWorkerError) and error.killed
-            self._report(Failed(describe(error), killed))
+            is_lost = isinstance(error, DeadWorkerError)  # whose message says all
+            logger.error("the engine gives up: %s", describe(error), exc_info=not is_lost)
+            self._report(Failed(describe(error), is_lost and error.killed))
             return 1
         finally:
             engine.close()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..interfaces.executor import DeadWorkerError
 from ..processes.channel import Channel
-from .channel_worker import ChannelWorker, FromWorker
+from .channel_worker import ChannelWorker, FromWorker, WorkerError
 from .heartbeat import HeartbeatMemory
 from .worker_process import spawn_worker
 
@@ -42,6 +42,12 @@ class ConnectedWorker(ChannelWorker):
 
     def progress(self) -> tuple[int, int] | None:
         return None
+
+    def take_value(self) -> Any:
+        try:
+            return super().take_value()
+        except WorkerError as error:
+            raise WorkerError(f"on {self._where}: {error}", error.culprit) from None
 
     def lost(self) -> NoReturn:
         self._gone = True

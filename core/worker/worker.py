@@ -67,7 +67,7 @@ class Worker:
 
     @property
     def num_collectives(self) -> int:
-        """Collectives that this worker has called since its start."""
+        """Collectives that this worker has called in its newest step, and since."""
         return self._start.collectives.num_calls
 
     @property
@@ -86,6 +86,7 @@ class Worker:
         return ready
 
     def execute(self, plan: StepPlan) -> None:
+        self._start.collectives.num_calls = 0
         self.runner.execute(plan)
 
     def sample(self, masks: bytes = b"") -> StepHandle:

@@ -203,9 +203,10 @@ class _WorkerLoop:
             try:
                 self._channel.send(Value(self._answer(message)))
             except Exception as error:
-                if not (isinstance(error, ValueError) and message.method == "load"):  # which says all in one sentence
+                kind = ValueError if isinstance(error, ValueError) else type(error)
+                if not (kind is ValueError and message.method in ("load", "allocate")):  # it says all in one sentence
                     traceback.print_exc()
-                self._channel.send(Failure(type(error).__name__, str(error)))
+                self._channel.send(Failure(kind.__name__, str(error)))
 
     def answer_until(self, message_waits: Callable[[], bool]) -> None:
         """Answers launched steps as the device ends them, until a message waits, whose step is launched before that.

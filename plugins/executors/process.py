@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from frame.interfaces import (
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: Seconds without a sign of life after which a process is taken to be stopped.
 SILENT_SECONDS = 3.0
+#: Of the seconds after which the engine's parent ends an engine whose steps do not end.
+SHARE_OF_HANG = 0.8
 #: Seconds that the other workers get to end a step in which one has failed: they may wait for it in a collective.
 FAILED_STEP_SECONDS = 10.0
 
@@ -43,7 +45,10 @@ class ProcessExecutor(TeamExecutor):
         self._spawned: list[SpawnedWorker] = []
         self._joined: SpawnedTeam | None = None
         self._trailing: list[tuple[int, StepHandle]] = []  # of steps that are answered, by workers still at them
-        super().__init__(setup, options or ProcessOptions())
+        options = options or ProcessOptions()
+        # the worker is named before the engine's parent, which cannot name it, ends the engine
+        self._step_seconds = min(options.step_timeout_seconds, SHARE_OF_HANG * setup.hang_seconds)
+        super().__init__(setup, options)
 
     @classmethod
     def supports(cls, mesh: Mesh) -> str | None:
@@ -92,7 +97,7 @@ class ProcessExecutor(TeamExecutor):
 
     def outcomes(self, handles: Sequence[StepHandle], answering: Sequence[int]) -> list[StepOutcome]:
         self._look_at_trailing()
-        latest, hangs_at = None, time.monotonic() + self.options.step_timeout_seconds
+        latest, hangs_at = None, time.monotonic() + self._step_seconds
         while True:
             found = [self._outcome(rank, handle) for rank, handle in enumerate(handles)]
             if all(found[rank] is not None for rank in answering):
@@ -101,7 +106,7 @@ class ProcessExecutor(TeamExecutor):
                 latest = time.monotonic() + FAILED_STEP_SECONDS
             left = (hangs_at if latest is None else latest) - time.monotonic()
             if left <= 0 and latest is None:
-                raise self._hanging()
+                raise self._hanging([rank for rank, outcome in enumerate(found) if outcome is None])
             if left <= 0:
                 break
             select.select(self._spawned, [], [], left)
@@ -122,29 +127,43 @@ class ProcessExecutor(TeamExecutor):
             named = self.named(rank, error)
             raise self.broken(str(named), killed=getattr(named, "killed", error.killed)) from None
 
-    def _hanging(self) -> DeadWorkerError:
-        """Names the worker that the others most probably wait for."""
-        count, seconds = len(self._spawned), self.options.step_timeout_seconds
+    def _hanging(self, late: Sequence[int]) -> DeadWorkerError:
+        """Names the worker that the others most probably wait for; those `late` have not answered."""
+        count, seconds = len(self._spawned), self._step_seconds
         silent = [worker.silent_seconds() for worker in self._spawned]
-        known = {rank: found for rank, worker in enumerate(self._spawned) if (found := worker.progress()) is not None}
         worst = max(range(count), key=silent.__getitem__)
         if silent[worst] > SILENT_SECONDS:
             return self._hangs(worst, f"its process has not run for {silent[worst]:.0f} seconds")
-        behind = min(known, key=known.__getitem__, default=0)
+        known = {rank: found for rank, worker in enumerate(self._spawned) if (found := worker.progress()) is not None}
+        behind = self._behind({rank: known[rank] for rank in late if rank in known})
         (step, calls), (newest, most) = known.get(behind, (0, 0)), max(known.values(), default=(0, 0))
         if (step, calls) < (newest, most):
-            why = f"it is at step {step} and collective {calls}, others at step {newest} and collective {most}"
+            why = f"it is at step {step} and collective {calls} of it, others at step {newest} and collective {most}"
             return self._hangs(behind, why)
+        if unknown := [str(rank) for rank in range(count) if rank not in known]:
+            return self.broken(
+                f"no worker answered a step for {seconds:g} seconds; those of this machine run and have called the "
+                f"same collectives, so that they wait for {'worker' if len(unknown) == 1 else 'one of the workers'} "
+                f"{', '.join(unknown)} of {count} elsewhere, or a device or the network hangs"
+            )
+        if self.setup.mesh.pipeline > 1:
+            return self._hangs(behind, f"it is at step {step}, and later stages wait for what it hands on")
         return self.broken(
             f"no worker answered a step for {seconds:g} seconds; all {count} run and have called the same collectives, "
             "so that a device or the network hangs"
         )
 
+    def _behind(self, late: Mapping[int, tuple[int, int]]) -> int:
+        """The worker that is behind others of its stage, which call the same collectives; else of the stages one."""
+        for rank, at in late.items():
+            peers = (late[peer] for peer in self.setup.mesh.ranks("tensor", rank) if peer in late)
+            if at < max(peers):
+                return rank
+        return min(late, key=late.__getitem__, default=0)  # of equal ones the first: stages wait for those before
+
     def _hangs(self, rank: int, why: str) -> DeadWorkerError:
-        seconds = self.options.step_timeout_seconds
-        return self.broken(
-            f"worker {rank} of {len(self._spawned)} hangs, no step was answered for {seconds:g} seconds: {why}"
-        )
+        count, seconds = len(self._spawned), self._step_seconds
+        return self.broken(f"worker {rank} of {count} hangs, no step was answered for {seconds:g} seconds: {why}")
 
     def _look_at_trailing(self) -> None:
         """Raises `DeadWorkerError` for a worker that failed where others did not: its state differs from theirs."""

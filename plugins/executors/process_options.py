@@ -13,5 +13,6 @@ class ProcessOptions(BaseModel):
     step_timeout_seconds: float = Field(
         300.0,
         gt=0,
-        description="Seconds without an answer to a step after which the workers count as hanging and are replaced.",
+        description="Seconds without an answer to a step after which the workers count as hanging and are replaced; at "
+        "most four fifths of --hang-seconds, so that the one that hangs is named.",
     )

@@ -1,6 +1,7 @@
 """An engine whose workers are on two machines, here two addresses of this one that share no folder."""
 
 import contextlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -97,6 +98,33 @@ def test_a_worker_that_dies_elsewhere_ends_the_engine_and_its_node_serves_the_ne
         first.close()
         with running(engine(folders[0], port), Registry.load()) as second:
             assert greedy(second, prompts(400)[:1])
+
+
+def test_a_worker_that_cannot_start_elsewhere_is_named_with_its_node_and_the_cause(folders, port, tmp_path):
+    broken = shutil.copytree(folders[1], tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with node(broken, port):
+        with pytest.raises(RuntimeError, match=r"^worker 1 of 2: on node 1 \(127\.0\.0\.2\): .*model\.safetensors"):
+            make_engine(engine(folders[0], port), Registry.load())
+        with socket.create_server(("127.0.0.1", port)):
+            """The port is free again."""
+
+
+@pytest.mark.matrix
+def test_a_worker_that_hangs_elsewhere_is_named(folders, port):
+    with node(folders[1], port) as other:
+        options = {"plugin": {"nodes": {"wait_seconds": 60.0, "step_timeout_seconds": 4.0}}}
+        found = make_engine(engine(folders[0], port, **options), Registry.load())
+        found.add(request("a", prompts(400)[0], 60))
+        found.step()
+        children = subprocess.run(["pgrep", "-P", str(other.pid)], capture_output=True, text=True, check=True)
+        subprocess.run(["kill", "-STOP", *children.stdout.split()], check=True)
+        with pytest.raises(
+            DeadWorkerError, match="so that they wait for worker 1 of 2 elsewhere, or a device or the net"
+        ):
+            step_for(found, 30)
+        found.close()
 
 
 def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):

@@ -13,10 +13,13 @@ from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.factory import Workers
 from frame.offline.in_process import make_engine
+from frame.plugins.executors.process import SHARE_OF_HANG
 from frame.testing.checkpoints import make_checkpoint
-from frame.testing.engines import SMALL, prompts, request
+from frame.testing.engines import SMALL, drain, prompts, request
 from frame.testing.executor_suite import children
+from tests.parallel.stalling import STALLS, offer
 
+STAGES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 TIMEOUT = {"plugin": {"process": {"step_timeout_seconds": 4.0}}}
 
 
@@ -70,6 +73,51 @@ def test_a_stopped_worker_is_named_by_its_silence(folder):
     ends(
         engine, r"worker 1 of 2 hangs, no step was answered for 4 seconds: its process has not run for \d+ seconds", 10
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank"),
+    [
+        pytest.param({}, 0, marks=pytest.mark.matrix, id="tensor rank 0"),
+        pytest.param({}, 1, id="tensor rank 1"),
+        pytest.param(STAGES, 0, id="first stage"),
+        pytest.param(STAGES, 1, marks=pytest.mark.matrix, id="last stage"),
+        pytest.param({"pipeline_parallel_size": 2}, 1, marks=pytest.mark.matrix, id="tensor rank of the first stage"),
+        pytest.param({"pipeline_parallel_size": 2}, 2, marks=pytest.mark.matrix, id="tensor rank of the last stage"),
+    ],
+)
+def test_a_worker_that_never_comes_to_a_collective_is_named(folder, settings, rank, monkeypatch):
+    """After steps in which stages have called unlike many; well before the engine's parent would end the engine."""
+    offer(monkeypatch)
+    engine = start(folder, **STALLS, hang_seconds=2.0 / SHARE_OF_HANG, **settings)
+    drain(engine, [request("before", prompts(400)[1], 9)])
+    engine.call("worker", {"method": "stall", "rank": rank})
+    engine.add(request("a", prompts(400)[0], 60))
+    told = (
+        r"it is at step \d+(, and later stages wait| and collective \d+ of it, others at step \d+ and collective \d+)"
+    )
+    ends(engine, rf"worker {rank} of \d hangs, no step was answered for 2 seconds: {told}", 10)
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["the one that waits", "the one that never comes"])
+def test_a_worker_that_is_killed_in_a_collective_is_named_at_once(folder, killed, monkeypatch):
+    offer(monkeypatch)
+    engine = start(folder, **STALLS)
+    engine.call("worker", {"method": "stall", "rank": 1})
+    engine.add(request("a", prompts(400)[0], 60))
+    threading.Timer(1.0, processes(engine)[killed].kill).start()
+    ends(engine, f"worker {killed} of 2: the worker process died with exit status -9", 10)
+
+
+def test_a_worker_that_cannot_start_is_named_with_the_cause_and_leaves_nothing(folder, monkeypatch):
+    offer(monkeypatch)
+    before = children()
+    with pytest.raises(RuntimeError) as raised:
+        start(folder, worker_extension="fails-on-one")
+    assert str(raised.value) == (
+        "worker 1 of 2: worker extension 'fails-on-one' of package this-process cannot be built: this rank has no luck"
+    )
+    assert not children() - before
 
 
 def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
