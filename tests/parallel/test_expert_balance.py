@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from frame.core.config.flat import from_flat
@@ -66,6 +67,29 @@ def test_two_ranks_that_balance_give_the_tokens_of_one(folder, expected, redunda
     assert records
     # each token has two experts, and is counted once though both ranks compute it
     assert max(record.loads.sum(1).max() for record in records) <= 2 * tokens
+
+
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.matrix)])
+def test_log_probabilities_do_not_change_while_experts_move(folder, asynchronous):
+    """Nor before or after: each token's, and those of its best rivals, beside those of one rank."""
+
+    def told(engine):
+        asked = [request(f"{place}", prompt, NUM_TOKENS, logprobs=5) for place, prompt in enumerate(prompts(400)[:3])]
+        outputs = drain(engine, asked)
+        rows = [[np.ravel(one.logprobs.logprobs) for one in found if one.logprobs] for found in outputs.values()]
+        return [np.concatenate(one) for one in rows]
+
+    values = {**SMALL, "model": str(folder), "num_threads": 1}
+    with running(from_flat(values), Registry.load()) as engine:
+        alone = told(engine)
+    values |= {**OFTEN, "tensor_parallel_size": 2, "executor": "threads", "enable_expert_parallel": True}
+    values |= {"num_redundant_experts": 4, "eplb_use_async": asynchronous}
+    with running(from_flat(values), with_threads(Registry.load())) as engine:
+        found = told(engine)
+        assert balances(engine)[0].num_placements > 1
+    for one, other in zip(alone, found, strict=True):
+        assert len(one) == 6 * NUM_TOKENS
+        np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def served_by_ranks(folder, tmp_path, mesh, requests, **settings):

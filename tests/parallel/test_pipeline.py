@@ -7,7 +7,7 @@ import pytest
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
-from frame.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.testing.engines import SMALL, drain, greedy, mixed_requests, prompts, request, running, tokens_of
 from frame.testing.thread_executor import with_threads
 
@@ -34,6 +34,20 @@ def test_two_stages_give_the_tokens_of_one(family, tmp_path):
 def test_several_stages(stages, tensor, serve, tmp_path):
     make_checkpoint(tmp_path, "llama", num_hidden_layers=5)
     assert tokens(tmp_path, stages, tensor, serve) == tokens(tmp_path, serve=serve)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAITS])
+def test_every_family_over_two_stages(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2) == tokens(tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", [family for family in TRAITS if family != "llama"])
+def test_two_stages_of_two_ranks(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2, 2, mixed_requests) == tokens(tmp_path, serve=mixed_requests)
 
 
 def test_workers_in_processes_of_their_own(tmp_path):

@@ -8,7 +8,7 @@ from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.layout.check import check_layout
-from frame.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import FAMILIES, make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.thread_executor import with_threads
 
@@ -25,6 +25,13 @@ def tokens(folder, ranks=1, serve=greedy, **settings):
 def test_two_ranks_that_divide_tokens_give_those_of_one(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2) == tokens(tmp_path)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_over_two_ranks_that_divide_tokens(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2, mixed_requests) == tokens(tmp_path, 1, mixed_requests)
 
 
 @pytest.mark.parametrize("settings", [{"block_size": 6}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}])

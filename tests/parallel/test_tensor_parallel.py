@@ -61,6 +61,28 @@ def test_every_family_over_two_ranks(family, tmp_path):
     assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3-moe"])
+def test_four_ranks_give_the_tokens_of_one(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 4, mixed_requests) == tokens(tmp_path, 1, mixed_requests)
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        ("llama-tied", 2),
+        pytest.param("llama", 4, marks=pytest.mark.matrix),
+        pytest.param("gpt2", 2, marks=pytest.mark.matrix),
+        pytest.param("gemma2", 4, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_vocabulary_that_does_not_divide(family, size, tmp_path):
+    """The last rank has fewer tokens than the others; greedy and random draws."""
+    make_checkpoint(tmp_path, family, vocab_size=509)
+    assert tokens(tmp_path, size, mixed_requests) == tokens(tmp_path, 1, mixed_requests)
+
+
 @pytest.mark.parametrize("settings", [{"deterministic": True}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}])
 def test_batches_that_change_with_each_step(settings, tmp_path):
     make_checkpoint(tmp_path, "llama")
