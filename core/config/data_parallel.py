@@ -19,22 +19,27 @@ class DataParallelConfig(Section):
 
     data_parallel_size: int = setting(1, "Engines that serve the model.", ge=1, le=MOST_RANKS)
     data_parallel_size_local: int | None = setting(
-        None, "How many of the engines this server starts; default: all, or one with data_parallel_rank.", ge=1
+        None,
+        "How many of the engines this server starts; default: all, or one with data_parallel_rank.",
+        ge=1,
+        le=MOST_RANKS,
     )
     data_parallel_start_rank: int | None = setting(
-        None, "Number of the first engine that this server starts, counted from 0; default: 0.", ge=0
+        None, "Number of the first engine that this server starts, counted from 0; default: 0.", ge=0, le=MOST_RANKS
     )
     data_parallel_rank: int | None = setting(
         None,
         "Start only the engine of this number; a load balancer in front of the servers of all engines divides the "
         "requests.",
         ge=0,
+        le=MOST_RANKS,
     )
     data_parallel_rank_local: int | None = setting(
         None,
         "Place of that engine on this machine, counted from 0: its devices follow those of the engines before it; "
         "default: 0.",
         ge=0,
+        le=MOST_RANKS,
     )
     data_parallel_external_lb: bool = setting(
         False, "A load balancer in front of one server for each engine divides the requests; needs data_parallel_rank."

@@ -19,6 +19,9 @@ from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
 from .server import ServerConfig
 
+#: Blocks whose numbers fit 32 bits, and tokens of a step above which a number is a mistake.
+MOST_BLOCKS, MOST_TOKENS = (1 << 31) - 1, 1 << 24
+
 
 class CacheConfig(Section):
     """The KV cache."""
@@ -31,7 +34,7 @@ class CacheConfig(Section):
     )
     kv_cache_memory_bytes: int | None = setting(None, "Bytes of KV cache; overrides gpu_memory_utilization.", ge=1)
     num_gpu_blocks_override: int | None = setting(
-        None, "Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes.", ge=2
+        None, "Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes.", ge=2, le=MOST_BLOCKS
     )
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = setting(
         "auto", "Type of cached keys and values; auto: the model's; fp8 types hold twice as many tokens as 16-bit ones."
@@ -47,7 +50,9 @@ class CacheConfig(Section):
 class SchedulerConfig(Section):
     """Which requests and tokens go into a step."""
 
-    max_num_batched_tokens: int = setting(0, "Most tokens in a step; 0: as many as the platform suggests.", ge=0)
+    max_num_batched_tokens: int = setting(
+        0, "Most tokens in a step; 0: as many as the platform suggests.", ge=0, le=MOST_TOKENS
+    )
     max_num_seqs: int = setting(
         0, "Most requests that run at once; 0: as many as the platform suggests.", ge=0, le=65535
     )
@@ -121,7 +126,7 @@ class ExecutorConfig(Section):
     nnodes: int = setting(
         1, "Machines over which the devices are spread, see docs/many-devices.md.", ge=1, le=MOST_RANKS
     )
-    node_rank: int = setting(0, "Number of this machine among them; the server runs on number 0.", ge=0)
+    node_rank: int = setting(0, "Number of this machine among them; the server runs on number 0.", ge=0, le=MOST_RANKS)
     master_addr: str = setting("", "Address of machine 0 at which the others reach it.")
     master_port: int = setting(29500, "Port of machine 0 at which it waits for the others.", ge=1, le=65535)
     worker_extension: str | None = setting(
@@ -129,7 +134,10 @@ class ExecutorConfig(Section):
     )
     enforce_eager: bool = setting(False, "Capture no CUDA graphs: launch every step kernel by kernel.")
     num_threads: int | None = setting(
-        None, "CPU threads that a worker computes with; default: one for each processor that it may use.", ge=1
+        None,
+        "CPU threads that a worker computes with; default: one for each processor that it may use.",
+        ge=1,
+        le=MOST_RANKS,
     )
 
     def contradictions(self) -> Iterator[str]:

@@ -251,7 +251,24 @@ def test_the_environment_sets_nothing(monkeypatch):
     assert FrameConfig().server.port == 8000
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "nnodes"])
-def test_sizes_of_many_digits_are_refused_by_name(name):
-    with pytest.raises(ConfigError, match=f"{name} must be less than or equal to 4096"):
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        *dict.fromkeys(
+            [
+                "tensor_parallel_size", "pipeline_parallel_size", "nnodes", "node_rank", "data_parallel_size_local",
+                "data_parallel_start_rank", "data_parallel_rank", "data_parallel_rank_local", "num_threads",
+            ],
+            4096,
+        ).items(),
+        ("num_redundant_experts", 65536),
+        ("eplb_window_size", 2147483648),
+        ("eplb_step_interval", 2147483648),
+        ("eplb_rows_per_step", 65536),
+        ("num_gpu_blocks_override", 2147483647),
+        ("max_num_batched_tokens", 16777216),
+    ],
+)  # fmt: skip
+def test_sizes_of_many_digits_are_refused_by_name(name, most):
+    with pytest.raises(ConfigError, match=f"^{name} must be less than or equal to {most}, got 1"):
         FrameConfig.from_flat(**{name: 10**400})
