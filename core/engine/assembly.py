@@ -153,6 +153,7 @@ class EngineStart:
                 merge=ResultMerge(sum(fact.answers for fact in facts)),
                 culprit=partial(culprit, self._registry),
                 wants_capture=any(one.wants_capture for one in ready),
+                on_close=self._rendezvous.close,
             )
             undo.pop_all()
         return engine

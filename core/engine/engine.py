@@ -54,13 +54,14 @@ class Engine:
         merge: ResultMerge,
         culprit: Callable[[BaseException], str] = lambda error: "",
         wants_capture: bool = False,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.info = info
         self.scheduler = scheduler
         self.executor = executor
         self._connector = connector
         self._merge = merge
-        self._culprit = culprit
+        self._culprit, self._on_close = culprit, on_close
         self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()
         self._late: list[EngineOutput] = []  # which the next call of `step` returns
         self._journal = NullJournal()
@@ -234,6 +235,7 @@ class Engine:
         self._connector.close()
         self.scheduler.constraints.close()
         self.executor.close()
+        self._on_close()
 
     def _launch(self) -> bool:
         """Launches steps while there is room; returns whether that needed the answers of all earlier ones."""

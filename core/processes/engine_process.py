@@ -82,9 +82,10 @@ class EngineProcess:
             self._report(Ready(engine.info, self._address))
             self._host.run()
         except Exception as error:
-            is_lost = isinstance(error, DeadWorkerError)  # whose message says all
-            logger.error("the engine gives up: %s", describe(error), exc_info=not is_lost)
-            self._report(Failed(describe(error), is_lost and error.killed))
+            killed = isinstance(error, DeadWorkerError) and error.killed
+            # the message of a lost worker says all
+            logger.error("the engine gives up: %s", describe(error), exc_info=not isinstance(error, DeadWorkerError))
+            self._report(Failed(describe(error), killed))
             return 1
         finally:
             engine.close()

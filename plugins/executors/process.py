@@ -148,9 +148,10 @@ class ProcessExecutor(TeamExecutor):
             )
         if self.setup.mesh.pipeline > 1:
             return self._hangs(behind, f"it is at step {step}, and later stages wait for what it hands on")
+        engines = "an engine that shares the experts, " if self.setup.mesh.data > 1 else ""
         return self.broken(
             f"no worker answered a step for {seconds:g} seconds; all {count} run and have called the same collectives, "
-            "so that a device or the network hangs"
+            f"so that {engines}a device or the network hangs"
         )
 
     def _behind(self, late: Mapping[int, tuple[int, int]]) -> int:

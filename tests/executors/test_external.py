@@ -1,8 +1,11 @@
 """The external executor under a real torchrun: every process runs the same engine and gets the same tokens."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,8 +37,9 @@ def torchrun(folder, out, *flags):
     return [json.loads(file.read_text()) for file in files]
 
 
-def test_every_rank_gets_the_tokens_of_one_rank(folder, tmp_path):
-    first, second = torchrun(folder, tmp_path)
+@pytest.mark.parametrize("mode", [(), pytest.param(("stages",), marks=pytest.mark.matrix)], ids=["tensor", "stages"])
+def test_every_rank_gets_the_tokens_of_one_rank(folder, tmp_path, mode):
+    first, second = torchrun(folder, tmp_path, *mode)
     with LLM(model=str(folder), skip_tokenizer_init=True, num_threads=1, seed=1, **SMALL) as llm:
         prompts = [{"prompt_token_ids": [5 + i, 6, 7, 8 * (i + 1)]} for i in range(5)]
         params = [SamplingParams(max_tokens=12, temperature=0.0 if i % 2 else 1.0, ignore_eos=True) for i in range(5)]
@@ -47,6 +51,26 @@ def test_every_rank_gets_the_tokens_of_one_rank(folder, tmp_path):
 def test_processes_that_do_different_things_are_told_so(folder, tmp_path):
     for rank in torchrun(folder, tmp_path, "diverge"):
         assert "ranks 1 planned another step than rank 0" in rank["tokens"][0]
+
+
+@pytest.mark.matrix
+def test_a_process_that_is_killed_ends_the_others_with_one_sentence(folder, tmp_path):
+    """Under another launcher, which leaves the others alone; rank 0 then serves the store."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path), "dies"]
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    assert ranks[1].wait(120) == -9
+    began = time.monotonic()
+    assert ranks[0].wait(60) == 0
+    assert time.monotonic() - began < 30
+    (said,) = json.loads((tmp_path / "0.json").read_text())["tokens"]
+    assert "rank 0 waits for the engines of other processes in vain: " in said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize(

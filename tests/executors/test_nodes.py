@@ -1,5 +1,6 @@
 """An engine whose workers are on two machines, here two addresses of this one that share no folder."""
 
+import asyncio
 import contextlib
 import shutil
 import socket
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from frame import AsyncLLM, SamplingParams
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
@@ -20,8 +22,9 @@ from frame.interfaces import Nodes
 from frame.links import greeting
 from frame.links.greeting import Listener, RefusedError, connect, receive_json, send_json
 from frame.links.step_messages import Execute
-from frame.links.versions import differences
+from frame.links.versions import differences, versions
 from frame.offline.in_process import make_engine
+from frame.plugins.executors import nodes
 from frame.plugins.executors.nodes import described
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, request, running
@@ -125,6 +128,45 @@ def test_a_worker_that_hangs_elsewhere_is_named(folders, port):
         ):
             step_for(found, 30)
         found.close()
+
+
+@pytest.mark.matrix
+def test_streams_go_on_with_the_same_text_when_a_worker_elsewhere_is_killed(folders, port):
+    async def stream(llm, name, seen):
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True, detokenize=False)
+        async for output in llm.generate({"prompt_token_ids": [5, 6, 7]}, params, request_id=name):
+            ids = list(output.outputs[0].token_ids)
+            if len(ids) >= 5:
+                seen.set()
+        return ids
+
+    async def run(other):
+        config = engine(folders[0], port, deterministic=True, skip_tokenizer_init=True)
+        llm = await asyncio.to_thread(AsyncLLM.from_config, config)
+        try:
+            expected, seen = await stream(llm, "alone", asyncio.Event()), asyncio.Event()
+            streams = [asyncio.create_task(stream(llm, name, seen)) for name in ("a", "b")]
+            await seen.wait()
+            children = subprocess.run(["pgrep", "-P", str(other.pid)], capture_output=True, text=True, check=True)
+            subprocess.run(["kill", "-9", *children.stdout.split()], check=True)
+            assert await asyncio.wait_for(asyncio.gather(*streams), 100) == [expected, expected]
+        finally:
+            llm.shutdown()
+
+    with node(folders[1], port, "--deterministic", "--skip-tokenizer-init") as other:
+        asyncio.run(run(other))
+
+
+@pytest.mark.matrix
+def test_a_node_with_other_versions_is_named_on_both(folders, port, monkeypatch, caplog):
+    monkeypatch.setattr(nodes, "versions", lambda: {**versions(), "torch": "1.0"})
+    with node(folders[1], port) as other:
+        with pytest.raises(ValueError, match="node 1 of 2 did not come to"):
+            make_engine(engine(folders[0], port, options={"wait_seconds": 20.0}), Registry.load())
+        assert other.wait(timeout=60) == 1
+        said = f"node 1 has torch {versions()['torch']}, node 0 1.0; all nodes need the same"
+        assert f"node 0 refuses this node: {said}" in other.stderr.read()
+    assert f"a node at 127.0.0.2 is refused: {said}" in caplog.text
 
 
 def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):

@@ -138,20 +138,36 @@ def test_sums_of_results_begin_while_others_are_computed(whole: bool) -> None:
     assert begun == [3, 3]
 
 
+ROUTERS = {
+    "softmax": RouterSpec(3, 2),
+    "sigmoid": RouterSpec(3, 2, "sigmoid", renormalize=False),
+    "one, scaled": RouterSpec(5, 1, "softmax", renormalize=False, scale=2.5),
+    "groups, corrected and scaled": RouterSpec(6, 3, "sigmoid", corrected=True, scale=2.5, num_groups=3, top_groups=2),
+    "groups by their best two": RouterSpec(
+        6, 2, "sigmoid", corrected=True, num_groups=2, top_groups=1, group_score="top2"
+    ),
+}
+
+
 @pytest.mark.parametrize("kind", [GatherExchange, AllToAllExchange])
 @pytest.mark.parametrize("mesh", [Mesh(data=2, expert_parallel=True), Mesh(data=2, tensor=2, expert_parallel=True)])
-def test_experts_over_data_ranks_give_what_one_rank_gives(mesh: Mesh, kind: type[ExpertExchange]) -> None:
-    """With shared experts, which each data rank has for itself, and three experts, unequally many for the ranks."""
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_experts_over_data_ranks_give_what_one_rank_gives(
+    router: RouterSpec, mesh: Mesh, kind: type[ExpertExchange]
+) -> None:
+    """With shared experts, which each data rank has for itself, and experts unequally many for the ranks."""
     torch.manual_seed(0)
-    tensors, down, counts = expert_tensors(3), torch.randn(6, 6), (5, 2)
-    given = [(torch.randn(count, 6), Routing(*Ops.route(torch.randn(count, 3), RouterSpec(3, 2)))) for count in counts]
+    number = router.num_experts
+    tensors, down, counts = expert_tensors(number), torch.randn(6, 6), (5, 2)
+    bias = torch.randn(number) if router.corrected else None
+    given = [(torch.randn(count, 6), Routing(*Ops.route(torch.randn(count, number), router, bias))) for count in counts]
 
     def layer(build):
         group = build.groups.tensor
         width = 6 // group.size
         part = load(build.linear("down", 6, 6, shard="row", reduce=False), {"down.weight": down})
         shared = nn.Sequential(Columns(slice(group.rank * width, (group.rank + 1) * width)), part)
-        return load_some(build.experts("x", ExpertSpec(3, 6, 8, 2), shared), tensors)
+        return load_some(build.experts("x", ExpertSpec(number, 6, 8, router.top_k), shared), tensors)
 
     def work(groups):
         build = make_build()

@@ -43,6 +43,20 @@ async def served(client: DataParallelClient, seen: Collector) -> dict[str, list[
     return {name: seen.ids[name] for name in seen.ends}
 
 
+async def idle_seconds(client: DataParallelClient) -> float:
+    """Processor time that the engines take in a second, in which they launch no step."""
+
+    def taken() -> float:
+        times = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids(client)]
+        return sum(float(part) for found in times for part in found) / os.sysconf("SC_CLK_TCK")
+
+    await asyncio.sleep(0.5)  # the wave ends with steps of no requests
+    steps, before = (await client.stats()).steps, taken()
+    await asyncio.sleep(1)
+    assert (await client.stats()).steps == steps
+    return taken() - before
+
+
 @pytest.mark.timeout(300)
 async def test_engines_that_share_experts_give_the_tokens_of_one_and_start_again_together(tmp_path: Path) -> None:
     """One of them has the requests of both experts' halves; a killed one ends both, and the requests go on."""
@@ -54,6 +68,7 @@ async def test_engines_that_share_experts_give_the_tokens_of_one_and_start_again
     seen = Collector(client)
     try:
         assert await served(client, seen) == alone
+        assert await idle_seconds(client) < 0.3, "engines without requests sleep"
         single = wanted()[0]
         seen.ids.clear(), seen.ends.clear()
         await client.add(single)  # the other engine has none

@@ -145,3 +145,10 @@ def test_memory_that_is_taken_is_refused_before_weights_are_read(sized, llama, m
     settings = {"kv_cache_memory_bytes": 3 << 20} if sized else {}
     with pytest.raises(ValueError, match=r"0 MiB of this machine's memory are available, and this worker needs .* MiB"):
         make_engine(from_flat({"model": str(llama), **settings}), Registry.load())
+
+
+def test_memory_that_is_taken_names_the_rank(llama, monkeypatch):
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 20 << 10)
+    values = {"model": str(llama), "tensor_parallel_size": 2, "executor": "threads", "num_threads": 1}
+    with pytest.raises(ValueError, match=r"^worker [01] of 2: 0 MiB of this machine's memory are available, and this"):
+        make_engine(from_flat(values), with_threads(Registry.load()))

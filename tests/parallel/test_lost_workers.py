@@ -1,9 +1,11 @@
 """A worker that dies or hangs, at any moment, ends its engine soon and is named; nothing of the engine stays."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,22 @@ def step_for(engine, seconds):
     latest = time.monotonic() + seconds
     while time.monotonic() < latest:
         engine.step()
+
+
+def memory() -> list[str]:
+    """What this process holds of memory that others may share."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(entry))
+    return sorted([*(one for one in found if "memfd:frame" in one), *os.listdir("/dev/shm")])
+
+
+@pytest.fixture(autouse=True)
+def no_memory_stays():
+    before = memory()
+    yield
+    assert memory() == before
 
 
 def ends(engine, pattern, seconds):
