@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def with_extensions(registry: Registry) -> Registry:
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a package offered them."""
     load = Registry.load
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for other processes
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # for other processes
     monkeypatch.setattr(Registry, "load", lambda only=None: with_extensions(load(only)))
 
 

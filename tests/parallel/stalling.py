@@ -48,4 +48,4 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         return registry
 
     monkeypatch.setattr(Registry, "load", loaded)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PYTHONPATH", root, prepend=os.pathsep)
