@@ -19,10 +19,7 @@ class DataParallelConfig(Section):
 
     data_parallel_size: int = setting(1, "Engines that serve the model.", ge=1, le=MOST_RANKS)
     data_parallel_size_local: int | None = setting(
-        None,
-        "How many of the engines this server starts; default: all, or one with data_parallel_rank.",
-        ge=1,
-        le=MOST_RANKS,
+        None, "Engines that this server starts; default: all, or one with data_parallel_rank.", ge=1, le=MOST_RANKS
     )
     data_parallel_start_rank: int | None = setting(
         None, "Number of the first engine that this server starts, counted from 0; default: 0.", ge=0, le=MOST_RANKS

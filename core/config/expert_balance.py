@@ -6,9 +6,6 @@ from collections.abc import Iterator
 
 from .section import Section, setting
 
-#: Above which a number is a mistake.
-MOST_SLOTS, MOST_STEPS = 1 << 16, 1 << 31
-
 
 class ExpertBalanceConfig(Section):
     """Moving experts between the devices that share them, by how many tokens they get."""
@@ -17,21 +14,18 @@ class ExpertBalanceConfig(Section):
         False, "Balance experts between the devices that share them, see docs/expert-balance.md."
     )
     num_redundant_experts: int = setting(
-        0,
-        "Slots of each layer beside one for each expert, for replicas of experts that get many tokens.",
-        ge=0,
-        le=MOST_SLOTS,
+        0, "Slots of each layer beside one an expert, for replicas of experts that get many tokens.", ge=0, le=1 << 16
     )
     expert_balancer: str = setting(
         "auto", "Expert balancer plugin, which places experts by their loads; auto: the preferred one."
     )
-    eplb_window_size: int = setting(1000, "Steps whose tokens count when experts are placed.", ge=1, le=MOST_STEPS)
-    eplb_step_interval: int = setting(3000, "Steps from one placement of experts to the next.", ge=1, le=MOST_STEPS)
+    eplb_window_size: int = setting(1000, "Steps whose tokens count when experts are placed.", ge=1, le=1 << 31)
+    eplb_step_interval: int = setting(3000, "Steps from one placement of experts to the next.", ge=1, le=1 << 31)
     eplb_use_async: bool = setting(
         True, "Place and move experts beside the steps, a layer at a time; else all at once, between two steps."
     )
     eplb_rows_per_step: int = setting(
-        1, "Most experts that a device sends, and receives, during a step while experts move.", ge=1, le=MOST_SLOTS
+        1, "Most experts that a device sends, and receives, during a step while experts move.", ge=1, le=1 << 16
     )
     eplb_log_balancedness: bool = setting(False, "Log how evenly tokens are spread over devices at each placement.")
     eplb_record: str | None = setting(

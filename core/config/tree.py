@@ -19,9 +19,6 @@ from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
 from .server import ServerConfig
 
-#: Blocks whose numbers fit 32 bits, and tokens of a step above which a number is a mistake.
-MOST_BLOCKS, MOST_TOKENS = (1 << 31) - 1, 1 << 24
-
 
 class CacheConfig(Section):
     """The KV cache."""
@@ -34,7 +31,7 @@ class CacheConfig(Section):
     )
     kv_cache_memory_bytes: int | None = setting(None, "Bytes of KV cache; overrides gpu_memory_utilization.", ge=1)
     num_gpu_blocks_override: int | None = setting(
-        None, "Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes.", ge=2, le=MOST_BLOCKS
+        None, "Blocks of KV cache; overrides gpu_memory_utilization and kv_cache_memory_bytes.", ge=2, le=2**31 - 1
     )
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = setting(
         "auto", "Type of cached keys and values; auto: the model's; fp8 types hold twice as many tokens as 16-bit ones."
@@ -51,7 +48,7 @@ class SchedulerConfig(Section):
     """Which requests and tokens go into a step."""
 
     max_num_batched_tokens: int = setting(
-        0, "Most tokens in a step; 0: as many as the platform suggests.", ge=0, le=MOST_TOKENS
+        0, "Most tokens in a step; 0: as many as the platform suggests.", ge=0, le=1 << 24
     )
     max_num_seqs: int = setting(
         0, "Most requests that run at once; 0: as many as the platform suggests.", ge=0, le=65535
