@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,12 +40,15 @@ class DummyLoader(WeightLoader):
         center, reach = (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
-        *leading, columns = (torch.arange(size, device=part.device)[places] for size, places in axes)
-        rows = torch.zeros((), dtype=torch.int64, device=part.device)
+        *leading, columns = (range(size)[places] for size, places in axes)
+        # rows are numbered on the host: on a device each operation on so few numbers takes as long as one on all values
+        rows = np.zeros((), np.int64)
         for size, places in zip(shape, leading, strict=False):
-            rows = rows[..., None] * size + places
-        start = zlib.crc32(f"{self.setup.seed} {name}".encode())
-        _fill(part, _mix((rows + start).to(torch.int32)), columns.to(torch.int32), center, reach)
+            rows = rows[..., None] * size + np.arange(places.start, places.stop, places.step)
+        rows = rows + zlib.crc32(f"{self.setup.seed} {name}".encode())
+        keys = _mix(torch.from_numpy(rows.astype(np.int32).ravel().copy())).view(rows.shape)
+        numbers = torch.arange(columns.start, columns.stop, columns.step, dtype=torch.int32, device=part.device)
+        _fill(part, keys.to(part.device), numbers, center, reach)
 
 
 def _fill(part: Tensor, keys: Tensor, columns: Tensor, center: float, reach: float) -> None:
@@ -56,14 +60,16 @@ def _fill(part: Tensor, keys: Tensor, columns: Tensor, center: float, reach: flo
     chunk = _CPU_CHUNK if part.device.type == "cpu" else _DEVICE_CHUNK
     step = max(1, chunk // max(1, len(columns)))
     for target, some in zip(torch.atleast_2d(part).split(step), torch.atleast_1d(keys).split(step), strict=True):
-        target.copy_(_mix(some[:, None] + columns).float().mul_(reach * 2.0**-31).add_(center))
+        values = _mix(some[:, None] + columns).float().mul_(reach * 2.0**-31)
+        target.copy_(values.add_(center) if center else values)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The lowbias32 mixer (Wellons 2018) of int32, in place; arithmetic wraps, shifts are logical."""
-    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    """The lowbias32 mixer (Wellons 2018) of contiguous int32, in place; arithmetic wraps, shifts are logical."""
+    low, high = x.view(torch.int16).view(*x.shape, 2).unbind(-1)
+    low ^= high  # x ^= x >> 16
     x *= _MIX_1
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
     x *= _MIX_2
-    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    low ^= high
     return x
