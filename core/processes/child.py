@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ..startup.openmp import child_environment
 from .channel import AsyncChannel
@@ -26,6 +27,13 @@ class Child:
         """Sends a signal to the child alone; nothing when it is gone."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process; known on Linux only."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+        return False
 
     def kill(self) -> None:
         """Kills the child and all processes that it started."""

@@ -54,6 +54,8 @@ class OwnFate:
     rendezvous = ""
     #: whether an engine has died and others, which must end with it, have not
     falling = False
+    #: how much longer an engine may hang while its process runs: it may wait for one whose process was stopped
+    patience_seconds = 0.0
 
     async def settle(self, member: Member, death: Death) -> Verdict:
         """Called when an engine has died; returns when it may be started again."""
@@ -68,6 +70,8 @@ class OwnFate:
 
 class SharedFate(OwnFate):
     """Engines that share experts. `add` all of them before the first is started."""
+
+    patience_seconds = 3.0
 
     def __init__(self) -> None:
         self._place = Rendezvous()

@@ -229,7 +229,7 @@ class EngineSupervisor:
             beats = engine.journal.beats
             if beats is None or beats != last:
                 last, since = beats, time.monotonic()
-            elif time.monotonic() - since > limit:
+            elif time.monotonic() - since > limit + (0.0 if engine.is_stopped else self._fate.patience_seconds):
                 self._hung = True
                 engine.kill()
                 return

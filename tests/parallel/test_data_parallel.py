@@ -93,6 +93,29 @@ async def test_engines_that_share_experts_give_the_tokens_of_one_and_start_again
         await client.close()
 
 
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_an_engine_that_is_stopped_is_named_and_not_one_that_waits_for_it(rank: int, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3-moe")
+    values = settings(folder, data_parallel_size=2, enable_expert_parallel=True, hang_seconds=4.0)
+    client = await start_engine(from_flat(values))
+    assert isinstance(client, DataParallelClient)
+    seen = Collector(client)
+    try:
+        for one in wanted():
+            await client.add(one)
+        await until(lambda: bool(seen.ids), 60)
+        os.kill(pids(client)[rank], signal.SIGSTOP)
+        other = client._engines[1 - rank]
+        await until(lambda: other.error is not None, 30)
+        said = f"engine {rank}, with which it shares experts, is gone: the engine process hung: "
+        await until(lambda: said in str(other.error), 10)
+        await until(lambda: client.error is None, 60)
+    finally:
+        await client.close()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen3-moe", marks=pytest.mark.matrix)])
 async def test_engines_of_two_workers_each(family: str, tmp_path: Path) -> None:
