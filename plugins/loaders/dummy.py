@@ -37,6 +37,8 @@ class DummyLoader(WeightLoader):
 
         Nothing but `part` is made, so that ranks which divide a tensor in any way hold parts of the same one.
         """
+        if not part.numel():
+            return
         center, reach = (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
@@ -46,7 +48,7 @@ class DummyLoader(WeightLoader):
         for size, places in zip(shape, leading, strict=False):
             rows = rows[..., None] * size + np.arange(places.start, places.stop, places.step)
         rows = rows + zlib.crc32(f"{self.setup.seed} {name}".encode())
-        keys = _mix(torch.from_numpy(rows.astype(np.int32).ravel().copy())).view(rows.shape)
+        keys = _mix(torch.from_numpy(np.atleast_1d(rows.astype(np.int32)))).view(rows.shape)
         numbers = torch.arange(columns.start, columns.stop, columns.step, dtype=torch.int32, device=part.device)
         _fill(part, keys.to(part.device), numbers, center, reach)
 

@@ -112,3 +112,10 @@ def test_scales():
     assert 0.02 < filled("mlp.weight", (64, 64)).std() < 0.04
     assert (filled("norm.weight", (64,)) - 1).abs().max() <= 0.1
     assert filled("mlp.bias", (64,)).abs().max() <= 0.01
+
+
+def test_a_part_without_elements_is_left():
+    """That of a rank which holds nothing of a tensor."""
+    loader = DummyLoader(LoaderSetup(Path("."), named=True))
+    loader.fill("x.weight", torch.empty(0, 4), (6, 4), (slice(3, 3), slice(None)))
+    loader.fill("y.weight", torch.empty(2, 0), (2, 4), (slice(None), slice(4, 4)))
