@@ -65,8 +65,9 @@ _RANKS = {
     ),
     **_switches(
         _NO_RANKS,
-        "enable_dbo data_parallel_multi_port_external_lb",
+        "data_parallel_multi_port_external_lb",
     ),
+    **_switches("two halves of a batch by turns made steps slower at every size that was measured", "enable_dbo"),
     # addresses, ports and limits of groups of ranks, of which there are none
     **_free(
         "data_parallel_backend data_parallel_supervisor_port "
