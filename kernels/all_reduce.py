@@ -25,7 +25,7 @@ from .packets import as_packets, awaited, words_awaited
 #: Programs of a launch at most. Each waits for its like on the other ranks, which has begun, or begins when programs
 #: before it end: devices begin programs in order.
 MAX_PROGRAMS = 512
-#: Programs that a device has room for at least, and warps: so many programs begin at the same time.
+#: Programs of a launch, and warps of all together, that a Hopper chip begins at the same time; others begin some later.
 _FEW_PROGRAMS, _WARPS = 128, 4096
 #: Elements of four bytes in a part of a tensor that is summed without a norm.
 _PART_WORDS = 1024

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 import triton
@@ -23,8 +24,19 @@ from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_f
 from .hopper import hopper_kernel
 from .routing import Blocks, align
 
-#: Rows of a result in parts, and what is called with the result and each part as soon as that is launched.
-Parts = tuple[Sequence[slice], Callable[[Tensor, slice], None]]
+
+class Parts(Protocol):
+    """The rows of a result in order, and what is called with the result and each part once that is launched."""
+
+    @property
+    def rows(self) -> Sequence[slice]:
+        """All rows, in order."""
+
+    @property
+    def done(self) -> Callable[[Tensor, slice], None]:
+        """What is called."""
+
+
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
 
 
@@ -197,8 +209,8 @@ def fused_experts(
         inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up, first)
         out = vector_down(inner, down, weights, ids, launch.down, first)
         if parts is not None:
-            for rows in parts[0]:
-                parts[1](out, rows)
+            for rows in parts.rows:
+                parts.done(out, rows)
         return out
     held = range(first, first + gate_up.shape[0])
     blocks = align(ids, held, launch.block_m)
@@ -270,15 +282,15 @@ def combine(
     size = products.shape[1]
     out = torch.empty((tokens, size), dtype=products.dtype, device=products.device)
     block = min(1024, triton.next_power_of_2(size))
-    for rows in parts[0] if parts is not None and parts[0] else (slice(0, tokens),):
+    for rows in (slice(0, tokens),) if parts is None else parts.rows:
         pairs = slice(rows.start * top_k, rows.stop * top_k)
         read = products if places is not None else products[pairs]
         _combine[(triton.cdiv(size, block), rows.stop - rows.start)](
             read, weights[rows], ids[rows], None if places is None else places[pairs], out[rows],
             len(held), held.start, size, TOP_K=top_k, PLACED=places is not None, BLOCK=block,
         )  # fmt: skip
-        if parts is not None and parts[0]:
-            parts[1](out, rows)
+        if parts is not None:
+            parts.done(out, rows)
     return out
 
 

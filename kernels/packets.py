@@ -37,7 +37,7 @@ def as_packets(word, epoch):
 def awaited(own, epoch, start, lane, kept, AWAITED: tl.constexpr):
     """The words of the packets from `start` of the memory at address `own`, once they are there; 0 where not `kept`.
 
-    Lane 0 is always kept.
+    The caller keeps lane 0, which those that are not kept wait for, too.
 
     AWAITED words of a thread are waited for by that thread alone; 0: all of a program's by all of its threads.
     """

@@ -124,14 +124,14 @@ def say(options: argparse.Namespace, line: str) -> None:
 
 
 def print_tables(results: list[dict[str, Any]]) -> None:
-    """Microseconds of a layer: the four ways, and the parts of the whole."""
+    """Microseconds of a layer: the five ways, and the parts of the whole."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(
         f"\n{device}, torch {torch.__version__}, microseconds of a layer; x is relative to `whole` of the same kind\n"
     )
     ways = [f"{how} {mode}" for how in ("launched", "replayed") for mode in (*MODES, *(f"{mode} x" for mode in RATIOS))]
     print("| tokens | exchange | " + " | ".join(ways) + " | " + " | ".join(DISTANCES) + " |")
-    print("|---|---|" + "---|" * (len(ways) + 3))
+    print("|---|---|" + "---|" * (len(ways) + len(DISTANCES)))
     for one in results:
         cells = [str(one["tokens"]), one["exchange"]]
         for how in ("launched", "replayed"):

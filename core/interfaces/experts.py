@@ -99,9 +99,9 @@ class Activations:
 class Dispatched(Activations):
     """Tokens at the rank that holds their experts, as the exchange's layout says, and what its `combine` needs.
 
-    "tokens": `values` [N, H], `weights` float32 [N, k] and `slots` int32 [N, k], this rank's slots counted from 0; any
-    other number is a slot of another rank. "slots": `values` [slots, capacity, H] and `counts` int32 [slots]; the
-    exchange weighs what comes back. `handle` is the exchange's own.
+    "tokens": `values` [N, H], `weights` float32 [N, k] and `slots` int32 [N, k], this rank's slots counted from 0 (from
+    `layer.base` for methods that take all slots); any other number is a slot of another rank. "slots": `values` [slots,
+    capacity, H] and `counts` int32 [slots]; the exchange weighs what comes back. `handle` is the exchange's own.
     """
 
     weights: Tensor | None = None
@@ -196,7 +196,7 @@ class ExpertMethod(ABC):
 
     #: what it takes from an exchange
     layouts: ClassVar[Sequence[ExpertLayout]] = ("tokens",)
-    #: whether slots may be numbered over all ranks where every rank has all tokens: slot `layer.base` is then its first
+    #: whether `apply` takes slots numbered over all ranks where nothing moves; this rank's first is then `layer.base`
     takes_all_slots: ClassVar[bool] = False
 
     @abstractmethod

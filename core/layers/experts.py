@@ -53,8 +53,12 @@ class Experts(nn.Module):
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
         self.method: ExpertMethod = PlainExperts(build)
-        self.exchange: ExpertExchange = LocalExchange(0 if self.method.takes_all_slots else self.first)
-        if build.exchange is not None and build.device.type != "meta":
+        #: whether every rank has all tokens, so that nothing moves
+        self.local = build.exchange is None or build.device.type == "meta"
+        #: the number of this rank's first slot in what `method` is given
+        self.base = self.first if self.local and self.method.takes_all_slots else 0
+        self.exchange: ExpertExchange = LocalExchange(self.first - self.base)
+        if build.exchange is not None and not self.local:
             self.exchange = build.exchange(spec, self.num_slots)
         self.running = build.running
         self._none = torch.empty(0, spec.hidden_size, dtype=build.dtype, device=build.device)
@@ -64,11 +68,6 @@ class Experts(nn.Module):
             names = type(self.exchange).__name__, type(self.method).__name__
             raise ValueError(f"{prefix}: {names[0]} hands over {given}, and {names[1]} takes {', '.join(takes)}")
         self.method.create(self)
-
-    @property
-    def base(self) -> int:
-        """The number of this rank's first slot in what `method` is given."""
-        return self.first if isinstance(self.exchange, LocalExchange) and self.method.takes_all_slots else 0
 
     @property
     def held(self) -> list[int]:
@@ -91,8 +90,7 @@ class Experts(nn.Module):
 
     def parts(self, values: Tensor) -> list[slice]:
         """The tokens whose results may begin to be summed over ranks while those of others are computed."""
-        local = isinstance(self.exchange, LocalExchange) and self.shared is None and not self.reduces
-        if not local or self.group.size == 1 or self.ops.invariant:
+        if not self.local or self.shared is not None or self.reduces or self.group.size == 1 or self.ops.invariant:
             return []
         return self.group.parts_of(len(values), self.spec.hidden_size * values.dtype.itemsize)
 
@@ -172,7 +170,8 @@ class PlainExperts(ExpertMethod):
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
         if not layer.spec.weights_on_input:
             of_all = layer.num_all_slots
-            parts = RowParts(layer.parts(values), layer.group.begin_all_reduce)
+            begun = layer.parts(values)
+            parts = RowParts(begun, layer.group.begin_all_reduce) if begun else None
             return layer.ops.fused_experts(
                 values, layer.gate_up, layer.down, weights, slots, of_all=of_all, first=layer.base, parts=parts
             )

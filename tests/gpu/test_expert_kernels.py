@@ -64,7 +64,9 @@ def test_the_parts_of_a_result_are_told_when_they_are_launched(launch: Launch | 
     inputs = case(11, 6, 2, 40, 24, torch.float32)
     parts, told = [slice(0, 4), slice(4, 5), slice(5, 11)], []
     found = kernels.fused_experts(
-        **inputs, launch=launch, parts=(parts, lambda out, part: told.append((part, out[part].clone())))
+        **inputs,
+        launch=launch,
+        parts=reference.RowParts(parts, lambda out, part: told.append((part, out[part].clone()))),
     )
     whole = kernels.fused_experts(**inputs, launch=launch)
     assert torch.equal(found, whole)

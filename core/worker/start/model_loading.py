@@ -109,11 +109,12 @@ def make_maps(model: nn.Module, platform: Platform) -> ExpertMaps | None:
 
 
 def room_before(config: FrameConfig, memory: Memory) -> MemorySnapshot:
-    """The device's memory before anything is loaded; raises `ValueError` where too little is free.
+    """The device's memory before anything is loaded; raises `ValueError` where less is free than is asked for.
 
-    Processes that have just ended may still give theirs back, so that it waits while free memory grows.
+    Processes that have just ended may still give theirs back, so that it waits while more is free than ever before.
     """
     before, grown = memory.snapshot(), time.monotonic()
+    most = before.free
     while True:
         try:
             require_room(config, memory, before)
@@ -122,10 +123,9 @@ def room_before(config: FrameConfig, memory: Memory) -> MemorySnapshot:
             if time.monotonic() - grown > GIVEN_BACK_SECONDS:
                 raise
         time.sleep(0.1)
-        now = memory.snapshot()
-        if now.free > before.free:
-            grown = time.monotonic()
-        before = now
+        before = memory.snapshot()
+        if before.free > most:
+            most, grown = before.free, time.monotonic()
 
 
 def require_room(config: FrameConfig, memory: Memory, before: MemorySnapshot, weights_bytes: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -34,15 +34,11 @@ def copied_parts(num_rows: int, row_bytes: int, inner: int) -> list[slice]:
     shares = [shrinks**-place for place in range(min(_MOST_PARTS, num_rows * row_bytes // _LEAST_BYTES))]
     least = max(_ROWS, -(-_LEAST_BYTES // row_bytes // _ROWS) * _ROWS)
     ends = [0]
-    for share in shares:
-        left = num_rows - ends[-1]
-        rows = round(num_rows * share / sum(shares) / _ROWS) * _ROWS
-        rows = max(least, rows) if left - max(least, rows) >= least else left
-        ends.append(ends[-1] + rows)
-        if ends[-1] == num_rows:
-            break
-    ends[-1] = num_rows
-    return [slice(first, end) for first, end in pairwise(ends)] if len(ends) > 2 else []
+    for share in accumulate(shares):
+        end = round(num_rows * share / sum(shares) / _ROWS) * _ROWS
+        if end - ends[-1] >= least and num_rows - end >= least:
+            ends.append(end)
+    return [slice(first, end) for first, end in pairwise([*ends, num_rows])] if len(ends) > 1 else []
 
 
 class PeerCopies:

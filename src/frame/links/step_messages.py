@@ -67,8 +67,10 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
                 f"the plan of step {plan.step} has arrays of different lengths for the same rows or blocks"
             )
         head = _HEAD.pack(plan.step, len(plan.removed_slots), len(plan.slots), len(plan.appends), len(plan.prefixes))
-        if pairs:
+        try:
             head += struct.pack(f"<{len(pairs)}I", *pairs)
+        except struct.error:
+            raise ValueError(f"the plan of step {plan.step} has numbers below 0 of groups or of tokens") from None
         arrays = [array if array.dtype is _INT32 else _as(_INT32, array, plan) for array in arrays]
         samples: Any = plan.samples if plan.samples.dtype is _BOOL else _as(_BOOL, plan.samples, plan)
         try:

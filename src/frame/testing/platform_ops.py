@@ -13,6 +13,7 @@ from torch import Tensor
 from frame.core.interfaces.experts import RouterSpec
 from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.ops import Ops
+from frame.core.ops.layers import RowParts
 from frame.core.ops.step import StepBuffers
 
 from .op_cases import CASES, Draw
@@ -42,6 +43,22 @@ class OpChecks(PlatformChecks):
                 got = getattr(platform.ops(), name)(*there, **{k: _to(v, platform.device) for k, v in named.items()})
                 self.check_op(name, got, want, dtype)
                 self.check_op(f"{name} (arguments afterwards)", there, positional, dtype)
+
+    def test_parts_of_experts_results_are_told_in_order(self, platform: Platform) -> None:
+        """Each once, when its rows have their values: they may begin to travel then."""
+        for dtype in self.dtypes(platform):
+            for case in CASES["fused_experts"]:
+                positional, named = case(Draw(dtype))
+                there = [_to(value, platform.device) for value in positional]
+                told: list[tuple[slice, Tensor]] = []
+
+                def done(out: Tensor, rows: slice, told: list[tuple[slice, Tensor]] = told) -> None:
+                    told.append((rows, out[rows].clone()))
+
+                parts = RowParts([slice(0, 1), slice(1, 4), slice(4, 6)], done)
+                whole = platform.ops().fused_experts(*there, **named, parts=parts)
+                assert [rows for rows, _ in told] == parts.rows, "fused_experts must tell every part once, in order"
+                assert torch.equal(torch.cat([values for _, values in told]), whole), "a part was told too early"
 
     def check_op(self, name: str, got: Any, want: Any, dtype: torch.dtype) -> None:
         """`got` equals `want` up to rounding, in shape and dtype exactly."""
