@@ -94,17 +94,20 @@ class EngineStart:
         self._rendezvous = Rendezvous(mesh.engine_size > 1 and not shared)
         placements = placements_of(mesh, shared or self._rendezvous.address, config.data_parallel)
         setup = executor_setup(config, self._checkpoint.max_model_len, placements, workers)
-        executor: Executor = self._registry.make("executor", provider, setup, config)
+        with ExitStack() as undo:
+            undo.callback(self._rendezvous.close)
+            executor: Executor = self._registry.make("executor", provider, setup, config)
+            undo.pop_all()
         return executor
 
     def await_workers(self) -> None:
         """Returns when workers in other processes have loaded their libraries, too; raises as the constructor does."""
         if isinstance(self._executor, TeamExecutor):
-            try:
+            with ExitStack() as undo:
+                undo.callback(self._rendezvous.close)
+                undo.callback(self._executor.close)
                 self._executor.call("check")
-            except BaseException:
-                self._executor.close()
-                raise
+                undo.pop_all()
 
     def finish(self) -> Engine:
         """Starts the workers and returns the engine; raises as the constructor does, and then nothing is left."""

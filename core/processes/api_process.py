@@ -83,6 +83,7 @@ class ApiProcess:
         self._limits = KeyLimits(config.server, limits_fd, index)
         self._admin_listener = None if admin_fd is None else socket.socket(fileno=admin_fd)
         self._admin: Server | None = None
+        self._admin_app: Ingress | None = None
         self._draining: asyncio.Task[None] | None = None
         self._successor = successor
         self._asking = ScaleAsking()
@@ -115,8 +116,7 @@ class ApiProcess:
                 await self._await_serving(follow)
             await server.serve(sockets=[self._listener])
         finally:
-            if self._admin is not None:
-                self._admin.should_exit = self._admin.force_exit = True
+            await self._end_admin()
             follow.cancel()
             opening.cancel()
             await asyncio.gather(*admin, follow, opening, return_exceptions=True)
@@ -125,6 +125,15 @@ class ApiProcess:
             await self._client.close()
             control.close()
         return 0
+
+    async def _end_admin(self) -> None:
+        """Has calls that still wait at the admin listener answered, and ends it."""
+        server, app = self._admin, self._admin_app
+        if server is not None and app is not None:
+            self._asking.answered(Scaled(error="the server is stopping"))
+            await self._client.drop("the server is stopping")
+            await _wait_until(lambda: not app.active, _FAREWELL_SECONDS)
+            server.should_exit = server.force_exit = True
 
     async def _await_serving(self, follow: asyncio.Task[None]) -> None:
         """Leaves connections in the listener's queue until they can be served: clients of a dead process reconnect."""
@@ -141,7 +150,8 @@ class ApiProcess:
         self._host.reporter = Reporter(self._host.models.names[0], sinks)
         if self._admin_listener is not None:
             administered = [endpoint for endpoint in endpoints if endpoint.admin]
-            self._admin = make_server(build_admin(self._config, administered), self._config.server)
+            self._admin_app = build_admin(self._config, administered)
+            self._admin = make_server(self._admin_app, self._config.server)
         endpoints = [endpoint for endpoint in endpoints if not endpoint.admin]
         app, ingress = build_app(self._config, self._host, endpoints, self._limits)
         server = self._config.server

@@ -71,7 +71,7 @@ class EngineProcess:
             engine = build()
         except Exception as error:
             logger.debug("the engine does not start", exc_info=True)
-            self._report(Failed(describe(error)))
+            self._report(Failed(describe(error), refused=isinstance(error, ValueError)))
             return 1
         try:
             gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second

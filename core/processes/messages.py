@@ -86,11 +86,12 @@ class Weights(msgspec.Struct, tag=True):
 class Failed(msgspec.Struct, tag=True):
     """The start-up failed, or the process gives up; `error` is the root cause in one sentence.
 
-    `killed`: a worker process was ended by SIGKILL.
+    `killed`: a worker process was ended by SIGKILL; `refused`: what was asked for is impossible.
     """
 
     error: str
     killed: bool = False
+    refused: bool = False
 
 
 class Begin(msgspec.Struct, tag=True):

@@ -73,13 +73,13 @@ class Standby:
     async def prepare(self) -> None:
         """Starts a standby now, and returns when it could begin.
 
-        Raises `ValueError` with what is wrong for it, `EngineDeadError` when its process ends.
+        Raises `ValueError` with what is impossible of it, `EngineDeadError` when it cannot begin for another cause.
         """
         self._ahead = await self._spawn()
         while isinstance(message := await self._ahead.channel.receive(), Stage):
             pass
         if isinstance(message, Failed):
-            raise ValueError(message.error)
+            raise ValueError(message.error) if message.refused else EngineDeadError(message.error)
         if not isinstance(message, Prepared):
             raise EngineDeadError(f"the engine process {await self._ahead.death()} before it could begin")
 

@@ -121,7 +121,7 @@ def _endpoint(registry: Registry, provider: Provider, setup: EndpointSetup, conf
     return endpoint
 
 
-def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> ASGIApp:
+def build_admin(config: FrameConfig, endpoints: Sequence[Endpoint]) -> Ingress:
     """The application of the admin listener, behind an ingress and keys of its own."""
     routers = [endpoint.router() for endpoint in endpoints]
     own = {"api_key": config.server.admin_key, "root_path": "", "max_request_seconds": None}

@@ -49,7 +49,7 @@ class ScaleBody(BoundedModel):
     vLLM lets running requests end for `drain_timeout` seconds; here they go on with the new engines.
     """
 
-    new_data_parallel_size: int = Field(ge=1, le=4096)
+    new_data_parallel_size: int
     drain_timeout: float = Field(120, gt=0, le=1e9)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -153,16 +152,17 @@ async def test_a_caller_that_gives_up_changes_nothing() -> None:
     ("fake", "said"),
     [
         ({"refused_from": 2}, "new_data_parallel_size 2: so many engines are impossible"),
+        ({"lost_from": 2}, "1 engines serve on, since 2 did not start: engine [01]: .*worker 1 of 2 died"),
         ({"broken_from": 2}, "1 engines serve on, since 2 did not start: engine [01]: no memory is left"),
         ({"short_from": 2}, "have room for requests of 32 tokens, and there may be some of 512; a server with max_mod"),
     ],
 )
 async def test_when_the_new_ones_cannot_serve_the_old_number_does(fake: dict[str, int], said: str) -> None:
     async with engines(1, **fake) as client:
-        before, refused = pids(client), "refused_from" in fake
-        with pytest.raises(ValueError if refused else EngineDeadError, match=said):
+        before, stays = pids(client), bool(fake.keys() & {"refused_from", "lost_from"})
+        with pytest.raises(ValueError if "refused_from" in fake else EngineDeadError, match=said):
             await scale(client, 2)
-        assert (pids(client) == before) is refused
+        assert (pids(client) == before) is stays
         assert await ranks(client) == [(0, None)]
         seen = Collector(client)
         await client.add(request("a"))
@@ -220,6 +220,7 @@ async def test_what_ends_meanwhile_leaves_no_process() -> None:
         ({}, 65, "from 1 to 64, got 65"),
         ({}, True, "got True"),
         ({}, 2.0, r"got 2\.0"),
+        pytest.param({}, 10**5000, "got a number of too many digits", id="digits"),
         ({"data_parallel_size": 2, "data_parallel_rank": 0}, 1, "behind a load balancer, so their number is fixed"),
         ({"nnodes": 2, "master_addr": "10.0.0.1", "tensor_parallel_size": 2}, 2, "on several machines, so their"),
     ],
@@ -312,9 +313,11 @@ def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) 
         wait_until(lambda: "admin routes at" in running.text)
         transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
 
+        answers: list[httpx.Response] = []
+
         def ask() -> None:
-            with contextlib.suppress(httpx.HTTPError), httpx.Client(base_url="http://a", transport=transport) as client:
-                client.post("/scale_elastic_ep", json={"new_data_parallel_size": 3}, timeout=30)
+            with httpx.Client(base_url="http://a", transport=transport) as client:
+                answers.append(client.post("/scale_elastic_ep", json={"new_data_parallel_size": 3}, timeout=30))
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -324,6 +327,8 @@ def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) 
         running.process.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
         thread.join(30)
+        assert [(one.status_code, "the server is stopping" in one.text) for one in answers] == [(503, True)]
+        assert "Traceback" not in running.text
         wait_until(lambda: not any(map(alive, below)))
 
 
@@ -347,6 +352,7 @@ def test_what_the_route_refuses(running: Running, admin: httpx.Client) -> None:
         ({"new_data_parallel_size": 0}, 400, "new_data_parallel_size"),
         ({"new_data_parallel_size": "two"}, 400, "new_data_parallel_size"),
         ({"new_data_parallel_size": 65}, 400, "from 1 to 64"),
+        ({"new_data_parallel_size": 4097}, 400, "from 1 to 64"),
         ({"new_data_parallel_size": 2, "drain_timeout": -1}, 400, "drain_timeout"),
     ):
         answer = admin.post("/scale_elastic_ep", json=body)

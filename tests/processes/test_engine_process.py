@@ -52,7 +52,7 @@ def test_one_that_stands_by_tells_nothing_of_its_preparations(level: str, heard:
         assert child.stdout.readline() == "ready\n"
         channel = Channel(ours, EngineReport)
         channel.send(Begin())
-        assert [channel.receive(), channel.receive()] == [Prepared(), Failed("enough seen")]
+        assert [channel.receive(), channel.receive()] == [Prepared(), Failed("enough seen", refused=True)]
         lines = child.communicate(timeout=60)[1].splitlines()
     channel.close()
     told = [line.split()[-1] for line in lines if "standing by" in line or "building" in line]

@@ -5,7 +5,8 @@ Faults are asked for in `extra_args`, and that an output ends (`once`: with fini
 `config.plugin["fake"]`: `delay` seconds a step, `libraries` seconds before it could begin and `startup` seconds from
 then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
 salt counts as found in the cache). Of so many engines or more: `refused_from` (the configuration is refused),
-`broken_from` (start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts.
+`lost_from` (a worker is lost before it could begin), `broken_from` (start-up error), `short_from` (32 tokens fit).
+`broken_if` is a file with which none starts.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[
     options = config.plugin.get("fake", {})
     if at_least(config, "refused_from"):
         raise ValueError("so many engines are impossible")
+    if at_least(config, "lost_from"):
+        raise RuntimeError("worker 1 of 2 died")
     time.sleep(float(options.get("libraries", 0.0)))
 
     def build() -> FakeEngine:

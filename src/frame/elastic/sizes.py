@@ -20,7 +20,8 @@ def refusal(config: FrameConfig, size: Any) -> str | None:
     if reason := _refusal_of_kind(config):
         return reason
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_LOCAL:
-        return f"new_data_parallel_size must be a whole number from 1 to {MOST_LOCAL}, got {size!r:.80}"
+        shown = "a number of too many digits" if isinstance(size, int) and abs(size) > 1 << 64 else f"{size!r:.80}"
+        return f"new_data_parallel_size must be a whole number from 1 to {MOST_LOCAL}, got {shown}"
     return None
 
 

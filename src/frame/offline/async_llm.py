@@ -227,7 +227,8 @@ class AsyncLLM(AsyncFront):
         stops, `ValueError` for a number that is impossible and `RuntimeError` when it is no time for it; when the new
         engines do not start, `EngineDeadError` with the cause, and the old number serves on.
         """
-        del drain_timeout
+        if isinstance(drain_timeout, bool) or not isinstance(drain_timeout, int | float) or not drain_timeout > 0:
+            raise ValueError(f"drain_timeout must be a number of seconds above 0, got {drain_timeout!r:.80}")
         if reason := refusal(self.config, new_data_parallel_size):
             raise ValueError(reason)
         await self._client.call("scale_elastic_ep", {"new_data_parallel_size": new_data_parallel_size})
