@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config.tree import FrameConfig
 from .child import Child, spawn
-from .messages import ApiOrder, ApiReport, EngineNews, Engines, Failed, Scale, Scaled, Serving, Shutdown, Stage
+from .messages import ApiOrder, ApiReport, EngineNews, Engines, Failed, Scale, Scaled, Scaling, Serving, Shutdown, Stage
 from .python_command import python_command
 from .supervisor import STEADY_SECONDS
 
@@ -47,6 +47,7 @@ class ApiSupervisor:
         self._deaths = 0
         self._draining = False
         self._answering: set[asyncio.Task[None]] = set()
+        self._num_scaling = 0  # questions for another number of engines that are not answered yet
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> str | None:
@@ -74,8 +75,7 @@ class ApiSupervisor:
             kept = self._news.get(message.rank, [])
             before = [one for one in kept if not isinstance(one, Stage)] if isinstance(message, Stage) else []
             self._news[message.rank] = [*before, message]
-        for child in list(self._children.values()):
-            await _send(child, message)
+        await self._send_all(message)
 
     def drain(self) -> None:
         """Tells all of them to finish running requests and to end."""
@@ -106,6 +106,8 @@ class ApiSupervisor:
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)
+            if self._num_scaling:  # before it hears of an engine that it could call
+                await _send(child, Scaling(under_way=True))
             for message in [one for kept in self._news.values() for one in kept]:
                 await _send(child, message)
             served = await self._follow(index, child)
@@ -144,7 +146,18 @@ class ApiSupervisor:
         return served
 
     async def _scale(self, child: Child, size: int) -> None:
-        await _send(child, await self._on_scale(size))
+        self._num_scaling += 1
+        try:
+            await self._send_all(Scaling(under_way=True))
+            answer = await self._on_scale(size)
+        finally:
+            self._num_scaling -= 1
+        await self._send_all(Scaling(self._num_scaling > 0))
+        await _send(child, answer)
+
+    async def _send_all(self, message: ApiOrder) -> None:
+        for child in list(self._children.values()):
+            await _send(child, message)
 
 
 async def _send(child: Child, message: ApiOrder) -> None:

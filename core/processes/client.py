@@ -29,8 +29,8 @@ from .messages import (
     Abort,
     Add,
     Call,
+    ClientNews,
     EngineDown,
-    EngineNews,
     EngineUp,
     FromEngine,
     Hello,
@@ -95,7 +95,7 @@ class RemoteEngine:
         """Why no engine will be started any more; None while one serves or is starting."""
         return self._error if self._final else None
 
-    async def news(self, message: EngineNews) -> None:
+    async def news(self, message: ClientNews) -> None:
         """Handles a supervisor's message: attaches to a new engine, detaches from a dead one."""
         if isinstance(message, EngineUp):
             if self._closed:  # while the supervisor started another engine

@@ -23,11 +23,13 @@ from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError, EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from .client import RemoteEngine
-from .messages import EngineDown, EngineNews, Engines
+from .messages import ClientNews, EngineDown, Engines, Scaling
 from .output_queue import OutputQueue
 
 #: Control methods that only ask: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))
+#: Control methods whose effect would end with the present engines, or would not reach those that are being prepared.
+_CHANGES = frozenset(("pause", "sleep", "update_weights"))
 #: Lost requests whose engine is remembered.
 _MOST_LOST = 1 << 16
 
@@ -59,6 +61,7 @@ class DataParallelClient:
         self._lost: dict[str, RemoteEngine] = {}  # request → the engine that died with it
         self._stats = [EngineStats() for _ in ranks]  # the last known ones
         self._scaling: asyncio.Task[bool] | None = None
+        self._scaling_told = False  # whether the parent says so, whichever process asked
         self._info: EngineInfo | None = None  # of engines in whose place others start
 
     @property
@@ -85,10 +88,12 @@ class DataParallelClient:
         ends = [engine.end for engine in self._engines]
         return None if None in ends else "; ".join(self._named(place, end) for place, end in enumerate(ends))
 
-    async def news(self, message: EngineNews) -> None:
+    async def news(self, message: ClientNews) -> None:
         """Handles a message of the supervisor of one engine, or of all."""
         if isinstance(message, Engines):
             await self._replace(message)
+        elif isinstance(message, Scaling):
+            self._scaling_told = message.under_way
         else:
             await self._engines[message.rank - self._ranks.start].news(message)
 
@@ -145,10 +150,14 @@ class DataParallelClient:
         """Calls a control method of every engine and joins the answers; raises `RuntimeError` naming the rank.
 
         Raises `EngineDeadError` before any of them is called when one is not there, except for questions. The method
-        "scale_elastic_ep" changes their number, also where the caller is cancelled.
+        "scale_elastic_ep" changes their number, also where the caller is cancelled; meanwhile pauses, sleep and other
+        weights are refused.
         """
+        scaling = self._scaling is not None or self._scaling_told
         if method == "is_scaling_elastic_ep":
-            return self._scaling is not None
+            return scaling
+        if scaling and method in _CHANGES:
+            raise RuntimeError("the number of engines is being changed; ask again when that has ended")
         if method == "scale_elastic_ep":
             return await self._scale(**(arguments or {}))
         there = [place for place, engine in enumerate(self._engines) if engine.error is None]

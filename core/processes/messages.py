@@ -156,6 +156,12 @@ class Scaled(msgspec.Struct, tag=True):
     fault: Fault = "engine"
 
 
+class Scaling(msgspec.Struct, tag=True):
+    """Supervisor to API processes, also to those that start meanwhile: whether the number of engines changes."""
+
+    under_way: bool
+
+
 class Admitted(msgspec.Struct, tag=True):
     """Server to another machine: it may start its engines."""
 
@@ -187,7 +193,8 @@ FromEngine = Outputs | Reply
 EngineReport = Stage | Prepared | Ready | Failed | Weights | Wave | Rest
 EngineOrder = Begin | Wave | Rest
 EngineNews = Stage | EngineUp | EngineDown | Engines
+ClientNews = EngineNews | Scaling
 MachineNews = Stage | EngineUp | EngineDown | Failed
 MachineOrder = Admitted | Refused | Dismissed
 ApiReport = Serving | Failed | Shutdown | Scale
-ApiOrder = EngineNews | Scaled
+ApiOrder = ClientNews | Scaled

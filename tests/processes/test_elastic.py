@@ -198,6 +198,21 @@ async def test_it_is_refused_while_requests_are_held_back() -> None:
         assert client.error is None
 
 
+async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> None:
+    async with engines(1, libraries=1.0) as client:
+        before, scaling = pids(client), asyncio.create_task(scale(client, 2))
+        owner = client.on_close.__self__.engines  # type: ignore[union-attr]
+        await until(lambda: owner._next is not owner._present)
+        for method in ("pause", "sleep", "update_weights"):
+            with pytest.raises(RuntimeError, match="number of engines is being changed; ask again when that has ended"):
+                await client.call(method)
+        assert await client.call("is_paused") is False
+        assert pids(client) == before, "they still prepare"
+        assert await scaling is True
+        assert await client.call("pause") == 0
+        assert await client.call("is_paused") is True
+
+
 async def test_what_ends_meanwhile_leaves_no_process() -> None:
     async with engines(1, startup=1.0) as client:
         owner, before = client.on_close.__self__.engines, pids(client)  # type: ignore[union-attr]
@@ -330,6 +345,36 @@ def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) 
         assert [(one.status_code, "the server is stopping" in one.text) for one in answers] == [(503, True)]
         assert "Traceback" not in running.text
         wait_until(lambda: not any(map(alive, below)))
+
+
+def test_an_api_process_that_starts_meanwhile_knows_and_refuses_pauses(tmp_path: Path) -> None:
+    settings = ("--enable-expert-parallel", "--plugin.fake.libraries", "1", "--admin-uds", str(tmp_path / "socket"))
+    with server(FAKE, *settings) as running:
+        wait_until(lambda: "admin routes at" in running.text)
+        transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
+        with httpx.Client(base_url="http://admin", transport=transport, timeout=60) as admin:
+
+            def ask() -> None:
+                with contextlib.suppress(httpx.HTTPError):  # the process that would answer is killed
+                    admin.post("/scale_elastic_ep", json={"new_data_parallel_size": 2})
+
+            asking, before = threading.Thread(target=ask), set(running.children_named("engine"))
+            asking.start()
+            wait_until(lambda: set(running.children_named("engine")) > before)
+            coming = set(running.children_named("engine")) - before
+            for pid in coming:
+                os.kill(pid, signal.SIGSTOP)
+            os.kill(running.children_named("api")[0], signal.SIGKILL)
+            asking.join(30)
+            wait_until(lambda: httpx.get(f"{running.url}/health", timeout=60).status_code == 200)
+            refused = admin.post("/pause")
+            assert (refused.status_code, "ask again when that has ended" in refused.text) == (409, True), refused.text
+            assert admin.get("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": True}
+            for pid in coming:
+                os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: not admin.get("/is_scaling_elastic_ep").json()["is_scaling_elastic_ep"])
+            assert up(running) == {"0": 1.0, "1": 1.0}
+            assert admin.post("/pause").status_code == 200
 
 
 @pytest.mark.matrix
