@@ -17,6 +17,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.data_parallel import DataParallelClient, start_engine
+from frame.elastic.engine_set import EngineSet
 from frame.elastic.sizes import refusal, resized
 from frame.interfaces import EngineDeadError
 from tests.processes.test_client import COMMAND, Collector, request
@@ -213,6 +214,33 @@ async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> N
         assert await client.call("is_paused") is True
 
 
+async def test_processes_that_prepared_for_other_weights_are_replaced_while_the_engines_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[str] = []  # what the engines did meanwhile
+    prepare, rest = EngineSet.prepare, EngineSet.rest
+
+    async with engines(1, libraries=0.2) as client:
+
+        async def and_other_weights(self: EngineSet, choices: Any) -> None:
+            prepared.append(str(self.config.model.model))
+            await prepare(self, choices)
+            if len(prepared) == 1:  # as a call that came just before the engines are being replaced
+                await client._engines[0].call("update_weights", {"model": "other"})
+                owner = client.on_close.__self__.engines  # type: ignore[union-attr]
+                await until(lambda: owner.config.model.model == "other")
+
+        async def and_note(self: EngineSet) -> None:
+            prepared.append("rest")
+            await rest(self)
+
+        monkeypatch.setattr(EngineSet, "prepare", and_other_weights)
+        monkeypatch.setattr(EngineSet, "rest", and_note)
+        assert await scale(client, 2) is True
+        assert prepared[1:] == ["other", "rest"]
+        assert await client.call("model") == "other"
+
+
 async def test_what_ends_meanwhile_leaves_no_process() -> None:
     async with engines(1, startup=1.0) as client:
         owner, before = client.on_close.__self__.engines, pids(client)  # type: ignore[union-attr]
@@ -222,7 +250,8 @@ async def test_what_ends_meanwhile_leaves_no_process() -> None:
         )
         coming = [one._engine.process.pid for one in owner._next.supervisors.values() if one._engine is not None]
         await client.close()
-        await asyncio.gather(scaling, return_exceptions=True)
+        with pytest.raises(EngineDeadError, match="the engine was shut down"):
+            await scaling
         assert coming
         assert not any(map(alive, (*before, *coming)))
 
@@ -360,8 +389,14 @@ def test_an_api_process_that_starts_meanwhile_knows_and_refuses_pauses(tmp_path:
 
             asking, before = threading.Thread(target=ask), set(running.children_named("engine"))
             asking.start()
-            wait_until(lambda: set(running.children_named("engine")) > before)
-            coming = set(running.children_named("engine")) - before
+            coming: list[int] = []
+
+            def come() -> bool:  # as their own program: a parent waits for a child that is stopped before it is that
+                pids = set(running.children_named("engine")) - before
+                coming[:] = (pid for pid in pids if b"--journal-fd" in Path(f"/proc/{pid}/cmdline").read_bytes())
+                return bool(coming)
+
+            wait_until(come)
             for pid in coming:
                 os.kill(pid, signal.SIGSTOP)
             os.kill(running.children_named("api")[0], signal.SIGKILL)

@@ -75,7 +75,8 @@ class ElasticEngines:
         """Serves with `size` engines from now on, also when the caller is cancelled; False where they are so many.
 
         Raises `ValueError` for a number that is impossible and `RuntimeError` while another one is being reached,
-        before anything stops; `EngineDeadError` when the new engines did not start, and then the old number serves.
+        before anything stops; `EngineDeadError` when the new engines did not start, and then the old number serves, and
+        when `stop` ends all meanwhile.
         """
         if reason := refusal(self._given, size):
             raise ValueError(reason)
@@ -83,9 +84,12 @@ class ElasticEngines:
             raise RuntimeError("the number of engines is being changed already; ask again when that has ended")
         if size == len(self.supervisors):
             return False
-        self._scaling = asyncio.create_task(self._scale(size))
-        self._scaling.add_done_callback(self._ended)
-        await asyncio.shield(self._scaling)
+        self._scaling = scaling = asyncio.create_task(self._scale(size))
+        scaling.add_done_callback(self._ended)
+        await asyncio.wait([scaling])  # which goes on when the caller is cancelled
+        if scaling.cancelled():
+            raise EngineDeadError("the engine was shut down")
+        scaling.result()
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -100,12 +104,11 @@ class ElasticEngines:
         return resized(self._given.model_copy(update={"model": model, "load": now.load}), size)
 
     async def _scale(self, size: int) -> None:
-        before, config = self._present, self._of(size)
+        before = self._present
         number = len(before.supervisors)
         logger.info("starting processes for %d engines instead of %d", size, number)
-        self._next = EngineSet(config, self._tell, self._command)
         try:
-            await self._next.prepare(self._choices)
+            config = await self._prepare(size)
         except ValueError as error:
             raise ValueError(f"new_data_parallel_size {size}: {error}") from None
         except EngineDeadError as error:
@@ -126,8 +129,18 @@ class ElasticEngines:
             raise EngineDeadError(f"{number} engines serve on, since {size} did not start: {cause}") from None
         logger.info("%d engines serve; requests had to wait %.1f s", size, time.monotonic() - begun)
 
+    async def _prepare(self, size: int) -> FrameConfig:
+        """Has processes for so many engines wait, once more when other weights come meanwhile; what they have read."""
+        while True:
+            config = self._of(size)
+            await self._renew(size)
+            await self._next.prepare(self._choices)
+            if self._of(size) == config:
+                return config
+
     async def _renew(self, size: int) -> None:
-        await self._next.stop(0)
+        if self._next is not self._present:
+            await self._next.stop(0)
         self._next = EngineSet(self._of(size), self._tell, self._command)
 
     async def _begin(self) -> None:
