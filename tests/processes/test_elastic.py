@@ -17,6 +17,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.data_parallel import DataParallelClient, start_engine
+from frame.core.processes.supervisor import EngineSupervisor
 from frame.elastic.engine_set import EngineSet
 from frame.elastic.sizes import refusal, resized
 from frame.interfaces import EngineDeadError
@@ -212,6 +213,23 @@ async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> N
         assert await scaling is True
         assert await client.call("pause") == 0
         assert await client.call("is_paused") is True
+
+
+async def test_what_is_impossible_is_refused_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    prepare = EngineSupervisor.prepare
+
+    async def and_note(self: EngineSupervisor, choices: Any) -> None:
+        prepared.append(self.rank)
+        await prepare(self, choices)
+
+    monkeypatch.setattr(EngineSupervisor, "prepare", and_note)
+    async with engines(1, refused_from=4) as client:
+        with pytest.raises(ValueError, match="new_data_parallel_size 8: so many engines are impossible"):
+            await scale(client, 8)
+        assert prepared == [0]
+        assert await scale(client, 3) is True
+        assert prepared[1:] == [0, 1, 2]
 
 
 async def test_processes_that_prepared_for_other_weights_are_replaced_while_the_engines_serve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from frame.core.config.tree import FrameConfig
@@ -36,19 +36,20 @@ class EngineSet:
     async def prepare(self, choices: Sequence[Any]) -> None:
         """Starts processes that wait with all but the devices; raises `ValueError` with what is wrong for them.
 
-        Then, as after `EngineDeadError`, none is left.
+        Then, as after `EngineDeadError`, none is left. The first one is prepared alone: it finds what is impossible.
         """
-        limit = self._config.server.ready_seconds
+        limit, members = self._config.server.ready_seconds, list(self.supervisors.values())
         try:
-            async with asyncio.timeout(limit):
-                await self._all(one.prepare(choices) for one in self.supervisors.values())
+            for part in (members[:1], members[1:]):
+                async with asyncio.timeout(limit):
+                    await self._all(part, lambda one: one.prepare(choices))
         except TimeoutError:
             text = f"engine processes did not load their libraries within {limit:g} seconds (ready_seconds)"
             raise EngineDeadError(text) from None
 
     async def start(self, choices: Sequence[Any]) -> list[EngineInfo]:
         """Starts all at once and returns when they are ready; raises `EngineDeadError` and leaves none."""
-        return await self._all(one.start(choices) for one in self.supervisors.values())
+        return await self._all(list(self.supervisors.values()), lambda one: one.start(choices))
 
     async def rest(self) -> None:
         """Has all hold their requests back; returns when none is in a step, or will not end it soon."""
@@ -63,9 +64,11 @@ class EngineSet:
         await asyncio.gather(*(one.stop(seconds) for one in self.supervisors.values()))
         self._fate.close()
 
-    async def _all(self, work: Iterable[Awaitable[Any]]) -> list[Any]:
-        """What all return; when one fails, ends the others and names it."""
-        tasks = [asyncio.ensure_future(one) for one in work]
+    async def _all(
+        self, members: Sequence[EngineSupervisor], work: Callable[[EngineSupervisor], Awaitable[Any]]
+    ) -> list[Any]:
+        """What the work of these members returns; when one fails, ends all and names it."""
+        tasks = [asyncio.ensure_future(work(one)) for one in members]
         try:
             return await asyncio.gather(*tasks)
         except BaseException as error:
@@ -74,7 +77,7 @@ class EngineSet:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.stop(0)
             if isinstance(error, EngineDeadError) and self._several:
-                for rank, task in zip(self.supervisors, tasks, strict=True):
+                for one, task in zip(members, tasks, strict=True):
                     if not task.cancelled() and task.exception() is error:
-                        raise EngineDeadError(f"engine {rank}: {error}") from None
+                        raise EngineDeadError(f"engine {one.rank}: {error}") from None
             raise
