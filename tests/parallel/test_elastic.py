@@ -140,7 +140,10 @@ async def scaled_under_load(folder: Path, sizes: list[int], callers: int, redund
         with pytest.raises(ValueError, match="new_data_parallel_size must be a whole number from 1 to 64, got 0"):
             await llm.scale_elastic_ep(0)
         if redundant:
-            said = "num_redundant_experts 4: 12 slots for 8 experts do not divide over 5 devices; 7 would"
+            said = (
+                "num_redundant_experts 4: 12 slots for 8 experts do not divide over 5 devices but over 2, 3, 4, 6, 12; "
+                "with num_redundant_experts 7 they divide over 5"
+            )
             with pytest.raises(ValueError, match=said):
                 await llm.scale_elastic_ep(5)
             assert await generated(llm, "after", 0) == expected[0]

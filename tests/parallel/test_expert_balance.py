@@ -151,7 +151,12 @@ def test_weights_are_read_into_the_slots_that_experts_came_to(folder, expected):
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2, "deterministic": True}, "deterministic does not"),
         (
             {"enable_expert_parallel": True, "tensor_parallel_size": 2, "num_redundant_experts": 3},
-            "num_redundant_experts 3: 11 slots for 8 experts do not divide over 2 devices; 4 would",
+            "num_redundant_experts 3: 11 slots for 8 experts do not divide over 2 devices but over 11; "
+            "with num_redundant_experts 4 they divide over 2$",
+        ),
+        (
+            {"enable_expert_parallel": True, "tensor_parallel_size": 2, "num_redundant_experts": 9},
+            "17 slots for 8 experts do not divide over 2 devices but over 17; with num_redundant_experts 10 they",
         ),
         ({"enable_eplb": False, "num_redundant_experts": 2}, "num_redundant_experts 2 needs enable_eplb"),
         ({"enable_eplb": False, "eplb_record": "/x"}, "eplb_record '/x' needs enable_eplb"),

@@ -83,10 +83,14 @@ def _check_slots(config: FrameConfig, mesh: Mesh, num_experts: int) -> None:
     if not config.expert_balance.enable_eplb:
         return
     ranks, redundant = len(mesh.ranks("expert", 0)), config.expert_balance.num_redundant_experts
-    if rest := (num_experts + redundant) % ranks:
+    slots = num_experts + redundant
+    if rest := slots % ranks:
+        each = ranks // mesh.data if mesh.data > 1 else 1  # devices of an engine, whose number may change
+        sizes = [str(size) for size in range(2, MOST_RANKS + 1) if slots % size == 0 and size % each == 0]
+        but = f" but over {', '.join(sizes)}" if sizes else ""
         raise ConfigError(
-            f"num_redundant_experts {redundant}: {num_experts + redundant} slots for {num_experts} experts do not "
-            f"divide over {ranks} devices; {redundant + ranks - rest} would"
+            f"num_redundant_experts {redundant}: {slots} slots for {num_experts} experts do not divide over {ranks} "
+            f"devices{but}; with num_redundant_experts {redundant + ranks - rest} they divide over {ranks}"
         )
 
 
