@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -94,7 +95,8 @@ async def test_an_engine_that_dies_takes_only_its_requests_and_gets_them_again(c
         await client.call("reset_prefix_cache")
     stats = await client.stats()
     assert stats.ranks[0].problem is None
-    assert "being started again" in str(stats.ranks[1].problem)
+    # its connection may end before its supervisor says that another one comes
+    assert re.search("being started again|is gone", str(stats.ranks[1].problem))
     for name in theirs:
         del seen.ends[name]
         await client.add(request(name, tokens=5))
