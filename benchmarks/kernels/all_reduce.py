@@ -147,7 +147,7 @@ def products(group: Any, nccl: Any, ops: Any, tokens: int, inner: int, hidden: i
 
     def in_parts(by: Any) -> Any:
         y = torch.empty(tokens, hidden, **make)
-        for part in by.parts_of(tokens, 2 * hidden):
+        for part in by.parts_of(tokens, 2 * hidden, inner):
             ops.linear_into(y[part], x[part], weight)
             by.begin_all_reduce(y, part)
         return by.all_reduce_normed(y, residual, Norm())

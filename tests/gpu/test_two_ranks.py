@@ -48,7 +48,7 @@ def test_captured_steps_of_two_ranks_equal_eager_ones(axis: str, family: str, tm
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
-def test_steps_of_one_row_sum_in_the_products_that_follow(family: str, tmp_path) -> None:
+def test_single_requests_continue_captured_as_eager(family: str, tmp_path) -> None:
     """One request at a time, so that all decodes are steps of one row, and one prompt has a single token."""
     folder = make_checkpoint(tmp_path, family)
     prompts = [*make_prompts(6), [7]]
