@@ -24,7 +24,7 @@ from frame.plugins.commands.doctor.layers import read_shape
 from frame.plugins.commands.doctor.machine import Device, find_device
 from frame.settings import Registry
 from frame.testing import CommandSuite, make_checkpoint
-from frame.testing.checkpoints import FAMILIES
+from frame.testing.families import FAMILIES
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 GIB = 1 << 30

@@ -14,7 +14,8 @@ from frame.core.plugin_host.registry import Registry
 from frame.offline.in_process import make_engine
 from frame.plugins.commands.doctor import machine
 from frame.plugins.commands.doctor.machine import Device
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
 
 GIB = 1 << 30

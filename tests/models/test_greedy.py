@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.families import FAMILIES
 
 NUM_TOKENS = 20
 PROMPT_LENGTHS = (60, 3, 33, 1, 17, 48)

@@ -12,7 +12,8 @@ from frame.core.plugin_host.registry import Registry
 from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.families import FAMILIES
 from frame.testing.ranks import run_ranks
 from tests.models.dense import fuse_experts, make_model, run
 

@@ -97,9 +97,19 @@ async def generated(llm: AsyncLLM, name: str, place: int) -> list[int]:
     return ids
 
 
+async def settled_slots(llm: AsyncLLM) -> list[list[dict[str, Any]]]:
+    """What every worker holds, once all tell the same map: engines may still end their last steps one by one."""
+    for _ in range(100):
+        answers = await llm.collective_rpc("slots")
+        if all(len({str(one["all"]) for one in layers}) == 1 for layers in zip(*answers, strict=True)):
+            break
+        await asyncio.sleep(0.1)
+    return answers
+
+
 async def check_slots(llm: AsyncLLM, folder: Path, devices: int, redundant: int) -> None:
     """Every slot of every rank holds the weights of the expert that the map names, and all ranks have one map."""
-    wanted, answers = digests_of(folder), await llm.collective_rpc("slots")
+    wanted, answers = digests_of(folder), await settled_slots(llm)
     assert len(answers) == devices
     for layers in zip(*answers, strict=True):
         assert len({str(one["all"]) for one in layers}) == 1

@@ -7,8 +7,9 @@ import pytest
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, greedy, mixed_requests, prompts, request, running, tokens_of
+from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
 
 #: One family for each way in which a stage may end.

@@ -8,8 +8,9 @@ from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.layout.check import check_layout
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
+from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
 
 

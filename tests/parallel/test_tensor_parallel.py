@@ -6,9 +6,10 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.executor_suite import children
+from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
 
 #: One family for each trait that sharding must know.

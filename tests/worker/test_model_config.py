@@ -7,7 +7,8 @@ from transformers import AutoConfig
 
 from frame.core.config.model_config import _REWRITTEN, ModelConfig
 from frame.layers.rotary import rope_parameters
-from frame.testing.checkpoints import FAMILIES, make_checkpoint
+from frame.testing.checkpoints import make_checkpoint
+from frame.testing.families import FAMILIES
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

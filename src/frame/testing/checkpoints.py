@@ -1,150 +1,20 @@
-"""Tiny random Hugging Face checkpoints, one row a family, for tests against transformers. Nothing is downloaded."""
+"""Tiny random Hugging Face checkpoints of the rows in `families`, for tests against transformers. No downloads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_TOKENS = 512
+from .families import FAMILIES
+
 _SPECIAL = ("<pad>", "<bos>", "<eos>")
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-
-
-@dataclass(frozen=True)
-class Family:
-    """One row of the table: the architecture, transformers' model type, and what its tiny configuration sets.
-
-    `embedding_scale` shrinks random embeddings where the model would otherwise only repeat its newest token.
-    """
-
-    architecture: str
-    model_type: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    embedding_scale: float = 1.0
-
-
-_TINY: Mapping[str, Any] = {
-    "vocab_size": _TOKENS,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_GEMMA: Mapping[str, Any] = {
-    **_TINY,
-    "num_hidden_layers": 4,
-    "sliding_window": 24,
-    "query_pre_attn_scalar": 24,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
-_GPT2: Mapping[str, Any] = {
-    **{name: _TINY[name] for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
-    "n_embd": 64,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": 256,
-}
-
-
-def _rope(**parameters: Any) -> dict[str, Any]:
-    return {**_TINY, "rope_parameters": {"rope_theta": 10000.0, **parameters}}
-
-
-#: One line a family: the line that a new model adds.
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", "llama", {**_TINY, "attention_bias": True, "mlp_bias": True}),
-    "llama-tied": Family("LlamaForCausalLM", "llama", {**_TINY, "tie_word_embeddings": True}),
-    "llama-linear": Family("LlamaForCausalLM", "llama", _rope(rope_type="linear", factor=4.0)),
-    "llama-dynamic": Family("LlamaForCausalLM", "llama", _rope(rope_type="dynamic", factor=2.0)),
-    "llama-llama3": Family(
-        "LlamaForCausalLM",
-        "llama",
-        _rope(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=64,
-        ),
-    ),
-    "llama-yarn": Family(
-        "LlamaForCausalLM", "llama", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
-    ),
-    "llama-longrope": Family(
-        "LlamaForCausalLM",
-        "llama",
-        _rope(
-            rope_type="longrope",
-            factor=4.0,
-            original_max_position_embeddings=256,
-            short_factor=[1.0 + i / 16 for i in range(8)],
-            long_factor=[2.0 + i for i in range(8)],
-        ),
-    ),
-    "mistral": Family("MistralForCausalLM", "mistral", {**_TINY, "sliding_window": 24}),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2", {k: v for k, v in _TINY.items() if k != "head_dim"}),
-    "qwen2-sliding": Family(
-        "Qwen2ForCausalLM",
-        "qwen2",
-        {
-            **{k: v for k, v in _TINY.items() if k != "head_dim"},
-            "use_sliding_window": True,
-            "sliding_window": 24,
-            "max_window_layers": 1,
-        },
-    ),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3", _TINY),
-    "qwen3-moe": Family(
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        {
-            **_TINY,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 48,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-        },
-    ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        "gemma2",
-        {**_GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 0.5},
-        embedding_scale=0.05,
-    ),
-    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _GEMMA, embedding_scale=0.05),
-    "olmo2": Family("Olmo2ForCausalLM", "olmo2", _TINY),
-    "phi3": Family("Phi3ForCausalLM", "phi3", {**_TINY, "sliding_window": 24}),
-    "phi3-longrope": Family(
-        "Phi3ForCausalLM",
-        "phi3",
-        {
-            **_rope(
-                rope_type="longrope",
-                partial_rotary_factor=0.75,
-                short_factor=[1.0 + i / 16 for i in range(6)],
-                long_factor=[2.0 + i for i in range(6)],
-            ),
-            "original_max_position_embeddings": 256,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gpt2": Family("GPT2LMHeadModel", "gpt2", _GPT2),
-}
 
 
 def make_checkpoint(

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .checkpoints import FAMILIES, Family, roughen, write_tokenizer
+from .checkpoints import roughen, write_tokenizer
+from .families import FAMILIES, Family
 
 _TOKENS = 512
 _ENCODER: Mapping[str, Any] = {

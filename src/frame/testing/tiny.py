@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .checkpoints import FAMILIES, make_checkpoint
+from .checkpoints import make_checkpoint
+from .families import FAMILIES
 from .pooling_checkpoints import POOLING_FAMILIES, make_pooling_checkpoint
 
 _TEXT, _SEEING = "ForCausalLM", "ForConditionalGeneration"

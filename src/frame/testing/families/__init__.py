@@ -1,0 +1,13 @@
+"""The table of model families that tests compare with transformers, in files by what families have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import decoders
+from .row import NUM_TOKENS, TINY, Family, rope
+
+#: All rows, by name.
+FAMILIES: Mapping[str, Family] = {**decoders.ROWS}
+
+__all__ = ["FAMILIES", "NUM_TOKENS", "TINY", "Family", "rope"]
