@@ -29,7 +29,7 @@ from .output_queue import OutputQueue
 #: Control methods that only ask: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))
 #: Control methods whose effect would end with the present engines, or would not reach those that are being prepared.
-_CHANGES = frozenset(("pause", "sleep", "update_weights"))
+_CHANGES = frozenset(("pause", "sleep", "update_weights", "worker", "start_profile"))
 #: Lost requests whose engine is remembered.
 _MOST_LOST = 1 << 16
 
@@ -150,8 +150,8 @@ class DataParallelClient:
         """Calls a control method of every engine and joins the answers; raises `RuntimeError` naming the rank.
 
         Raises `EngineDeadError` before any of them is called when one is not there, except for questions. The method
-        "scale_elastic_ep" changes their number, also where the caller is cancelled; meanwhile pauses, sleep and other
-        weights are refused.
+        "scale_elastic_ep" changes their number, also where the caller is cancelled, once calls that came before it have
+        ended; meanwhile those of `_CHANGES` are refused.
         """
         scaling = self._scaling is not None or self._scaling_told
         if method == "is_scaling_elastic_ep":

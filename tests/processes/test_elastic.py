@@ -206,14 +206,23 @@ async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> N
         before, scaling = pids(client), asyncio.create_task(scale(client, 2))
         owner = client.on_close.__self__.engines  # type: ignore[union-attr]
         await until(lambda: owner._next is not owner._present)
-        for method in ("pause", "sleep", "update_weights"):
+        for method in ("pause", "sleep", "update_weights", "worker", "start_profile"):
             with pytest.raises(RuntimeError, match="number of engines is being changed; ask again when that has ended"):
-                await client.call(method)
+                await client.call(method, {"method": "fill"} if method == "worker" else None)
         assert await client.call("is_paused") is False
         assert pids(client) == before, "they still prepare"
         assert await scaling is True
+        assert await client.call("worker", {"method": "fill"}) == ["fill", "fill"]
         assert await client.call("pause") == 0
         assert await client.call("is_paused") is True
+
+
+async def test_a_call_of_workers_that_came_before_is_answered() -> None:
+    async with engines(1) as client:
+        calling = asyncio.create_task(client.call("worker", {"method": "fill", "seconds": 2.0}))
+        await asyncio.sleep(0.1)
+        assert await scale(client, 2) is True
+        assert await calling == ["fill"]
 
 
 async def test_what_is_impossible_is_refused_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,8 +404,9 @@ def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) 
         wait_until(lambda: not any(map(alive, below)))
 
 
-def test_an_api_process_that_starts_meanwhile_knows_and_refuses_pauses(tmp_path: Path) -> None:
-    settings = ("--enable-expert-parallel", "--plugin.fake.libraries", "1", "--admin-uds", str(tmp_path / "socket"))
+def test_an_api_process_that_starts_meanwhile_knows_and_refuses_calls(tmp_path: Path) -> None:
+    settings = ("--enable-expert-parallel", "--plugin.fake.libraries", "1", "--admin-uds", str(tmp_path / "socket"),
+                "--rpc-methods", "fill")  # fmt: skip
     with server(FAKE, *settings) as running:
         wait_until(lambda: "admin routes at" in running.text)
         transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
@@ -421,13 +431,16 @@ def test_an_api_process_that_starts_meanwhile_knows_and_refuses_pauses(tmp_path:
             os.kill(running.children_named("api")[0], signal.SIGKILL)
             asking.join(30)
             wait_until(lambda: httpx.get(f"{running.url}/health", timeout=60).status_code == 200)
-            refused = admin.post("/pause")
-            assert (refused.status_code, "ask again when that has ended" in refused.text) == (409, True), refused.text
+            for route, body in (("/pause", {}), ("/collective_rpc", {"method": "fill"}), ("/start_profile", {})):
+                refused = admin.post(route, json=body)
+                found = refused.status_code, "ask again when that has ended" in refused.text
+                assert found == (409, True), (route, refused.text)
             assert admin.get("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": True}
             for pid in coming:
                 os.kill(pid, signal.SIGCONT)
             wait_until(lambda: not admin.get("/is_scaling_elastic_ep").json()["is_scaling_elastic_ep"])
             assert up(running) == {"0": 1.0, "1": 1.0}
+            assert admin.post("/collective_rpc", json={"method": "fill"}).json() == {"results": ["fill", "fill"]}
             assert admin.post("/pause").status_code == 200
 
 
