@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.page.chromium import Page, program
@@ -183,6 +187,66 @@ def test_the_live_view_counts_what_runs(page: Page) -> None:
     page.click("#tab-chat")
     page.press("Escape")
     page.wait(DONE.format(1))
+
+
+def test_a_single_engine_is_no_table(page: Page) -> None:
+    page.click("#tab-engine")
+    page.wait("document.getElementById('engine-note').textContent.includes('KV blocks')")
+    assert page.run("document.getElementById('ranks').hidden")
+
+
+@pytest.fixture(scope="module")
+def two_engines() -> Iterator[Running]:
+    with server(
+        FAKE, "--plugin.fake.delay", "0.01", "--plugin.fake.startup", "2", "--data-parallel-size", "2"
+    ) as running:
+        yield running
+
+
+def test_engines_are_rows_that_say_what_each_does_and_why_one_is_away(two_engines: Running, tmp_path: Path) -> None:
+    page = Page(tmp_path / "profile")
+    column = "[...document.querySelectorAll('#ranks tbody td:nth-child({})')].map(e => e.textContent)"
+    numbers = f"{column}.map(Number)"
+
+    def wait(place: int, texts: list[str]) -> None:
+        page.wait(f"JSON.stringify({column.format(place)}) === {json.dumps(json.dumps(texts, separators=(',', ':')))}")
+
+    try:
+        page.look()
+        page.open(f"{two_engines.url}/#engine")
+        wait(1, ["0", "1"])
+        assert not page.run("document.getElementById('ranks').hidden")
+        wait(6, ["serving", "serving"])
+        wait(2, ["0", "0"])
+        body = {"prompt": "once upon a time", "max_tokens": 1200, "ignore_eos": True}
+        answers: list[int] = []
+
+        def ask_one() -> None:
+            answers.append(httpx.post(f"{two_engines.url}/v1/completions", json=body, timeout=120).status_code)
+
+        asking = [threading.Thread(target=ask_one) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        wait(2, ["2", "2"])
+        page.wait(f"{numbers.format(5)}.every(count => count > 0)")
+        assert page.run(f"{column.format(4)}.every(text => /^[0-9.]+ %$/.test(text))")
+        page.wait("document.getElementById('live-running').textContent === '4'")
+        os.kill(two_engines.children_named("engine")[0], signal.SIGKILL)
+        page.wait(f"{column.format(6)}.filter(text => text === 'serving').length === 1")
+        (away,) = set(page.run(column.format(6))) - {"serving"}
+        assert "killed by SIGKILL" in away
+        assert page.run("document.getElementById('engine-problem').hidden"), "the other one serves"
+        wait(6, ["serving", "serving"])
+        for width in (1280, 360):
+            page.look(width=width, phone=width < 1000)
+            assert page.run("document.documentElement.scrollWidth") <= width
+        for thread in asking:
+            thread.join(120)
+        assert answers == [200] * 4
+        wait(2, ["0", "0"])
+        assert page.problems == []
+    finally:
+        page.close()
 
 
 @pytest.mark.parametrize("dark", [False, True])
