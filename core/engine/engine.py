@@ -15,7 +15,7 @@ from typing import Any
 from ..interfaces.client import BrokenEngineError, EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from ..interfaces.executor import Executor, StepHandle
+from ..interfaces.executor import Executor, Progress, StepHandle
 from ..interfaces.step import StepPlan
 from ..processes.journal import NullJournal
 from .idle_capture import IdleCapture
@@ -225,6 +225,10 @@ class Engine:
     def check(self) -> None:
         """Raises `RuntimeError` when a worker is dead."""
         self.executor.check()
+
+    def progress(self) -> Progress | None:
+        """Where its workers are, as `Executor.progress`; from any thread."""
+        return self.executor.progress()
 
     def close(self) -> None:
         """Drops launched steps and stops the workers. May be called twice."""

@@ -197,6 +197,13 @@ class Collectives(ABC):
 
     #: collectives that this worker has called, by which a worker that lags behind the others is found; 0 where unknown
     num_calls: int = 0
+    #: of these, and of what lockstep asks, those over groups of data ranks, which all engines that share experts make
+    num_exchanges: int = 0
+
+    def count(self, group: str) -> None:
+        """A collective of `group` was called, or is about to be."""
+        self.num_calls += 1
+        self.num_exchanges += group in ("data", "expert")
 
     @abstractmethod
     def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -90,6 +90,17 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingFacts | None = None
 
 
+class Progress(NamedTuple):
+    """How far a worker is: the newest step that it began, and in it collectives that it called.
+
+    `exchanges`: of these, those that every engine makes which shares the experts.
+    """
+
+    step: int
+    collectives: int
+    exchanges: int
+
+
 class WorkerProtocol(Protocol):
     """What an executor may call on a worker, in this process or another."""
 
@@ -115,6 +126,9 @@ class WorkerProtocol(Protocol):
     def check(self) -> None:
         """Raises `RuntimeError` when the worker cannot serve any more."""
 
+    def progress(self) -> Progress | None:
+        """Where it is: where it lags, other workers wait for it. None where that cannot be known. From any thread."""
+
     def close(self) -> None:
         """Frees the device. May be called twice."""
 
@@ -127,12 +141,6 @@ class SpawnedWorker(WorkerProtocol, Protocol):
 
     def silent_seconds(self) -> float:
         """Seconds since the process ran last; it also runs while it waits for a device or for other workers."""
-
-    def progress(self) -> tuple[int, int] | None:
-        """(the newest step that it began, collectives that it called): where it lags, the others wait for it.
-
-        None where that cannot be known.
-        """
 
     def begin_close(self, *, kills: bool = False) -> None:
         """Tells the process to end, or kills it, without waiting for that as `close` does."""
@@ -229,6 +237,10 @@ class Executor(ABC):
 
     def check(self) -> None:
         """Raises `DeadWorkerError`, or another `RuntimeError`, when a worker is dead."""
+
+    def progress(self) -> Progress | None:
+        """Where the worker is that is behind the others, None where that is not known. From any thread."""
+        return None
 
     def close(self) -> None:
         """Stops the workers, and leaves no process behind. May be called twice."""

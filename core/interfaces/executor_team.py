@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from .executor import DeadWorkerError, Executor, StepHandle, WorkerFacts, WorkerProtocol, WorkerReady
+from .executor import DeadWorkerError, Executor, Progress, StepHandle, WorkerFacts, WorkerProtocol, WorkerReady
 from .kv import KVLayout
 from .mesh import Placement
 from .step import StepPlan, StepResult
@@ -100,6 +100,13 @@ class TeamExecutor(Executor):
     def named(self, rank: int, error: Exception) -> Exception:
         """`error` of the worker `rank`, which its message names where there are several."""
         return named_error(rank, len(self.setup.placements), error)
+
+    def progress(self) -> Progress | None:
+        found = [worker.progress() for worker in self.team]
+        known = [one for one in found if one is not None]
+        if len(known) < len(found):
+            return None
+        return min(known, key=lambda one: (one.step, one.exchanges), default=None)
 
     def close(self) -> None:
         for worker in self.team:

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from frame.links.door import Door
+from frame.ranks.standstill import StandingNotes
 
 from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError
@@ -73,22 +74,22 @@ class EngineProcess:
             logger.debug("the engine does not start", exc_info=True)
             self._report(Failed(describe(error), refused=isinstance(error, ValueError)))
             return 1
-        try:
-            gc.freeze()  # objects that exist now stay: collecting them again would delay steps by a fifth of a second
-            if mesh_of(self._config).data > 1:
-                engine.step_with_peers(lambda number: self._report(Wave(number)))
-            listener = self._open()
-            self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
-            self._report(Ready(engine.info, self._address))
-            self._host.run()
-        except Exception as error:
-            killed = isinstance(error, DeadWorkerError) and error.killed
-            # the message of a lost worker says all
-            logger.error("the engine gives up: %s", describe(error), exc_info=not isinstance(error, DeadWorkerError))
-            self._report(Failed(describe(error), killed))
-            return 1
-        finally:
-            engine.close()
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.close)
+            try:
+                gc.freeze()  # what exists now stays: collecting it again would delay steps by a fifth of a second
+                if mesh_of(self._config).data > 1:
+                    engine.step_with_peers(lambda number: self._report(Wave(number)))
+                    undo.callback(StandingNotes(self._journal, engine.progress).close)
+                listener = self._open()
+                self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
+                self._report(Ready(engine.info, self._address))
+                self._host.run()
+            except Exception as error:
+                lost = isinstance(error, DeadWorkerError)  # whose message says all
+                logger.error("the engine gives up: %s", describe(error), exc_info=not lost)
+                self._report(Failed(describe(error), isinstance(error, DeadWorkerError) and error.killed))
+                return 1
         return 0
 
     def _open(self) -> socket.socket | Door:

@@ -12,6 +12,8 @@ import os
 
 import numpy as np
 
+from frame.ranks.standstill import Standing
+
 from ..interfaces.step import StepPlan
 
 #: Launched steps that it holds; there are never more in flight.
@@ -19,8 +21,8 @@ _STEPS = 32
 _NAME_BYTES = 128
 #: Most seconds between two beats of an engine that waits for work.
 PULSE_SECONDS = 0.5
-_HEADER = 8
-_LAUNCHED, _ANSWERED, _SLOTS, _BEATS, _IDLE, _CLEARED = range(6)
+_HEADER = 9
+_LAUNCHED, _ANSWERED, _SLOTS, _BEATS, _IDLE, _CLEARED, _STEP, _EXCHANGES, _STILL = range(_HEADER)
 
 
 def journal_name(request_id: str) -> str:
@@ -49,6 +51,9 @@ class NullJournal:
 
     def clear(self) -> None:
         """No request is under suspicion any more."""
+
+    def stand(self, step: int, exchanges: int, still_seconds: float) -> None:
+        """Where the engine is, as in `Standing`; from any thread."""
 
 
 class Journal(NullJournal):
@@ -94,6 +99,9 @@ class Journal(NullJournal):
     def clear(self) -> None:
         self._header[_CLEARED] = 1
 
+    def stand(self, step: int, exchanges: int, still_seconds: float) -> None:
+        self._header[_STEP:] = step, exchanges, 1000 * still_seconds
+
 
 class JournalReader:
     """Opens the memory of a journal, whose `descriptor` the writer inherits; reads it also after the writer's death."""
@@ -123,6 +131,12 @@ class JournalReader:
         """Whether the engine has computed all suspected requests without dying."""
         return bool(self._header()[_CLEARED])
 
+    @property
+    def standing(self) -> Standing:
+        """Where the engine was when it noted that last; at 0 for 0 seconds before it did."""
+        step, exchanges, still = self._header()[_STEP:].tolist()
+        return Standing(step, exchanges, still / 1000)
+
     def in_flight(self) -> list[str]:
         """The requests of launched steps that were not answered, in the order of their slots."""
         header = self._header()
@@ -139,7 +153,7 @@ class JournalReader:
         return [_name(data, names + slot * _NAME_BYTES) for slot in sorted(slots)]
 
     def _header(self) -> np.ndarray:
-        data = os.pread(self.descriptor, _HEADER * 8, 0)
+        data = b"" if self.descriptor < 0 else os.pread(self.descriptor, _HEADER * 8, 0)
         return np.frombuffer(data.ljust(_HEADER * 8, b"\0"), np.int64)
 
 

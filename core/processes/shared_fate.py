@@ -10,19 +10,31 @@ import asyncio
 import contextlib
 from typing import NamedTuple, Protocol
 
+from frame.ranks.standstill import Standing, engine_behind
+
 from ..parallel.rendezvous import Rendezvous
+
+#: Seconds that the other engines get to end by themselves where one says why it ended.
+LAST_SECONDS = 1.0
 
 
 class Death(NamedTuple):
     """How an engine ended, in a sentence. `killed`: by a SIGKILL from outside.
 
-    `told`: it said why itself, as engines do that wait in vain for another one. `began`: it had been ready.
+    `told`: it said why itself, as engines do that wait in vain for another one. `began`: it had been ready. `hung`: it
+    was ended because no step of it did.
     """
 
     cause: str
     killed: bool = False
     told: bool = True
     began: bool = False
+    hung: bool = False
+
+    @property
+    def is_of_waiting(self) -> bool:
+        """Whether it may have waited for another engine, which is at fault then."""
+        return self.hung or (self.told and not self.killed)
 
 
 class Verdict(NamedTuple):
@@ -36,6 +48,10 @@ class Member(Protocol):
     """The supervisor of an engine."""
 
     rank: int
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where the engine was last, also after its death."""
 
     def judge(self, death: Death) -> Verdict:
         """Counts a death, and learns from it which requests may be at fault."""
@@ -69,7 +85,11 @@ class OwnFate:
 
 
 class SharedFate(OwnFate):
-    """Engines that share experts. `add` all of them before the first is started."""
+    """Engines that share experts. `add` all of them before the first is started.
+
+    One that says why it ends may only have noticed that another is gone, or hang for one that waits for it. So the
+    others get `LAST_SECONDS` to end by themselves, before they are killed.
+    """
 
     patience_seconds = 3.0
 
@@ -78,6 +98,7 @@ class SharedFate(OwnFate):
         self.rendezvous = self._place.address
         self._members: list[Member] = []
         self._dead: dict[int, Death] = {}
+        self._killed: set[int] = set()  # by this object
         self._settled: asyncio.Future[tuple[int, Verdict]] | None = None
 
     def add(self, member: Member) -> None:
@@ -89,18 +110,21 @@ class SharedFate(OwnFate):
         return bool(self._dead)
 
     async def settle(self, member: Member, death: Death) -> Verdict:
-        """Ends all other engines, and returns when they are gone; only the first to die counts as dead."""
+        """Ends all other engines, and returns when they are gone; only the one at fault counts as dead."""
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()
         settled = self._settled
         first = not self._dead
         self._dead[member.rank] = death
-        if first:
-            for other in self._members:
-                if other is not member:
-                    other.kill()
         if len(self._dead) == len(self._members):
             self._settle(settled)
+        if first and death.told and not death.killed:
+            await asyncio.wait([settled], timeout=LAST_SECONDS)
+        if first and not settled.done():
+            for other in self._members:
+                if other.rank not in self._dead:
+                    self._killed.add(other.rank)
+                    other.kill()
         rank, verdict = await asyncio.shield(settled)
         if rank == member.rank:
             return verdict
@@ -115,13 +139,22 @@ class SharedFate(OwnFate):
         self._place.close()
 
     def _settle(self, settled: asyncio.Future[tuple[int, Verdict]]) -> None:
-        rank = min(self._dead, key=lambda one: _innocence(self._dead[one]))  # the first of equals
+        rank, death = self._at_fault()
         member = next(one for one in self._members if one.rank == rank)
-        death, self._dead, self._settled = self._dead[rank], {}, None
+        self._dead, self._killed, self._settled = {}, set(), None
         self._place.clear()
         settled.set_result((rank, member.judge(death)))
 
+    def _at_fault(self) -> tuple[int, Death]:
+        """The engine for which others waited, else the first that nobody here killed, and that does not say it waited.
 
-def _innocence(death: Death) -> int:
-    """Lower for an engine that more likely died first: the others say that they waited for it."""
-    return 2 if death.told and not death.killed else int(death.told)
+        Where all hang it is known by how far each has come.
+        """
+        dead, killed = self._dead, self._killed
+        rank = min(dead, key=lambda one: (one in killed, dead[one].told and not dead[one].killed))
+        behind = engine_behind({one.rank: one.standing for one in self._members})
+        if behind is None or not all(dead[one].is_of_waiting for one in dead.keys() - killed):
+            return rank, dead[rank]
+        rank, why = behind
+        said = "the engine process hung" if rank in killed else dead[rank].cause
+        return rank, Death(f"{said}: {why}", began=dead[rank].began)

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from frame.ranks.standstill import Standing
+
 from ..config.tree import FrameConfig
 from ..config.weight_source import with_weights
 from ..engine.recovery.suspects import Suspects
@@ -194,6 +196,11 @@ class EngineSupervisor:
             return Verdict(death.cause, final=False)
         return Verdict(f"{death.cause} ({self._deaths} deaths in a row)", final=True)
 
+    @property
+    def standing(self) -> Standing | None:
+        """Where the engine was last, also after its death; None when there is none."""
+        return None if self._engine is None else self._engine.journal.standing
+
     def kill(self) -> None:
         """Ends the engine process by force, if there is one."""
         if self._engine is not None:
@@ -218,7 +225,7 @@ class EngineSupervisor:
             death = f"the engine process hung: no step ended within {seconds:g} seconds (--hang-seconds)"
         killed = engine.process.returncode == -signal.SIGKILL and not self._hung
         if failed is None:
-            return Death(death, killed, told=False, began=True)
+            return Death(death, killed, told=False, began=True, hung=self._hung)
         return Death(f"{death}: {failed.error}", killed or failed.killed, began=True)
 
     async def _end_when_hung(self, engine: EngineChild) -> None:

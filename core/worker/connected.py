@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ..interfaces.executor import DeadWorkerError
+from ..interfaces.executor import DeadWorkerError, Progress
 from ..processes.channel import Channel
 from .channel_worker import ChannelWorker, FromWorker, WorkerError
 from .heartbeat import HeartbeatMemory
@@ -40,7 +40,7 @@ class ConnectedWorker(ChannelWorker):
     def silent_seconds(self) -> float:
         return 0.0
 
-    def progress(self) -> tuple[int, int] | None:
+    def progress(self) -> Progress | None:
         return None
 
     def take_value(self) -> Any:

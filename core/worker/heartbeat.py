@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..interfaces.executor import Progress
+
 #: Seconds between two beats, and after the engine's end until a worker that does not notice it is killed.
 BEAT_SECONDS, ORPHAN_SECONDS = 0.5, 10.0
-#: Monotonic time of the newest beat, the newest step that was begun, and collectives that were called.
-_FORM = struct.Struct("dqq")
+#: Monotonic time of the newest beat, and the worker's progress then.
+_FORM = struct.Struct("dqqq")
 _SIZE = mmap.PAGESIZE
 
 
@@ -33,10 +35,10 @@ class HeartbeatMemory:
         newest: float = _FORM.unpack_from(self._memory)[0]
         return time.monotonic() - newest if newest else 0.0
 
-    def progress(self) -> tuple[int, int]:
-        """(the newest step that the worker began, collectives that it called) as of the newest beat."""
-        _, step, collectives = _FORM.unpack_from(self._memory)
-        return step, collectives
+    def progress(self) -> Progress:
+        """Where the worker was at the newest beat."""
+        _, *found = _FORM.unpack_from(self._memory)
+        return Progress(*found)
 
     def close(self) -> None:
         """Frees the memory. May be called twice."""
@@ -47,12 +49,12 @@ class HeartbeatMemory:
 
 
 class Heartbeat:
-    """The worker's side: a thread that writes `progress()`, (step, collectives), until the process ends.
+    """The worker's side: a thread that writes `progress()` until the process ends.
 
     It also kills the process some seconds after its parent has ended, should it then still wait in a collective.
     """
 
-    def __init__(self, descriptor: int, progress: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, descriptor: int, progress: Callable[[], Progress]) -> None:
         self._memory = mmap.mmap(descriptor, _SIZE)
         os.close(descriptor)
         self._progress = progress

@@ -7,6 +7,7 @@ experts and no scheduler.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,11 +43,12 @@ class Lockstep(Alone):
 
     captures = False
 
-    def __init__(self, data: ProcessGroup, shapes: Shapes) -> None:
-        self._host, self._rank, self._shapes = data.host, data.rank, shapes
+    def __init__(self, data: ProcessGroup, shapes: Shapes, count: Callable[[str], None]) -> None:
+        self._host, self._rank, self._shapes, self._count = data.host, data.rank, shapes, count
 
     def agree(self, shape: StepShape) -> Agreed:
         """Raises `TimeoutError` when other ranks do not step."""
+        self._count("data")
         given = [StepShape(*_FIELDS.unpack(one)) for one in self._host.gather(_packed(shape))]
         busy = [one for one in given if one.padded_rows]
         if not busy:
@@ -61,9 +63,12 @@ class Lockstep(Alone):
         return Agreed(replace(given[self._rank], deterministic=deterministic, tokens_per_rank=tokens), True)
 
 
-def lockstep_of(data: ProcessGroup, shapes: Shapes) -> Alone:
-    """The lockstep of a worker. Workers have a data group where ranks share experts; one without peers is alone."""
-    return Alone() if data.size == 1 or data.is_silent else Lockstep(data, shapes)
+def lockstep_of(data: ProcessGroup, shapes: Shapes, count: Callable[[str], None]) -> Alone:
+    """The lockstep of a worker. Workers have a data group where ranks share experts; one without peers is alone.
+
+    `count` is called with "data" before each exchange, as `Collectives.count`.
+    """
+    return Alone() if data.size == 1 or data.is_silent else Lockstep(data, shapes, count)
 
 
 def _packed(shape: StepShape) -> bytes:

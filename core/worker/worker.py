@@ -14,7 +14,7 @@ from msgspec import structs
 from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..config.weight_source import require_same_model, with_weights
-from ..interfaces.executor import StepHandle, WorkerFacts, WorkerReady
+from ..interfaces.executor import Progress, StepHandle, WorkerFacts, WorkerReady
 from ..interfaces.extension import WorkerExtension
 from ..interfaces.kv import KVLayout
 from ..interfaces.loader import WeightLoader
@@ -49,6 +49,7 @@ class Worker:
         self._extension: WorkerExtension | None = None
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None
+        self._step = 0  # the newest one
         self._weights_gone = False
         suffix = f"-rank{placement.rank}" if placement.mesh.size > 1 else ""
         self._profiler = Profiler(config.observability.profile_dir, suffix)
@@ -66,11 +67,6 @@ class Worker:
         return self.started.opened.platform
 
     @property
-    def num_collectives(self) -> int:
-        """Collectives that this worker has called in its newest step, and since."""
-        return self._start.collectives.num_calls
-
-    @property
     def model(self) -> Model:
         """The model that serves."""
         return self.started.model
@@ -85,8 +81,14 @@ class Worker:
         self._extension = self._make_extension(self.config.executor.worker_extension)
         return ready
 
+    def progress(self) -> Progress:
+        called = self._start.collectives
+        return Progress(self._step, called.num_calls, called.num_exchanges)
+
     def execute(self, plan: StepPlan) -> None:
-        self._start.collectives.num_calls = 0
+        called = self._start.collectives
+        called.num_calls = called.num_exchanges = 0
+        self._step = plan.step
         self.runner.execute(plan)
 
     def sample(self, masks: bytes = b"") -> StepHandle:

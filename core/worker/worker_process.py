@@ -23,7 +23,7 @@ import msgspec
 from frame.links.lookout import Lookout
 from frame.links.step_messages import Execute, Sample
 
-from ..interfaces.executor import DeadWorkerError, StepHandle, WorkerFacts
+from ..interfaces.executor import DeadWorkerError, Progress, StepHandle, WorkerFacts
 from ..interfaces.kv import KVLayout
 from ..plugin_host.isolation import culprit
 from ..processes.broadcast import BroadcastReader, BroadcastWriter
@@ -86,7 +86,7 @@ class RemoteWorker(ChannelWorker):
     def silent_seconds(self) -> float:
         return self._heartbeat.silent_seconds()
 
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> Progress:
         return self._heartbeat.progress()
 
     def attach(self, writer: BroadcastWriter, reader: int) -> None:
@@ -146,7 +146,7 @@ def serve_worker(descriptor: int, heartbeat: int) -> int:
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
     loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
-    Heartbeat(heartbeat, lambda: (loop.step, worker.num_collectives))
+    Heartbeat(heartbeat, worker.progress)
     try:
         with contextlib.suppress(ConnectionError):  # the engine has closed its end with answers unread
             _serve(loop, channel)

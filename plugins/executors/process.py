@@ -134,7 +134,9 @@ class ProcessExecutor(TeamExecutor):
         worst = max(range(count), key=silent.__getitem__)
         if silent[worst] > SILENT_SECONDS:
             return self._hangs(worst, f"its process has not run for {silent[worst]:.0f} seconds")
-        known = {rank: found for rank, worker in enumerate(self._spawned) if (found := worker.progress()) is not None}
+        known = {
+            rank: found[:2] for rank, worker in enumerate(self._spawned) if (found := worker.progress()) is not None
+        }
         behind = self._behind({rank: known[rank] for rank in late if rank in known})
         (step, calls), (newest, most) = known.get(behind, (0, 0)), max(known.values(), default=(0, 0))
         if (step, calls) < (newest, most):

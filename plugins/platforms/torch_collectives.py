@@ -228,7 +228,7 @@ class TorchGroup(ProcessGroup):
     def sum_in_place(self, tensor: Tensor) -> Tensor:
         """As `all_reduce`, into `tensor` itself, which is contiguous."""
         if tensor.numel() and not self._owner.is_silent:
-            self._owner.num_calls += 1
+            self._owner.count(self.name)
             self.communicator.allreduce([tensor]).wait()
         return tensor
 
@@ -239,7 +239,7 @@ class TorchGroup(ProcessGroup):
             return tensor
         out = tensor.clone(memory_format=torch.contiguous_format)
         if out.numel():
-            self._owner.num_calls += 1
+            self._owner.count(self.name)
             self.communicator.allreduce([out]).wait()
         return out
 
@@ -250,7 +250,7 @@ class TorchGroup(ProcessGroup):
         if sizes is None or len(set(sizes)) == 1:
             out = tensor.new_empty((self.size, *tensor.shape))
             if out.numel():
-                self._owner.num_calls += 1
+                self._owner.count(self.name)
                 self.communicator._allgather_base(out.view(-1), tensor.contiguous().view(-1)).wait()
             return out.movedim(0, dim).flatten(dim, dim + 1)
         moved = tensor.movedim(dim, 0)
@@ -274,14 +274,14 @@ class TorchGroup(ProcessGroup):
             raise ValueError(f"{moved.shape[0]} rows cannot be scattered over {self.size} ranks without sizes")
         out = moved.new_empty((moved.shape[0] // self.size, *moved.shape[1:]))
         if out.numel():
-            self._owner.num_calls += 1
+            self._owner.count(self.name)
             self.communicator._reduce_scatter_base(out, moved).wait()
         scattered: Tensor = out.movedim(0, dim).contiguous()
         return scattered
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         if tensor.numel() and not self._owner.is_silent:
-            self._owner.num_calls += 1
+            self._owner.count(self.name)
             options = _options.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
             self.communicator.broadcast([tensor], options).wait()
@@ -291,7 +291,7 @@ class TorchGroup(ProcessGroup):
         out = tensor.new_empty((sum(receive_sizes), *tensor.shape[1:]))
         if self._owner.is_silent:
             return out
-        self._owner.num_calls += 1
+        self._owner.count(self.name)
         self.communicator.alltoall_base(out, tensor.contiguous(), list(receive_sizes), list(send_sizes)).wait()
         return out
 
@@ -299,7 +299,7 @@ class TorchGroup(ProcessGroup):
         copies = [tensor.clone() for tensor in tensors.values() if tensor.numel()]
         if self._owner.is_silent:
             return
-        self._owner.num_calls += 1
+        self._owner.count(self.name)
         self._sent.append(([self.communicator.send([copy], to, 0) for copy in copies], copies))
         while len(self._sent) > MOST_SENDS and self._sent_bytes() > MOST_SENT_BYTES:
             works, _ = self._sent.popleft()
@@ -312,7 +312,7 @@ class TorchGroup(ProcessGroup):
     def receive(self, into: Mapping[str, Tensor], source: int) -> None:
         if self._owner.is_silent:
             return
-        self._owner.num_calls += 1
+        self._owner.count(self.name)
         for tensor in into.values():
             if tensor.numel():
                 self.communicator.recv([tensor], source, 0).wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from frame.core.processes.data_parallel import DataParallelClient, start_engine
 from frame.interfaces import EngineDeadError
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
+from tests.parallel.stalling import STALLS, offer
 from tests.processes.test_client import Collector
 from tests.processes.test_data_parallel import pids, until
 
@@ -111,6 +113,44 @@ async def test_an_engine_that_is_stopped_is_named_and_not_one_that_waits_for_it(
         await until(lambda: other.error is not None, 30)
         said = f"engine {rank}, with which it shares experts, is gone: the engine process hung: "
         await until(lambda: said in str(other.error), 10)
+        await until(lambda: client.error is None, 60)
+    finally:
+        await client.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("rank", "tensor", "engine"),
+    [
+        pytest.param(0, 1, 0, marks=pytest.mark.matrix, id="the first engine"),
+        pytest.param(1, 1, 1, id="the second engine"),
+        pytest.param(1, 2, 0, marks=pytest.mark.matrix, id="a worker of the only engine that has a request"),
+        pytest.param(2, 2, 1, marks=pytest.mark.matrix, id="a worker of the second engine"),
+    ],
+)
+async def test_an_engine_that_never_comes_to_an_exchange_is_named(
+    rank: int, tensor: int, engine: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process runs, and so do its workers, as those do that wait for it; which are the first to give up is luck."""
+    offer(monkeypatch)
+    parallel = {"data_parallel_size": 2, "tensor_parallel_size": tensor, "enable_expert_parallel": True}
+    values = settings(make_checkpoint(tmp_path, "qwen3-moe"), **parallel, hang_seconds=6.0, **STALLS)
+    client = await start_engine(from_flat(values))
+    assert isinstance(client, DataParallelClient)
+    seen = Collector(client)
+    try:
+        for one in wanted():
+            await client.add(one)
+        await until(lambda: len(seen.ends) == NUM_REQUESTS, 60)
+        await client.call("worker", {"method": "stall", "rank": rank})
+        for one in wanted()[: 1 if (rank, tensor) == (1, 2) else NUM_REQUESTS]:
+            await client.add(one)
+        other = client._engines[1 - engine]
+        await until(lambda: other.error is not None, 60)
+        await until(lambda: "with which it shares experts" in str(other.error), 10)
+        said = str(other.error)
+        assert f"engine {engine}, with which it shares experts, is gone: " in said
+        assert re.search(r"it is at step \d+ and exchange \d+ with the other engines in it, and they wait for it", said)
         await until(lambda: client.error is None, 60)
     finally:
         await client.close()

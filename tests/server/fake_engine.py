@@ -182,6 +182,9 @@ class FakeEngine:
     def check(self) -> None:
         pass
 
+    def progress(self) -> None:
+        pass
+
     def close(self) -> None:
         self._running.clear()
 

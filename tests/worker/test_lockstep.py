@@ -45,7 +45,13 @@ class Padded(AnyShape):
 def agreed(*given, shapes=AnyShape):
     """What the ranks agree on, rank by rank."""
     mesh = Mesh(data=len(given), expert_parallel=True)
-    found = run_mesh(mesh, lambda groups: Lockstep(groups.data, shapes()).agree(given[groups.data.rank]))
+    counted = []
+
+    def agree(groups):
+        return Lockstep(groups.data, shapes(), counted.append).agree(given[groups.data.rank])
+
+    found = run_mesh(mesh, agree)
+    assert counted == ["data"] * len(given)
     assert len({one.busy for one in found}) == 1
     return found[0].busy, [one.shape for one in found]
 
@@ -78,7 +84,7 @@ def test_a_deterministic_request_makes_the_step_so_for_all():
 
 def test_who_has_no_peers_is_alone():
     for group in (SingleGroup(), UnconnectedGroup(0, 2)):
-        alone = lockstep_of(group, AnyShape())
+        alone = lockstep_of(group, AnyShape(), print)
         assert type(alone) is Alone
         assert alone.agree(DECODE) == (DECODE, False)
 

@@ -73,7 +73,7 @@ def make_runner(
         pooling=NullPooling() if plan is None else make_pooling(config, plan, model, opened.registry, platform),
         prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
         stage=_stage(opened, model, device, tables),
-        lockstep=lockstep_of(opened.groups.data, steps.shapes),
+        lockstep=lockstep_of(opened.groups.data, steps.shapes, opened.collectives.count),
     )
 
 

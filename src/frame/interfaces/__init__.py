@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.executor import (
         DeadWorkerError as DeadWorkerError,
         Executor as Executor,
+        Progress as Progress,
         SpawnedTeam as SpawnedTeam,
         SpawnedWorker as SpawnedWorker,
         StepHandle as StepHandle,

@@ -15,7 +15,7 @@ import torch
 
 from frame.core.interfaces.attention import BlockFormat, GroupBatch
 from frame.core.interfaces.connector import CacheView, ConnectorWorker, NullConnectorWorker
-from frame.core.interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
+from frame.core.interfaces.executor import Progress, WorkerDescription, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.kv_layout import pool_bytes
 from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
@@ -174,9 +174,9 @@ class FakeWorker:
         """It always runs."""
         return 0.0
 
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> Progress:
         """It counts nothing."""
-        return 0, 0
+        return Progress(0, 0, 0)
 
     def begin_close(self, *, kills: bool = False) -> None:
         """There is no process to end."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from frame.core.interfaces.executor import StepHandle, WorkerFacts, WorkerProtocol, WorkerReady
+from frame.core.interfaces.executor import Progress, StepHandle, WorkerFacts, WorkerProtocol, WorkerReady
 from frame.core.interfaces.executor_team import TeamExecutor
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.mesh import Mesh, Placement
@@ -72,6 +72,9 @@ class ThreadWorker:
 
     def check(self) -> None:
         self._worker.check()
+
+    def progress(self) -> Progress | None:
+        return self._worker.progress()
 
     def close(self) -> None:
         if self._thread.is_alive():
