@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
-from frame.layers import Linear, RotaryEmbedding, normed_linear, normed_silu_mul
+from frame.layers import Linear, normed_linear, normed_silu_mul
 
-Gate = Callable[[Tensor], Tensor]
+from .activations import Activation, gate_activation as gate_activation
 
 
 class GatedMLP(nn.Module):
@@ -28,7 +28,7 @@ class GatedMLP(nn.Module):
         build: Build,
         prefix: str,
         intermediate_size: int,
-        activation: Gate,
+        activation: Activation,
         *,
         bias: bool = False,
         reduce: bool = False,
@@ -63,7 +63,7 @@ class RotaryAttention(nn.Module):
     def __init__(
         self,
         inputs: nn.Module,
-        rotary: RotaryEmbedding,
+        rotary: nn.Module,
         attention: nn.Module,
         output: nn.Module,
         *,
@@ -132,7 +132,8 @@ class Decoder(Model):
     """Embedding, layers, norm and head under Llama's names ("model.embed_tokens", "model.layers.0", …).
 
     `make_layer(prefix, index)` makes a layer that is called as (hidden, residual, positions, step) and returns
-    (hidden, residual), where hidden is a rank's part of a sum if layers are `partial`.
+    (hidden, residual), where hidden is a rank's part of a sum if layers are `partial`. `norm` is what follows the
+    layers where that is no RMSNorm.
     """
 
     #: a checkpoint of the model without its head has no "model." in its names
@@ -149,6 +150,7 @@ class Decoder(Model):
         make_layer: Callable[[str, int], nn.Module],
         norm_offset: float = 0.0,
         partial: bool = True,
+        norm: nn.Module | None = None,
     ) -> None:
         build = setup.build
         super().__init__(setup, options)
@@ -156,7 +158,7 @@ class Decoder(Model):
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
         self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))
-        self.norm = build.final_norm(
+        self.norm = norm or build.final_norm(
             "model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset, partial=partial
         )
         tied = self.embedding if config.tie_word_embeddings else None
@@ -183,27 +185,20 @@ class Decoder(Model):
 def head_shape(config: Any) -> tuple[int, int, int]:
     """(query heads, key/value heads, head size) of a configuration; newer ones name the head size."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_attention_heads, config.num_key_value_heads, head_dim
+    return config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads, head_dim
 
 
 def sliding_window(config: Any, index: int) -> int:
-    """The window of layer `index`, 0 for full attention, from `layer_types` and `sliding_window`."""
-    sliding = config.layer_types[index] == "sliding_attention"
-    return int(config.sliding_window) if sliding and config.sliding_window else 0
+    """The window of layer `index`, 0 for full attention, from `layer_types` and `sliding_window`.
+
+    Raises `ValueError` for a layer of another type.
+    """
+    kind = config.layer_types[index]
+    if kind not in ("full_attention", "sliding_attention"):
+        raise ValueError(f"layer {index} is of type {kind!r}; there are: full_attention, sliding_attention")
+    return int(config.sliding_window or 0) if kind == "sliding_attention" else 0
 
 
 def switched_window(config: Any, index: int) -> int:
     """As `sliding_window`, for families whose `use_sliding_window` turns all windows on or off."""
     return sliding_window(config, index) if config.use_sliding_window else 0
-
-
-def gate_activation(build: Build, name: str) -> Gate:
-    """The op for the gated activation that a checkpoint calls `name`; raises `ValueError` for an unknown one."""
-    gates: dict[str, Gate] = {
-        "silu": build.ops.silu_mul,
-        "gelu_pytorch_tanh": build.ops.gelu_tanh_mul,
-        "gelu_new": build.ops.gelu_tanh_mul,
-    }
-    if name not in gates:
-        raise ValueError(f"no gated activation {name!r}; there are: {', '.join(sorted(gates))}")
-    return gates[name]

@@ -14,7 +14,7 @@ from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_act
 
 
 class GemmaDecoder(Decoder):
-    """What Gemma 2 and 3 share around their layers: embeddings scaled by √hidden_size, capped logits, norms + 1."""
+    """What all Gemmas share around their layers: embeddings scaled by √hidden_size, capped logits, norms + 1."""
 
     divides_logits: ClassVar[bool] = True
 
@@ -24,7 +24,7 @@ class GemmaDecoder(Decoder):
         return rows * torch.tensor(self.config.hidden_size**0.5, dtype=rows.dtype).item()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits, cap = super().logits(hidden), self.config.final_logit_softcapping
+        logits, cap = super().logits(hidden), getattr(self.config, "final_logit_softcapping", None)
         return cap * self.ops.map_rows(torch.tanh, logits / cap) if cap else logits
 
 

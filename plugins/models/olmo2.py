@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from frame.interfaces import Build, ModelSetup
 from frame.layers import HeadsNorm, RotaryEmbedding
 
 from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_activation, head_shape
+from .norms import Unnormed
 
 
 class Olmo2ForCausalLM(Decoder):
@@ -19,17 +20,6 @@ class Olmo2ForCausalLM(Decoder):
         build = setup.build
         rotary = RotaryEmbedding(build, head_shape(build.config)[2])
         super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, rotary), partial=False)
-
-
-class Unnormed(nn.Module):
-    """Stands where other families have a norm before a part: adds the residual and leaves the sum as it is."""
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """x, or with a residual (x + residual) twice, as a norm gives (normed, sum); all [T, hidden_size]."""
-        if residual is None:
-            return x
-        total = x + residual
-        return total, total
 
 
 def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:

@@ -37,8 +37,10 @@ def assert_near(logits, reference):
     assert (logits - reference).abs().max() < 2e-4 * reference.abs().max()
 
 
-def test_sharded_bfloat16(tmp_path):
-    folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16, max_shard_size="100KB")
+@pytest.mark.every_family
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharded_bfloat16(family, tmp_path):
+    folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16, max_shard_size="100KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     assert_near(run(make_model(folder), IDS, [40]), reference_logits(folder))
 

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """The settings that decide the frequencies. `parameters` are those of one layer type in the checkpoint."""
+    """The settings that decide the frequencies. `parameters` are those of one layer type in the checkpoint.
+
+    `dim` features of a head are turned, which is the `part` of it that the checkpoint says, but with "proportional".
+    """
 
     parameters: Mapping[str, Any]
     dim: int
+    part: float
     base: float
     max_position_embeddings: int
     max_model_len: int
@@ -61,7 +65,10 @@ def _linear(spec: RopeSpec) -> Frequencies:
 
 
 def _dynamic(spec: RopeSpec) -> Frequencies:
-    """A larger base once sequences outgrow pre-training (NTK-aware scaling)."""
+    """A larger base once sequences outgrow pre-training (NTK-aware scaling), or with `alpha` whatever their length."""
+    if alpha := spec.parameters.get("alpha"):
+        base = spec.base * float(alpha) ** (spec.dim / (spec.dim - 2))
+        return 1.0 / base ** spec.exponents(), 1.0
     length = max(spec.max_model_len, spec.max_position_embeddings)
     growth = spec.stretch * length / spec.max_position_embeddings - (spec.stretch - 1)
     base = spec.base * growth ** (spec.dim / (spec.dim - 2))
@@ -117,6 +124,13 @@ def _longrope(spec: RopeSpec) -> Frequencies:
     return 1.0 / (divisors * spec.base ** spec.exponents()), float(scale)
 
 
+def _proportional(spec: RopeSpec) -> Frequencies:
+    """The slowest frequencies of the whole head are left out: their features do not turn (Gemma 4)."""
+    frequencies = 1.0 / spec.base ** spec.exponents() / float(spec.parameters.get("factor") or 1.0)
+    frequencies[int(spec.dim * spec.part // 2) :] = 0.0
+    return frequencies, 1.0
+
+
 _VARIANTS: Mapping[str, Callable[[RopeSpec], Frequencies]] = {
     "default": _default,
     "linear": _linear,
@@ -125,6 +139,7 @@ _VARIANTS: Mapping[str, Callable[[RopeSpec], Frequencies]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
+    "proportional": _proportional,
 }
 
 
@@ -143,18 +158,26 @@ def rope_parameters(config: Any, layer_type: str | None = None) -> dict[str, Any
     return parameters
 
 
-def rope_frequencies(config: Any, head_dim: int, max_model_len: int, layer_type: str | None = None) -> Frequencies:
+def rope_frequencies(
+    config: Any, head_dim: int, max_model_len: int, layer_type: str | None = None, partial: float = 1.0
+) -> Frequencies:
     """(inverse frequencies float32 [rotary_dim / 2], factor on cosines and sines) of a configuration.
 
-    Raises `ValueError` for an unknown variant.
+    `partial` is the part of a head that is turned where the configuration states none. Raises `ValueError` for an
+    unknown variant, and for a part of an odd number of features.
     """
     parameters = rope_parameters(config, layer_type)
     variant = parameters.get("rope_type") or parameters.get("type") or "default"
     if variant not in _VARIANTS:
         raise ValueError(f"no rope variant {variant!r}; there are: {', '.join(sorted(_VARIANTS))}")
+    part = float(parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", partial)))
+    dim = head_dim if variant == "proportional" else int(head_dim * part)
+    if dim % 2:
+        raise ValueError(f"partial_rotary_factor {part} turns {dim} of {head_dim} features; their number must be even")
     spec = RopeSpec(
         parameters=parameters,
-        dim=int(head_dim * parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))),
+        dim=dim,
+        part=part,
         base=float(parameters.get("rope_theta") or 10000.0),
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
@@ -165,17 +188,24 @@ def rope_frequencies(config: Any, head_dim: int, max_model_len: int, layer_type:
 class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by angles that grow with their positions. `layer_type` picks the settings of one type.
 
-    `interleaved` pairs neighbouring features instead of the two halves of a head.
+    `interleaved` pairs neighbouring features instead of the two halves of a head. `partial` is the part of a head that
+    is turned where the checkpoint states none.
     """
 
     cos_sin: Tensor
 
     def __init__(
-        self, build: Build, head_dim: int, *, layer_type: str | None = None, interleaved: bool = False
+        self,
+        build: Build,
+        head_dim: int,
+        *,
+        layer_type: str | None = None,
+        interleaved: bool = False,
+        partial: float = 1.0,
     ) -> None:
         super().__init__()
         self.ops, self.interleaved = build.ops, interleaved
-        frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type)
+        frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type, partial)
         positions = torch.arange(build.max_model_len, dtype=torch.float32, device=build.device)
         angles = torch.outer(positions, frequencies.to(build.device))
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
