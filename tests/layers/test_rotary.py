@@ -29,6 +29,9 @@ EXTRA = [
     ("longrope", {"attention_factor": 1.5}),
     ("longrope", {"factor": 16.0}),
     ("linear", {"partial_rotary_factor": 0.5}),
+    ("proportional", {}),
+    ("proportional", {"partial_rotary_factor": 0.3}),
+    ("proportional", {"partial_rotary_factor": 0.25, "factor": 2.0}),
 ]
 
 

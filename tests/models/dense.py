@@ -56,13 +56,17 @@ def make_model(
     groups: Groups | None = None,
     loader: WeightLoader | None = None,
     redundant_experts: int | None = None,
+    config: Any = None,
 ) -> Model:
-    """The model of a checkpoint, loaded (by `loader` instead of safetensors') and bound to dense attention."""
+    """The model of a checkpoint, loaded (by `loader` instead of safetensors') and bound to dense attention.
+
+    `config` replaces what transformers reads from the folder.
+    """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    config = config or AutoConfig.from_pretrained(folder)
     maker = Build(
-        config=config.get_text_config(),
+        config=getattr(config, "get_text_config", lambda: config)(),
         dtype=dtype,
         device=torch.device("cpu"),
         ops=Ops(),

@@ -18,7 +18,7 @@ def test_embeddings_equal_transformers(family, tmp_path):
     folder = make_pooling_checkpoint(tmp_path, family)
     prompts = make_prompts()
     states = hidden_states(AutoModel.from_pretrained(folder, dtype=torch.float32).eval(), prompts)
-    place = -1 if family == "qwen3" else 0
+    place = -1 if family in ("qwen3", "gemma") else 0
     wanted = functional.normalize(torch.stack([state[place] for state in states]), dim=-1)
     llm = open_llm(folder)
     together = [output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)]

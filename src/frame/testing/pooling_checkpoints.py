@@ -39,6 +39,12 @@ POOLING_FAMILIES: Mapping[str, Family] = {
     "qwen3": Family("Qwen3Model", "qwen3", _DECODER),
     "qwen3-classes": Family("Qwen3ForSequenceClassification", "qwen3", _DECODER),
     "qwen2-reranker": Family("Qwen2ForSequenceClassification", "qwen2", _QWEN2),
+    "gemma": Family("GemmaModel", "gemma", FAMILIES["gemma"].config),
+    "gemma-classes": Family("GemmaForSequenceClassification", "gemma", {**FAMILIES["gemma"].config, "num_labels": 3}),
+    "glm4-classes": Family("Glm4ForSequenceClassification", "glm4", {**FAMILIES["glm4"].config, "num_labels": 3}),
+    "nemotron-reranker": Family(
+        "NemotronForSequenceClassification", "nemotron", {**FAMILIES["nemotron"].config, "num_labels": 1}
+    ),
     "llama-classes": Family("LlamaForSequenceClassification", "llama", {**FAMILIES["llama"].config, "num_labels": 2}),
 }
 

@@ -106,7 +106,7 @@ ROWS: Mapping[str, Family] = {
     "seed-oss-unbiased": _row("SeedOssForCausalLM", "seed_oss", {**TINY, "attention_bias": False}),
     "ernie4-5": Family("Ernie4_5ForCausalLM", "ernie4_5", {**TINY, "use_bias": True}),
     "ernie4-5-untied": _row("Ernie4_5ForCausalLM", "ernie4_5", {**TINY, "tie_word_embeddings": False}),
-    "helium": _row("HeliumForCausalLM", "helium", {**TINY, "num_key_value_heads": 4}),
+    "helium": _row("HeliumForCausalLM", "helium", {**TINY, "tie_word_embeddings": True}),
     "helium-biased": _row("HeliumForCausalLM", "helium", _BIASED),
     "arcee": Family("ArceeForCausalLM", "arcee", TINY),
     "arcee-biased": _row("ArceeForCausalLM", "arcee", {**_BIASED, "hidden_act": "gelu"}),
@@ -115,7 +115,7 @@ ROWS: Mapping[str, Family] = {
     "ministral3": Family(
         "Ministral3ForCausalLM",
         "ministral3",
-        rope(**{**_YARN, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}),
+        rope(**{**_YARN, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}),
     ),
     "ministral3-sliding": _row(
         "Ministral3ForCausalLM", "ministral3", {**rope(llama_4_scaling_beta=0.0, **_YARN), "sliding_window": 24}
