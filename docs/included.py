@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"(<!-- code: (?P<path>[^\s:]+)(?::(?P<section>\w+))? -->\n```\w*\n).*?(\n```\n)", re.DOTALL)
-PAGES = ("plugins/tutorial.md", "plugins/contract.md", "plugins/hooks.md")
+PAGES = ("plugins/tutorial.md", "plugins/contract.md", "plugins/hooks.md", "plugins/quantization.md")
 
 
 def pages() -> dict[str, str]:

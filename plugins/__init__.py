@@ -19,6 +19,7 @@ from .parsers import frame_reasoning_parsers, frame_tool_parsers
 from .platforms import frame_platforms
 from .poolers import frame_poolers
 from .processors import frame_logits_processors
+from .quantization import frame_quantizations
 from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
 from .sources import frame_model_sources
@@ -40,6 +41,7 @@ __all__ = [
     "frame_models",
     "frame_platforms",
     "frame_poolers",
+    "frame_quantizations",
     "frame_reasoning_parsers",
     "frame_schedulers",
     "frame_speculators",

@@ -44,6 +44,7 @@ class Checkpoint:
     the tokens that the model was made for, `max_model_len` the user's limit if there is one, else the same. `dtype` is
     the type of the stored weights by its torch name. `generation` holds default sampling values. `pooling` says how a
     pooling model makes vectors; None for one that generates. `model_plugin` is the plugin that the user chose for it.
+    `quantization` says how the weights are quantised; None where they are not.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Checkpoint:
     generation: dict[str, Any]
     pooling: PoolingPlan | None = None
     model_plugin: str | None = None
+    quantization: Mapping[str, Any] | None = None
 
     @property
     def model_type(self) -> str:
@@ -95,6 +97,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
         generation=_generation(config, stored),
         pooling=pooling,
         model_plugin=config.model.model_plugin,
+        quantization=_quantization(hf, text, folder),
     )
 
 
@@ -198,6 +201,18 @@ def _dtype(hf: Mapping[str, Any], text: Mapping[str, Any]) -> str:
     stored = next((part[key] for part in (text, hf) for key in ("dtype", "torch_dtype") if part.get(key)), "float32")
     name = str(stored).removeprefix("torch.")
     return name if name in _DTYPES else "float32"
+
+
+def _quantization(hf: Mapping[str, Any], text: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+    """The quantization_config of config.json or of its text part, or what hf_quant_config.json says."""
+    for part in (hf, text):
+        for key in ("quantization_config", "compression_config"):
+            if part.get(key):
+                found = part[key]
+                if not isinstance(found, dict):
+                    raise ConfigError(f"{key} in {folder / 'config.json'} must be an object, got {found!r:.80}")
+                return found
+    return read_optional(folder / "hf_quant_config.json") or None
 
 
 def _eos_token_ids(*sources: Mapping[str, Any]) -> list[int]:

@@ -40,6 +40,11 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
         "auto", "Type of weights and activations; auto: the checkpoint's, or one that suits the platform."
     )
+    quantization: str | None = setting(
+        None,
+        "Format of the weights (a quantization plugin); default: the one that the checkpoint states. Some, as fp8, "
+        "quantise the weights of a checkpoint that is not quantised, while these load.",
+    )
     max_model_len: int | None = setting(
         None,
         "Most tokens of prompt and output together; default: as many as the model was made for; -1: as many as fit in "

@@ -198,10 +198,12 @@ class ExpertMethod(ABC):
     layouts: ClassVar[Sequence[ExpertLayout]] = ("tokens",)
     #: whether `apply` takes slots numbered over all ranks where nothing moves; this rank's first is then `layer.base`
     takes_all_slots: ClassVar[bool] = False
+    #: whether `begin_load` takes memory that `finish_load` frees: such layers are loaded one after the other
+    stages: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, layer: Any) -> None:
-        """Gives `layer` its parameters, at their final sizes.
+        """Gives `layer` its parameters, made by `layer.empty`, at their final sizes.
 
         Raises `ValueError` for experts that it cannot compute.
         """
@@ -222,5 +224,8 @@ class ExpertMethod(ABC):
         """What travels of `hidden` [T, H]; a method may quantise it."""
         return Activations(hidden)
 
+    def begin_load(self, layer: Any) -> None:
+        """Called before the first of the layer's tensors is read, in each loading."""
+
     def finish_load(self, layer: Any) -> None:
-        """Called when the last weight has arrived, and after every later change of the weights."""
+        """Called once the last of them has arrived, after `begin_load`. Not called in rehearsals."""

@@ -47,10 +47,18 @@ class WeightLoader(ABC):
         """Whether the checkpoint must have a tensor for every parameter; False for loaders that `fill` the others."""
         return True
 
-    def fill(self, name: str, part: Tensor, shape: Sequence[int], index: tuple[slice, ...] = ()) -> None:
+    def fill(
+        self,
+        name: str,
+        part: Tensor,
+        shape: Sequence[int],
+        index: tuple[slice, ...] = (),
+        near: tuple[float, float] | None = None,
+    ) -> None:
         """Sets `part`, the slice `index` (() for all) of the tensor `name` of `shape`, which `tensors` did not yield.
 
         Called only if `complete` is False. Each rank asks for what it holds: an element must not depend on the slice.
+        `near` is (center, reach) of its values, where the layer knows; a `part` of integers without it may hold any.
         """
         raise NotImplementedError(f"{type(self).__name__} does not fill {name} {list(shape)}")
 

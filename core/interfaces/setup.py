@@ -7,9 +7,9 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .mesh import Mesh, Nodes, Placement
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .kv import KVLayout, KVRole
     from .model import Model
     from .platform import Memory, Streams
+    from .quantization import QuantizationSpec, StoredTensor
     from .serving import Serving
 
 
@@ -135,6 +136,21 @@ class ExchangeSetup(Setup):
 
     spec: ExchangeSpec
     groups: Groups
+
+
+@dataclass(frozen=True)
+class QuantizationSetup(Setup):
+    """For `Quantization`, once per model: where it computes, and what the checkpoint says of its weights.
+
+    Without `quantization_config` the weights are to be quantised while they load. `tensors` are the type and shape of
+    each tensor of the checkpoint, by the name that layers know it by; there is none where weights are made up.
+    `renames` are the model's: (pattern, replacement) pairs from names in files to these names.
+    """
+
+    spec: QuantizationSpec
+    quantization_config: Mapping[str, Any] | None = None
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    renames: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

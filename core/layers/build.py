@@ -1,10 +1,10 @@
-"""`Build`: hands a model its parts, for one rank, unquantised. Knows no model and no checkpoint file."""
+"""`Build`: hands a model its parts, for one rank. Knows no model, no format of weights and no checkpoint file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from .context import shared_context
 from .embedding import Head, VocabEmbedding, VocabRows
 from .experts import Experts
 from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
+from .methods import Methods
 from .norm import LayerNorm, RMSNorm
 from .stages import AbsentLayer, Layers, Stage, StageEnd, split_layers
 from .weights import WeightMap
@@ -41,6 +42,7 @@ class Build:
     `pipeline_layers` are the layers of each pipeline stage; empty: evenly. `exchange` makes what moves the tokens of a
     layer of experts, with so many slots on each rank, between data ranks; None where each rank has all tokens.
     Where experts are balanced, each layer has `redundant_experts` more slots than experts; else that is None.
+    `methods` gives each layer who holds its weights and multiplies by them.
     """
 
     config: Any
@@ -55,6 +57,7 @@ class Build:
     pipeline_layers: Sequence[int] = ()
     exchange: Callable[[ExpertSpec, int], ExpertExchange] | None = None
     redundant_experts: int | None = None
+    methods: Methods = field(default_factory=Methods)
     running: RunningStep = field(default_factory=RunningStep, init=False)
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
     own_caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
@@ -121,12 +124,13 @@ class Build:
         pieces: Sequence[int] = (),
         transposed: bool = False,
         reduce: bool = True,
+        exact: bool = False,
     ) -> nn.Module:
         """Returns y = x Wᵀ + b. "column" shards the outputs, "row" shards the inputs and sums over the tensor group.
 
         `pieces` are the sizes of what one checkpoint tensor joins, each sharded by itself. `transposed`: the checkpoint
         stores W as [in, out]. Without `reduce`, "row" gives each rank its part of the sum, which a `partial` norm, or
-        another sum, must complete.
+        another sum, must complete. `exact`: what the layer gives decides what is computed next, as a router's logits.
         """
         if shard == "row":
             if joined := list(parts or pieces):
@@ -134,7 +138,7 @@ class Build:
             width = split_evenly(f"the inputs of {prefix}", in_features, self.groups.tensor)
             columns = slice(self.groups.tensor.rank * width, (self.groups.tensor.rank + 1) * width)
             whole = [Rows(prefix, out_features, 0, out_features)]
-            layer = RowLinear(self, whole, in_features, columns, bias=bias, transposed=transposed)
+            layer = RowLinear(self, whole, in_features, columns, bias=bias, transposed=transposed, exact=exact)
             layer.reduces = reduce
             return layer
         group = self.groups.tensor if shard == "column" else SingleGroup()
@@ -149,7 +153,8 @@ class Build:
             count = split_evenly(f"the outputs of {name}", size, group)
             total, start = (size, 0) if parts else (out_features, base)
             rows.append(Rows(name, total, start + group.rank * count, count))
-        return Linear(self, rows, in_features, slice(0, in_features), bias=bias, transposed=transposed)
+        columns = slice(0, in_features)
+        return Linear(self, rows, in_features, columns, bias=bias, transposed=transposed, exact=exact)
 
     def attention_input(
         self,
@@ -209,6 +214,7 @@ class Build:
             alibi=alibi_slopes is not None,
             deterministic=self.deterministic,
         )
+        spec = replace(spec, kv_dtype=self.methods.kv_dtype(prefix, spec))
         return Attention(
             self,
             prefix,

@@ -8,32 +8,35 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..interfaces.collectives import ProcessGroup, SingleGroup
-from .linear import empty_parameter
+from ..interfaces.quantization import EmbeddingMethod, EmbeddingSpec
+from .linear import MethodLayer, empty_parameter
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
     from .build import Build
 
 
-class VocabRows(nn.Module):
+class VocabRows(MethodLayer):
     """A rank's rows of a [vocabulary, dim] table, padded so that every rank holds equally many."""
 
-    def __init__(self, build: Build, prefix: str, vocab_size: int, dim: int, group: ProcessGroup) -> None:
-        super().__init__()
+    weight: nn.Parameter  # from `PlainEmbedding`
+
+    def __init__(
+        self, build: Build, prefix: str, vocab_size: int, dim: int, group: ProcessGroup, *, head: bool = False
+    ) -> None:
+        super().__init__(build)
         self.prefix, self.vocab_size, self.dim, self.group = prefix, vocab_size, dim, group
         self.num_rows = -(-vocab_size // group.size)
         self.start = group.rank * self.num_rows
-        self.weight = empty_parameter(build, self.num_rows, dim)
         self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
-        self.weight.data[self.num_used :].zero_()
+        self.spec = EmbeddingSpec(vocab_size, dim, self.start, self.num_used, self.num_rows, head)
+        self.method: EmbeddingMethod = build.methods.embedding(prefix, self.spec)
+        self._slots = self.method.create(self)
 
     def weight_slots(self) -> list[WeightSlot]:
-        rows = slice(self.start, self.start + self.num_used)
-        shape, region = (self.vocab_size, self.dim), (slice(0, self.num_used),)
-        return [WeightSlot(f"{self.prefix}.weight", shape, self.weight, (rows,), region)]
+        return self._slots
 
 
 class VocabEmbedding(VocabRows):
@@ -45,10 +48,10 @@ class VocabEmbedding(VocabRows):
     def forward(self, ids: Tensor) -> Tensor:
         """ids (any integer type) [T] → [T, dim]."""
         if self.group.size == 1:
-            return functional.embedding(ids, self.weight)
+            return self.method.rows(self, ids)
         local = ids - self.start
         mine = (local >= 0) & (local < self.num_used)
-        rows = functional.embedding(torch.where(mine, local, torch.zeros_like(local)), self.weight)
+        rows = self.method.rows(self, torch.where(mine, local, torch.zeros_like(local)))
         return self.group.all_reduce(rows * mine.unsqueeze(-1).to(rows.dtype))
 
 
@@ -73,7 +76,9 @@ class Head(nn.Module):
         self._gathers = group.size > 1
         self.tied = tied is not None
         self.table: VocabRows = (
-            tied if isinstance(tied, VocabEmbedding) else VocabRows(build, prefix, vocab_size, hidden_size, group)
+            tied
+            if isinstance(tied, VocabEmbedding)
+            else VocabRows(build, prefix, vocab_size, hidden_size, group, head=True)
         )
         self.bias = empty_parameter(build, self.table.num_rows) if bias else None
         if self.bias is not None:
@@ -90,7 +95,7 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] → [N, vocab_size], the same on every rank."""
-        logits = self.ops.linear(hidden, self.table.weight, self.bias)
+        logits = self.table.method.apply(self.table, hidden, self.bias)
         return self.gathered(logits) if self._gathers else logits
 
     def gathered(self, part: Tensor) -> Tensor:

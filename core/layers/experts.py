@@ -15,7 +15,7 @@ from ..interfaces.collectives import SingleGroup
 from ..interfaces.experts import Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
 from ..ops.layers import RowParts
 from .expert_map import ExpertMap
-from .linear import empty_parameter, split_evenly
+from .linear import MethodLayer, split_evenly
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ALL = slice(None)
 
 
-class Experts(nn.Module):
+class Experts(MethodLayer):
     """Σ_k weight_k · expert_k(h), and `shared`(h) where there is one, over the experts that a router chose.
 
     Experts are spread over the ranks of the expert group in equal runs; without one each tensor rank holds `width` of
@@ -38,8 +38,8 @@ class Experts(nn.Module):
     down: nn.Parameter
 
     def __init__(self, build: Build, prefix: str, spec: ExpertSpec, shared: nn.Module | None = None) -> None:
-        super().__init__()
-        self.prefix, self.spec, self.shared, self.ops = prefix, spec, shared, build.ops
+        super().__init__(build)
+        self.prefix, self.spec, self.shared = prefix, spec, shared
         group = build.groups.expert
         self.map: ExpertMap | None = None
         self.balanced = build.redundant_experts is not None
@@ -52,7 +52,7 @@ class Experts(nn.Module):
         self.group = build.groups.tensor
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
-        self.method: ExpertMethod = PlainExperts(build)
+        self.method: ExpertMethod = build.methods.experts(prefix, spec) or PlainExperts()
         #: whether every rank has all tokens, so that nothing moves
         self.local = build.exchange is None or build.device.type == "meta"
         #: the number of this rank's first slot in what `method` is given
@@ -113,10 +113,6 @@ class Experts(nn.Module):
     def weight_slots(self) -> list[WeightSlot]:
         return self.method.weight_slots(self)
 
-    def finish_load(self) -> None:
-        """Called when the last weight has arrived."""
-        self.method.finish_load(self)
-
 
 def experts_of(model: nn.Module) -> list[Experts]:
     """The layers of experts in the order in which they were made."""
@@ -138,9 +134,6 @@ class PlainExperts(ExpertMethod):
     layouts = ("tokens", "slots")
     takes_all_slots = True
 
-    def __init__(self, build: Build) -> None:
-        self._build = build
-
     def create(self, layer: Experts) -> None:
         spec = layer.spec
         if spec.weights_on_input and layer.exchange.layout == "slots":
@@ -151,8 +144,8 @@ class PlainExperts(ExpertMethod):
             raise ValueError(f"{layer.prefix}: experts are gated by 'silu', not by {spec.activation!r}")
         if spec.bias:
             raise ValueError(f"{layer.prefix}: experts with biases cannot be computed yet")
-        layer.gate_up = empty_parameter(self._build, layer.num_slots, 2 * layer.width, spec.hidden_size)
-        layer.down = empty_parameter(self._build, layer.num_slots, spec.hidden_size, layer.width)
+        layer.gate_up = layer.empty(layer.num_slots, 2 * layer.width, spec.hidden_size)
+        layer.down = layer.empty(layer.num_slots, spec.hidden_size, layer.width)
 
     def weight_slots(self, layer: Experts) -> list[WeightSlot]:
         return _slots_apart(layer) + _slots_fused(layer)

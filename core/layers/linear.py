@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..interfaces.collectives import ProcessGroup
+from ..interfaces.quantization import LinearMethod, LinearSpec, Rows as Rows
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -28,21 +28,45 @@ def empty_parameter(build: Build, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=build.dtype, device=build.device), requires_grad=False)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Output rows taken from the checkpoint tensor `name` (without suffix): `count` of its `total`, from `start`."""
+class MethodLayer(nn.Module):
+    """A layer whose weights belong to its `method`, which makes them by `empty`."""
 
-    name: str
-    total: int
-    start: int
-    count: int
+    method: Any
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.ops, self.dtype, self.device = build.ops, build.dtype, build.device
+        self._loading = False
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """An uninitialised parameter where the layer computes, of the model's dtype unless another is given."""
+        return nn.Parameter(torch.empty(shape, dtype=dtype or self.dtype, device=self.device), requires_grad=False)
+
+    @property
+    def stages(self) -> bool:
+        """Whether loading takes memory from `begin_load` to `finish_load`."""
+        return bool(self.method.stages)
+
+    def begin_load(self) -> None:
+        """Called before the first of the layer's tensors arrives; further calls do nothing."""
+        if not self._loading:
+            self._loading = True
+            self.method.begin_load(self)
+
+    def finish_load(self) -> None:
+        """Called when the last of them has arrived."""
+        if self._loading:
+            self._loading = False
+            self.method.finish_load(self)
 
 
-class LinearShard(nn.Module):
+class LinearShard(MethodLayer):
     """W [Σ rows.count, columns] and b, put together from the rows of one or more checkpoint tensors.
 
     `columns` is the slice of the tensors' `in_features` columns that this rank holds.
     """
+
+    weight: nn.Parameter  # from `PlainLinear`
 
     def __init__(
         self,
@@ -53,30 +77,20 @@ class LinearShard(nn.Module):
         *,
         bias: bool = False,
         transposed: bool = False,
+        exact: bool = False,
     ) -> None:
-        super().__init__()
-        self.rows, self.in_features, self.columns, self.transposed = tuple(rows), in_features, columns, transposed
-        self.ops, self.group = build.ops, build.groups.tensor
-        out_features = sum(part.count for part in rows)
-        self.weight = empty_parameter(build, out_features, columns.stop - columns.start)
-        self.bias = empty_parameter(build, out_features) if bias else None
+        super().__init__(build)
+        self.spec = LinearSpec(tuple(rows), columns, in_features, bias, transposed, exact)
+        self.group = build.groups.tensor
+        self.method: LinearMethod = build.methods.linear(self.spec)
+        self._slots = self.method.create(self)
+        self.bias = self.empty(self.spec.out_features) if bias else None
+        if self.bias is not None:
+            self._slots += WeightSlot.sharded("bias", self.bias, self.spec, columns_per=None)
 
     def weight_slots(self) -> list[WeightSlot]:
-        """One slot a run of rows, for the weight and for the bias."""
-        slots: list[WeightSlot] = []
-        offset = 0
-        for part in self.rows:
-            taken, region = slice(part.start, part.start + part.count), (slice(offset, offset + part.count),)
-            offset += part.count
-            shape, index = (part.total, self.in_features), (taken, self.columns)
-            if self.transposed:
-                shape, index = (shape[1], shape[0]), (index[1], index[0])
-            slots.append(
-                WeightSlot(f"{part.name}.weight", shape, self.weight, index, region, transposed=self.transposed)
-            )
-            if self.bias is not None:
-                slots.append(WeightSlot(f"{part.name}.bias", (part.total,), self.bias, (taken,), region))
-        return slots
+        """Those of the method, and one for each run of rows of the bias."""
+        return self._slots
 
 
 class Linear(LinearShard):
@@ -84,11 +98,11 @@ class Linear(LinearShard):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., Σ rows.count]."""
-        return self.ops.linear(x, self.weight, self.bias)
+        return self.method.apply(self, x, self.bias)
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """[..., in_features] → [..., Σ rows.count / 2]: `forward`'s first half through silu, times its second."""
-        return self.ops.linear_silu_mul(x, self.weight, self.bias)
+        return self.method.apply_gated(self, x, self.bias)
 
 
 class RowLinear(LinearShard):
@@ -104,20 +118,20 @@ class RowLinear(LinearShard):
         if self.group.size == 1 or not self.reduces:
             bias = self.bias if self.group.rank == 0 else None
             parts = self._parts(x) if self.group.size > 1 and self.bias is None else []
-            return self._begun(x, parts) if parts else self.ops.linear(x, self.weight, bias)
-        y = self.group.all_reduce(self.ops.linear(x, self.weight))
+            return self._begun(x, parts) if parts else self.method.apply(self, x, bias)
+        y = self.group.all_reduce(self.method.apply(self, x, None))
         return y if self.bias is None else y + self.bias
 
     def _parts(self, x: Tensor) -> list[slice]:
         if x.dim() != 2 or self.ops.invariant:
             return []
-        return self.group.parts_of(len(x), len(self.weight) * x.dtype.itemsize, x.shape[1])
+        return self.group.parts_of(len(x), self.spec.out_features * x.dtype.itemsize, x.shape[1])
 
     def _begun(self, x: Tensor, parts: Sequence[slice]) -> Tensor:
         """The product, the sum of whose first parts has begun while the last one is computed."""
-        y = x.new_empty(len(x), len(self.weight))
+        y = x.new_empty(len(x), self.spec.out_features)
         for rows in parts:
-            self.ops.linear_into(y[rows], x[rows], self.weight)
+            self.method.apply_into(self, y[rows], x[rows])
             self.group.begin_all_reduce(y, rows)
         return y
 
@@ -160,7 +174,7 @@ class AttentionInput(LinearShard):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, hidden_size] → query [T, heads, head_dim], key, value [T, kv_heads, head_dim]: views of one tensor."""
-        return self.heads(self.ops.linear(x, self.weight, self.bias))
+        return self.heads(self.method.apply(self, x, self.bias))
 
     def heads(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` returns, of the product [T, Σ rows.count]."""

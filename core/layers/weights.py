@@ -6,63 +6,22 @@ Loaders know file formats, and model classes list how names are changed; nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..interfaces.loader import LazyTensor, WeightLoader, fill_each
 from ..interfaces.model import Model
+from .filling import Fill, Filling, Piece
+from .weight_slot import WeightSlot as WeightSlot
 
-Index = tuple[slice, ...]
-#: Takes (tensor, read) pairs and copies what each `read` returns into its tensor.
-Fill = Callable[[Iterable[tuple[Tensor, Callable[[], Tensor]]]], None]
 _MAX_NAMED = 6
 
 
 class WeightError(ValueError):
     """Checkpoint and model do not fit: names the tensors that are missing, unexpected or of a wrong shape."""
-
-
-@dataclass(frozen=True)
-class WeightSlot:
-    """One checkpoint tensor (or a piece of it) and the region of a parameter that it fills.
-
-    `shape` is the whole tensor's in the checkpoint and `index` the piece of it that this rank takes. The piece, its
-    last two axes swapped when `transposed`, is copied into `parameter[region]`. A slot without parameter is a tensor
-    that may be present and is not read; an `optional` one may be missing. The empty shape is a single number, however
-    it is stored. A fused tensor names in `covers` the tensors that it stands for. One whose parameter is on the meta
-    device belongs to another pipeline stage: its tensor must be there and is not read.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parameter: Tensor | None
-    index: Index = ()
-    region: Index = ()
-    transposed: bool = False
-    covers: tuple[str, ...] = ()
-    optional: bool = False
-
-    @property
-    def is_read(self) -> bool:
-        """Whether this rank reads the tensor."""
-        return self.parameter is not None and not self.parameter.is_meta
-
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a checkpoint tensor of `shape` may fill this slot."""
-        return tuple(shape) == self.shape or (self.shape == () and tuple(shape) == (1,))
-
-    def target(self, parameter: Tensor) -> Tensor:
-        """The region that the piece fills, its axes in the order of the checkpoint's."""
-        region: Tensor = parameter.data[self.region] if self.region else parameter.data
-        return region.transpose(-1, -2) if self.transposed else region
-
-    def write(self, piece: Tensor) -> None:
-        """Copies `piece` (already cut to `index`) into place, casting to the parameter's dtype."""
-        if self.parameter is not None:
-            self.target(self.parameter).copy_(piece)
 
 
 class WeightMap:
@@ -73,10 +32,13 @@ class WeightMap:
         self._renames = [(re.compile(pattern), replacement) for pattern, replacement in model.renames]
         self._ignores = [re.compile(pattern) for pattern in model.ignores]
         self._slots: dict[str, list[WeightSlot]] = {}
+        self._layers: dict[int, Any] = {}  # by the slot's id: the layer whose loading begins with it
         absent = [layer for module in model.modules() for layer in getattr(module, "absent", ())]
         for module in (part for whole in (model, *absent) for part in whole.modules()):
             for slot in getattr(module, "weight_slots", list)():
                 self._slots.setdefault(slot.name, []).append(slot)
+                if slot.is_read and hasattr(module, "begin_load"):
+                    self._layers[id(slot)] = module
 
     def required(self) -> Iterator[WeightSlot]:
         """The slots whose tensors a complete checkpoint has, as such or in a tensor that covers them."""
@@ -92,11 +54,15 @@ class WeightMap:
             name = pattern.sub(replacement, name)
         return self._slots.get(name)
 
+    def layer(self, slot: WeightSlot) -> Any:
+        """The layer to be told before the slot is filled, by `begin_load`; None without one."""
+        return self._layers.get(id(slot))
+
     def plan(self, tensors: Iterable[LazyTensor], complete: bool) -> list[tuple[LazyTensor, Sequence[WeightSlot]]]:
         """Pairs tensors with their slots; raises `WeightError` with everything that does not fit."""
         found: list[tuple[LazyTensor, Sequence[WeightSlot]]] = []
         unexpected: list[str] = []
-        misshaped: list[str] = []
+        misfits: list[str] = []
         covered: set[str] = set()
         for tensor in tensors:
             slots = self.match(tensor.name)
@@ -104,14 +70,14 @@ class WeightMap:
                 unexpected.append(tensor.name)
                 continue
             covered.update(name for slot in slots for name in (slot.covers or (slot.name,)))
-            if slots and slots[0].parameter is not None and not slots[0].fits(tensor.shape):
-                misshaped.append(_misshaped(tensor.name, tensor.shape, slots[0].shape))
+            if slots and (reason := slots[0].misfit(tensor.name, tensor.shape, tensor.dtype)):
+                misfits.append(reason)
             else:
                 found.append((tensor, slots))
         needed = dict.fromkeys(slot.name for slot in self.required()) if complete else ()
         missing = [name for name in needed if name not in covered]
-        if missing or unexpected or misshaped:
-            raise WeightError(self._complaint(missing, unexpected, misshaped))
+        if missing or unexpected or misfits:
+            raise WeightError(self._complaint(missing, unexpected, misfits))
         return found
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -122,17 +88,17 @@ class WeightMap:
             if slots is None:
                 raise WeightError(self._complaint([], [name], []))
             for slot in slots:
-                if slot.parameter is None:
-                    continue
-                if not slot.fits(tensor.shape):
-                    raise WeightError(self._complaint([], [], [_misshaped(name, tensor.shape, slot.shape)]))
+                if reason := slot.misfit(name, tensor.shape, tensor.dtype):
+                    raise WeightError(self._complaint([], [], [reason]))
                 if slot.is_read:
+                    if (layer := self.layer(slot)) is not None:
+                        layer.begin_load()
                     slot.write(tensor[slot.index] if slot.index else tensor)
             names.add(name)
         return names
 
-    def _complaint(self, missing: list[str], unexpected: list[str], misshaped: list[str]) -> str:
-        kinds = (("missing", missing), ("unexpected", unexpected), ("of a wrong shape", misshaped))
+    def _complaint(self, missing: list[str], unexpected: list[str], misfits: list[str]) -> str:
+        kinds = (("missing", missing), ("unexpected", unexpected), ("of a wrong shape or type", misfits))
         found = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
         return f"the checkpoint does not fit {type(self._model).__name__}: tensors {found}"
 
@@ -140,32 +106,34 @@ class WeightMap:
 def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -> int:
     """Reads each tensor of `loader` once, only this rank's piece of it, into the parameters of `model`.
 
-    Every name and shape is checked before the first byte is read. `fill` is the platform's `Streams.fill`; without it
-    tensors are copied one by one. Returns the bytes read. Raises `WeightError`, or what the loader raises.
+    Every name, shape and type is checked before the first byte is read. `fill` is the platform's `Streams.fill`;
+    without it tensors are copied one by one. Layers that stage are loaded one after the other. Returns the bytes read.
+    Raises `WeightError`, or what the loader raises.
     """
-    weights = WeightMap(model)
+    weights, filling = WeightMap(model), Filling(loader, fill or fill_each)
     plan = weights.plan(loader.tensors(), loader.complete)
-    pieces: list[tuple[Tensor, Callable[[], Tensor]]] = []
-    num_bytes = 0
-    filled: set[int] = set()
-    for tensor, slots in plan:
-        for slot in slots:
-            if slot.parameter is not None and slot.is_read:
-                target = slot.target(slot.parameter)
-                pieces.append((target, partial(tensor.read, slot.index)))
-                num_bytes += target.numel() * tensor.dtype.itemsize
-                filled.add(id(slot.parameter))
-    (fill or fill_each)(pieces)
-    for slot in () if loader.complete else weights.required():
-        if slot.parameter is not None and slot.is_read and id(slot.parameter) not in filled:
-            target = slot.target(slot.parameter)  # of one of many experts, behind an axis of one
-            loader.fill(slot.name, target.flatten(0, target.dim() - len(slot.shape)), slot.shape, slot.index)
+    pieces = [Piece(slot, tensor, tensor.dtype) for tensor, slots in plan for slot in slots if slot.is_read]
+    if not loader.complete:
+        filled = {id(piece.slot.parameter) for piece in pieces}
+        others = [slot for slot in weights.required() if slot.is_read and id(slot.parameter) not in filled]
+        pieces += [Piece(slot, None, slot.dtype or torch.float32) for slot in others]
+    at_once: list[Piece] = []
+    by_layer: dict[Any, list[Piece]] = {}
+    for piece in pieces:
+        layer = weights.layer(piece.slot)
+        if layer is not None and layer.stages:
+            by_layer.setdefault(layer, []).append(piece)
+            continue
+        if layer is not None:
+            layer.begin_load()
+        at_once.append(piece)
+    filling.run(at_once)
+    for layer, some in by_layer.items():
+        layer.begin_load()
+        filling.run(some)
+        layer.finish_load()
     model.finish_load()
-    return num_bytes
-
-
-def _misshaped(name: str, shape: Sequence[int], expected: Sequence[int]) -> str:
-    return f"{name} is {list(shape)}, expected {list(expected)}"
+    return filling.num_bytes
 
 
 def _some(names: list[str]) -> str:

@@ -53,6 +53,9 @@ KINDS = {
     #: A worker whose experts are spread over data ranks builds one for layers of experts that are alike; it lives until
     #: the worker ends.
     "exchange": Kind("frame_expert_exchanges", "expert exchange", "experts:ExpertExchange"),
+    #: A worker builds the one that `--quantization` or the checkpoint's quantization_config names before it builds the
+    #: model; it lives as long as the model is built.
+    "quantization": Kind("frame_quantizations", "quantization", "quantization:Quantization"),
     #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
     #: Each worker builds the one that the configuration names when the KV cache exists, and closes it when it ends.

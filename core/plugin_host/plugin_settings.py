@@ -24,6 +24,7 @@ ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "expert_exchange": "exchange",
     "expert_balancer": "balancer", "speculator": "speculator", "worker_extension": "extension",
+    "quantization": "quantization",
 })  # fmt: skip
 #: Settings that name plugins of the API processes, which an engine does not use → the plugins' kind.
 TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({

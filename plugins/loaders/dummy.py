@@ -32,14 +32,25 @@ class DummyLoader(WeightLoader):
     def complete(self) -> bool:
         return False
 
-    def fill(self, name: str, part: Tensor, shape: Sequence[int], index: tuple[slice, ...] = ()) -> None:
+    def fill(
+        self,
+        name: str,
+        part: Tensor,
+        shape: Sequence[int],
+        index: tuple[slice, ...] = (),
+        near: tuple[float, float] | None = None,
+    ) -> None:
         """Matrices around 0, norm weights around 1, biases small: activations keep their scale through the layers.
+
+        Integers are of any value, if it is not said what they are near.
 
         Nothing but `part` is made, so that ranks which divide a tensor in any way hold parts of the same one.
         """
         if not part.numel():
             return
-        center, reach = (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
+        if not shape:  # one number
+            part.fill_(near[0] if near else 1)
+            return
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
         *leading, columns = (range(size)[places] for size, places in axes)
@@ -50,20 +61,36 @@ class DummyLoader(WeightLoader):
         rows = rows + zlib.crc32(f"{self.setup.seed} {name}".encode())
         keys = _mix(torch.from_numpy(np.atleast_1d(rows.astype(np.int32)))).view(rows.shape)
         numbers = torch.arange(columns.start, columns.stop, columns.step, dtype=torch.int32, device=part.device)
-        _fill(part, keys.to(part.device), numbers, center, reach)
+        _fill(part, keys.to(part.device), numbers, near or _usual(name, part, shape))
 
 
-def _fill(part: Tensor, keys: Tensor, columns: Tensor, center: float, reach: float) -> None:
-    """part[…, c] = center + reach · u(keys[…], columns[c]), u in [-1, 1]; `keys` and `columns` int32."""
+def _usual(name: str, part: Tensor, shape: Sequence[int]) -> tuple[float, float] | None:
+    """(center, reach) of the values of a tensor of which nothing else is known; None for integers, which may be any."""
+    if not part.is_floating_point():
+        return None
+    return (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
+
+
+def _fill(part: Tensor, keys: Tensor, columns: Tensor, near: tuple[float, float] | None) -> None:
+    """part[…, c] = center + reach · u(keys[…], columns[c]), u in [-1, 1]; `keys` and `columns` int32.
+
+    Without `near` the lowest bits of what u is made from.
+    """
     if part.dim() > 2:
         for one, its_keys in zip(part, keys, strict=True):
-            _fill(one, its_keys, columns, center, reach)
+            _fill(one, its_keys, columns, near)
         return
     chunk = _CPU_CHUNK if part.device.type == "cpu" else _DEVICE_CHUNK
     step = max(1, chunk // max(1, len(columns)))
     for target, some in zip(torch.atleast_2d(part).split(step), torch.atleast_1d(keys).split(step), strict=True):
-        values = _mix(some[:, None] + columns).float().mul_(reach * 2.0**-31)
-        target.copy_(values.add_(center) if center else values)
+        bits = _mix(some[:, None] + columns)
+        if near is None:
+            target.copy_(bits)
+            continue
+        center, reach = near
+        values = bits.float().mul_(reach * 2.0**-31)
+        values = values.add_(center) if center else values
+        target.copy_(values if part.is_floating_point() else values.round_())
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def test_config_is_frozen_and_closed():
         ({"profile_dir": "here"}, "profile_dir must be an absolute path, got 'here'"),
         ({"plugin": {"disk": 3}}, "plugin must map names to their settings"),
         ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
-        ({"quantization": "fp8"}, "quantization='fp8' cannot be honoured"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} cannot be honoured"),
         ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
         ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),

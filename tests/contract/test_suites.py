@@ -20,6 +20,7 @@ KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
 BALANCERS = "tests.contract.wrong_balancers"
 EXCHANGES = "tests.contract.wrong_exchanges"
+QUANTIZATIONS = "tests.contract.wrong_quantizations"
 CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
 LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
@@ -50,6 +51,10 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
             {"calls": '{"weight": {}}'},
         ),
         ("extension", "tests.contract.wrong_extensions:Shrinking", "outputs are those of an engine without it", {}),
+        ("quantization", f"{QUANTIZATIONS}:Moving", "layers keep sizes and addresses", {}),
+        ("quantization", f"{QUANTIZATIONS}:Deaf", "fused forms give what apart gives", {}),
+        ("quantization", f"{QUANTIZATIONS}:Coarse", "weights that are quantised while loading stay near", {}),
+        ("quantization", f"{QUANTIZATIONS}:PerShare", "shares of two ranks give the whole", {}),
         ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
         ("source", f"{MORE}:Raising", "supports gives reasons and never raises", {}),

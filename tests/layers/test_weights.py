@@ -123,7 +123,7 @@ def test_all_that_does_not_fit_is_named_before_anything_is_read():
         load_weights(Toy(ModelSetup(make_build())), loader)
     assert str(caught.value) == (
         "the checkpoint does not fit Toy: tensors 1 missing: new.mlp.up.bias; 1 unexpected: old.extra.weight; "
-        "1 of a wrong shape: old.embed.weight is [9, 4], expected [10, 4]"
+        "1 of a wrong shape or type: old.embed.weight is [9, 4], expected [10, 4]"
     )
     assert loader.reads == []
 

@@ -83,7 +83,6 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-q awq", "quantization='awq' cannot be honoured: quantised weights are not supported yet"),
         (
             "--ubatch-size 2",
             "ubatch_size=2 cannot be honoured: engines divide a model by tensors, layers and experts so far",

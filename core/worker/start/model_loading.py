@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,16 +18,20 @@ from ...interfaces.collectives import Groups
 from ...interfaces.model import Model
 from ...interfaces.platform import Memory, MemorySnapshot, Platform
 from ...interfaces.platform_steps import Steps
-from ...interfaces.setup import LoaderSetup, ModelSetup
+from ...interfaces.quantization import QuantizationSpec
+from ...interfaces.setup import ModelSetup
 from ...layers.build import Build
 from ...layers.expert_map import ExpertMaps
 from ...layers.experts import experts_of
+from ...layers.methods import Methods
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider
 from ...plugin_host.registry import Registry
 from .expert_exchange import exchange_maker
+from .loader_choice import choose_loader as choose_loader
 from .numerics import model_digest
+from .quantization import make_quantization
 
 #: Seconds without more free memory after which nobody is taken to give any back.
 GIVEN_BACK_SECONDS = 2.0
@@ -84,7 +87,8 @@ def load_model(
     model.requires_grad_(False)
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype))
+    online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
+    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype), online)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
 
 
@@ -144,7 +148,10 @@ def build_model(
     dtype = resolve_dtype(config, checkpoint, platform)
     kv_name = config.cache.kv_cache_dtype
     provider = model_provider(checkpoint, registry)
-    build = _build_kind(config, checkpoint, registry.resolve(provider))(
+    model_class = registry.resolve(provider)
+    spec = QuantizationSpec(platform.device, dtype, groups.tensor.size, config.model.deterministic)
+    quantization = make_quantization(config, checkpoint, registry, model_class, spec)
+    build = _build_kind(config, checkpoint, model_class)(
         config=ModelConfig(checkpoint.text),
         dtype=dtype,
         device=platform.device,
@@ -157,6 +164,7 @@ def build_model(
         pipeline_layers=config.executor.pipeline_layers,
         exchange=exchange_maker(config, registry, groups, platform, dtype),
         redundant_experts=config.expert_balance.num_redundant_experts if config.expert_balance.enable_eplb else None,
+        methods=Methods(quantization, kv_is_set=kv_name != "auto"),
     )
     return registry.make("model", provider, ModelSetup(build), config), build
 
@@ -168,17 +176,3 @@ def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[M
     if plan is None or model_class.output != "tokens" or keeps_head:
         return Build
     return partial(PoolingBuild, num_labels=0 if plan.purpose == "embed" else plan.num_labels)
-
-
-def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:
-    """The weight loader named by `load_format`, or for "auto" the preferred one that can read the folder."""
-    name, folder = config.load.load_format, checkpoint.folder
-    setup = LoaderSetup(folder, named=name != "auto", seed=config.model.seed)
-    reasons = []
-    for provider in [registry.choose("loader", name)] if setup.named else registry.providers("loader"):
-        loader = registry.make("loader", provider, setup, config)
-        if not (reason := loader.supports(folder)):
-            return loader
-        reasons.append(reason if setup.named else f"{provider.name}: {reason}")
-    refused = f"load format {name!r} cannot" if setup.named else "no weight loader can"
-    raise ValueError(f"{refused} read {folder}: {'; '.join(reasons)}")

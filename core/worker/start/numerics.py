@@ -32,16 +32,19 @@ def block_numerics(layout: KVLayout, backends: Iterable[CacheBackend], facts: Ma
     return hashlib.sha256(encode([sorted(facts.items()), layout.groups, formats])).hexdigest()
 
 
-def model_digest(hf: Mapping[str, Any], loader: WeightLoader, dtypes: Sequence[torch.dtype]) -> str:
+def model_digest(
+    hf: Mapping[str, Any], loader: WeightLoader, dtypes: Sequence[torch.dtype], quantization: str = ""
+) -> str:
     """A digest of config.json, of the element types that the model computes and caches in, and of the weights.
 
     The digest takes up to 16 elements of one row of each checkpoint tensor, and reads no other: training changes nearly
     every element, and each of several workers reads its own part of a tensor only. For weights that a loader makes up
-    it takes the loader's seed.
+    it takes the loader's seed. `quantization` is what was made of weights that were not quantised.
     """
     config = {name: value for name, value in hf.items() if name not in _IRRELEVANT}
     made_up = [] if loader.complete else [type(loader).__qualname__, loader.setup.seed]
-    names = [json.dumps(config, sort_keys=True, default=str), [str(dtype) for dtype in dtypes], made_up]
+    kinds = [str(dtype) for dtype in dtypes] + [quantization] * bool(quantization)
+    names = [json.dumps(config, sort_keys=True, default=str), kinds, made_up]
     tensors = sorted((_sampled(tensor) for tensor in loader.tensors()), key=lambda sample: sample[0])
     return hashlib.sha256(encode([names, tensors])).hexdigest()
 

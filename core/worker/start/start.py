@@ -189,6 +189,8 @@ def _digest(loaded: _Loaded, bound: BoundLayers) -> str:
         "attention": described.attention,
         "layers": list(loaded.chosen.layers),
     }
+    if format_ := loaded.model.build.methods.quantization.numerics:
+        facts["quantization"] = format_
     return block_numerics(loaded.chosen.layout, bound.backends, facts)
 
 

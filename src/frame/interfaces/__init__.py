@@ -207,6 +207,17 @@ if TYPE_CHECKING:
         API_VERSION as API_VERSION,
         Provider as Provider,
     )
+    from frame.core.interfaces.quantization import (
+        CacheQuantization as CacheQuantization,
+        EmbeddingMethod as EmbeddingMethod,
+        EmbeddingSpec as EmbeddingSpec,
+        LinearMethod as LinearMethod,
+        LinearSpec as LinearSpec,
+        Quantization as Quantization,
+        QuantizationSpec as QuantizationSpec,
+        StoredTensor as StoredTensor,
+        Unquantized as Unquantized,
+    )
     from frame.core.interfaces.report import (
         MetricsSink as MetricsSink,
         RequestReport as RequestReport,
@@ -264,6 +275,7 @@ if TYPE_CHECKING:
         PlatformSetup as PlatformSetup,
         PoolerSetup as PoolerSetup,
         ProcessorSetup as ProcessorSetup,
+        QuantizationSetup as QuantizationSetup,
         Setup as Setup,
         SourceSetup as SourceSetup,
         SpeculatorSetup as SpeculatorSetup,

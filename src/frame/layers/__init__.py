@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from frame.core.interfaces.quantization import (
+        Rows as Rows,
+    )
     from frame.core.layers.attention import (
         Attention as Attention,
     )
@@ -29,16 +32,17 @@ if TYPE_CHECKING:
         AttentionInput as AttentionInput,
         Linear as Linear,
         RowLinear as RowLinear,
-        Rows as Rows,
     )
     from frame.core.layers.norm import (
         LayerNorm as LayerNorm,
         RMSNorm as RMSNorm,
     )
+    from frame.core.layers.weight_slot import (
+        WeightSlot as WeightSlot,
+    )
     from frame.core.layers.weights import (
         WeightError as WeightError,
         WeightMap as WeightMap,
-        WeightSlot as WeightSlot,
         load_weights as load_weights,
     )
     from frame.layers.heads_norm import (

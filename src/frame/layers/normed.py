@@ -20,9 +20,9 @@ def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tenso
     """
     if residual is not None and _is_plain(norm, RMSNorm) and not norm.sums:
         if _is_plain(linear, Linear):
-            return linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
+            return linear.method.apply_normed(linear, x, residual, norm.given, linear.bias)
         if _is_plain(linear, AttentionInput):
-            joined, normed, total = linear.ops.norm_linear(x, residual, norm.given, linear.weight, linear.bias)
+            joined, normed, total = linear.method.apply_normed(linear, x, residual, norm.given, linear.bias)
             return linear.heads(joined), normed, total
     normed, total = _normed(norm, x, residual)
     return linear(normed), normed, total
@@ -31,7 +31,7 @@ def normed_linear(norm: nn.Module, linear: nn.Module, x: Tensor, residual: Tenso
 def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(linear.silu_mul(normed), total), where norm(x, residual) gives (normed, total)."""
     if residual is not None and _is_plain(norm, RMSNorm) and not norm.sums and type(linear) is Linear:
-        return linear.ops.norm_linear_silu_mul(x, residual, norm.given, linear.weight, linear.bias)
+        return linear.method.apply_normed_gated(linear, x, residual, norm.given, linear.bias)
     normed, total = _normed(norm, x, residual)
     return linear.silu_mul(normed), total
 

@@ -30,7 +30,7 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.ops = spec, build.ops
-        self.linear = build.linear(prefix, hidden_size, spec.num_experts, bias=bias)
+        self.linear = build.linear(prefix, hidden_size, spec.num_experts, bias=bias, exact=True)
         self.correction: nn.Parameter | None = None
         self._correction_name = correction or f"{prefix}.e_score_correction_bias"
         if spec.corrected:

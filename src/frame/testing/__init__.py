@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .plugin_suite import PluginSuite as PluginSuite
     from .pooler_suite import PoolerSuite as PoolerSuite
     from .processor_suite import LogitsProcessorSuite as LogitsProcessorSuite
+    from .quantization_suite import QuantizationSuite as QuantizationSuite
     from .ranks import run_mesh as run_mesh, run_ranks as run_ranks
     from .reference_attention import ReferenceAttention as ReferenceAttention
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite

@@ -17,6 +17,7 @@ from frame.core.interfaces.setup import (
     ParserSetup,
     PoolerSetup,
     ProcessorSetup,
+    QuantizationSetup,
     Setup,
     SourceSetup,
     SpeculatorSetup,
@@ -129,6 +130,8 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
         case "extension":
             platform = _cpu(_sized(config))
             return WorkerExtensionSetup(Placement(), changes["model"], platform.device, platform.streams())
+        case "quantization":
+            return QuantizationSetup(changes["spec"])
         case "attention":
             return BackendSetup(changes["spec"], Ops())
         case "speculator":

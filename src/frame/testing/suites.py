@@ -21,6 +21,7 @@ from .platform_suite import PlatformSuite
 from .plugin_suite import PluginSuite
 from .pooler_suite import PoolerSuite
 from .processor_suite import LogitsProcessorSuite
+from .quantization_suite import QuantizationSuite
 from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
 from .source_suite import ModelSourceSuite
@@ -38,6 +39,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "balancer": ExpertBalancerSuite,
     "exchange": ExpertExchangeSuite,
     "speculator": SpeculatorSuite,
+    "quantization": QuantizationSuite,
     "extension": WorkerExtensionSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,

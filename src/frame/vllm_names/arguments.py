@@ -38,6 +38,7 @@ SHORT_FLAGS: Mapping[str, str] = MappingProxyType({
     "-dcp": "decode_context_parallel_size",
     "-pcp": "prefill_context_parallel_size",
     "-ep": "enable_expert_parallel",
+    "-q": "quantization",
     "-dp": "data_parallel_size",
     "-dpl": "data_parallel_size_local",
     "-dpr": "data_parallel_start_rank",

@@ -1,0 +1,5 @@
+from frame.testing import QuantizationSuite
+from tests.contract.installed import classes
+from tests.contract.quantizations import TestRounded as TestRounded
+
+globals().update(classes(QuantizationSuite))
