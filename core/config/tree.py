@@ -137,6 +137,14 @@ class ExecutorConfig(Section):
         le=MOST_RANKS,
     )
 
+    worker_poll_seconds: float = setting(
+        0.02,
+        "Seconds for which a worker process looks for its next step without sleeping, after one that came as soon. 0: "
+        "it sleeps at once, and between two looks at its device, for machines with few processors or a tight quota.",
+        ge=0.0,
+        le=1.0,
+    )
+
     def contradictions(self) -> Iterator[str]:
         workers = self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
         if self.node_rank >= self.nnodes:

@@ -50,8 +50,6 @@ _HEADER = struct.Struct("<QII")
 _OVERFLOW = 0xFFFFFFFF
 #: Data begins at multiples of this, so that copies to and from it run at full speed.
 _ALIGNMENT = 64
-#: Seconds that a reader looks for a message without sleeping, after one that came within them.
-_BUSY_SECONDS = 20e-3
 #: Looks that a writer takes at a full ring without sleeping, and its longest sleep after them.
 _EAGER_LOOKS = 50
 _LONGEST_SLEEP_SECONDS = 1e-3
@@ -222,7 +220,7 @@ class BroadcastReader(_Ring):
     """Reader number `reader` of a ring; used by one thread. It owns the two open files.
 
     `kind` is the union of messages that may arrive, by the ring or, from a writer that ends them there, by `channel`.
-    `spin_seconds` is how long it looks at most for a message without sleeping.
+    `spin_seconds` is how long it looks at most for a message without sleeping, after one that came within them.
     """
 
     def __init__(
@@ -232,7 +230,7 @@ class BroadcastReader(_Ring):
         descriptors: Sequence[int],
         channel: Channel,
         kind: Any,
-        spin_seconds: float = _BUSY_SECONDS,
+        spin_seconds: float = 0.02,
     ) -> None:
         memory, self._bell = descriptors
         try:

@@ -145,7 +145,8 @@ def serve_worker(descriptor: int, heartbeat: int) -> int:
     recipe = sys.stdin.buffer.read()
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
-    loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry))
+    poll_seconds = worker.config.executor.worker_poll_seconds
+    loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry), poll_seconds)
     Heartbeat(heartbeat, worker.progress)
     try:
         with contextlib.suppress(ConnectionError):  # the engine has closed its end with answers unread
@@ -166,7 +167,8 @@ def _serve(loop: _WorkerLoop, channel: Channel) -> None:
             return
         elif isinstance(message, Attach):
             files = channel.receive_descriptors(2)
-            source = BroadcastReader(message.shape, message.reader, files, channel, ToWorker)
+            shape, reader = message.shape, message.reader
+            source = BroadcastReader(shape, reader, files, channel, ToWorker, loop.poll_seconds)
             channel.send(Value(None))
         else:
             loop.handle(message)
@@ -177,15 +179,20 @@ class _WorkerLoop:
     """Launches steps as they come and answers them in order, when their tokens are on the host."""
 
     def __init__(
-        self, worker: Any, channel: Channel, culprit: Callable[[BaseException], str] = lambda error: ""
+        self,
+        worker: Any,
+        channel: Channel,
+        culprit: Callable[[BaseException], str] = lambda error: "",
+        poll_seconds: float = 0.02,
     ) -> None:
+        self.poll_seconds = poll_seconds
         self.unanswered: deque[tuple[int, StepHandle | Exception]] = deque()
         self._worker = worker
         self._channel = channel
         self._culprit = culprit
         self.step = 0
         self._failed: Exception | None = None
-        self._lookout = Lookout(0.0)
+        self._lookout = Lookout(poll_seconds)
 
     def handle(self, message: Execute | Sample | Call) -> None:
         """Does what a message asks for; answers to steps come later, by `answer_oldest`."""

@@ -1,5 +1,6 @@
 """Two worker processes that are told everything by one broadcast do what one worker does, in the same order."""
 
+import io
 import os
 import signal
 import socket
@@ -11,16 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.interfaces.step import StepResult
 from frame.core.plugin_host.registry import Registry
 from frame.core.processes.broadcast import BroadcastWriter, RingShape
 from frame.core.processes.channel import Channel
-from frame.core.worker import worker_team
+from frame.core.worker import worker_process, worker_team
 from frame.core.worker.channel_worker import Attach, Call, FromWorker, Sampled, ToWorker, Value
 from frame.core.worker.worker_process import _serve, _WorkerLoop
 from frame.core.worker.worker_team import WorkerTeam
+from frame.links import lookout
 from frame.links.step_messages import Execute, Sample
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan
@@ -152,6 +155,52 @@ def test_steps_masks_and_calls_keep_their_order():
         serving.join()
         worker_side.close()
         writer.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_worker_looks_for_messages_as_long_as_its_setting_says(seconds, monkeypatch):
+    """Without seconds it never gives its processor away between two looks, since it sleeps at once."""
+    looks = []
+    monkeypatch.setattr(lookout, "os", SimpleNamespace(sched_yield=lambda: looks.append(time.sleep(1e-4))))
+    ours, theirs = socket.socketpair()
+    engine_side, worker_side = Channel(ours, FromWorker), Channel(theirs, ToWorker)
+    writer = BroadcastWriter(RingShape(1))
+    loop = _WorkerLoop(Recorded(), worker_side, poll_seconds=seconds)
+    serving = threading.Thread(target=_serve, args=[loop, worker_side])
+    serving.start()
+    try:
+        engine_side.send(Attach(writer.shape, 0))
+        engine_side.send_descriptors(writer.descriptors(0))
+        assert isinstance(engine_side.receive(), Value)
+        for step in range(5):
+            writer.write(Call("echo", {"step": step}), [engine_side], check=lambda reader: None, timeout=30)
+            assert engine_side.receive() == Value({"step": step})
+        assert bool(looks) is (seconds > 0)
+    finally:
+        engine_side.close()
+        serving.join()
+        worker_side.close()
+        writer.close()
+
+
+def test_a_worker_process_takes_the_setting_of_its_configuration(monkeypatch):
+    config, made = from_flat({"worker_poll_seconds": 0.25}), []
+    worker = SimpleNamespace(config=config, registry=Registry.load(), progress=None, close=lambda: None)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(worker_process, "worker_of", lambda *given: worker)
+    monkeypatch.setattr(worker_process, "Heartbeat", lambda *given: None)
+    monkeypatch.setattr(worker_process, "_serve", lambda loop, channel: (made.append(loop.poll_seconds), channel.close()))
+    monkeypatch.setattr(worker_process, "signal", SimpleNamespace(signal=lambda *given: None, SIGINT=2, SIG_IGN=1))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO()))
+    with ours:
+        assert worker_process.serve_worker(theirs.detach(), -1) == 0
+    assert made == [0.25]
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 1.5, "long"])
+def test_a_setting_that_cannot_be_is_refused(seconds):
+    with pytest.raises(ConfigError, match="worker_poll_seconds"):
+        from_flat({"worker_poll_seconds": seconds})
 
 
 class SlowDevice:

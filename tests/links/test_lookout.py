@@ -75,7 +75,7 @@ def test_it_leaves_a_processor_that_others_want_and_tries_again_after_a_second(c
 
 
 def test_a_pause_gives_way_or_sleeps_where_others_want_the_processor(clock: Clock) -> None:
-    waiting = Lookout(0.0)
+    waiting = Lookout(20e-3)
     waiting.pause()
     assert (clock.num_given, clock.slept) == (1, 0.0)
     clock.taken = 3e-3
@@ -94,4 +94,9 @@ def test_what_came_while_others_had_the_processor_is_found(clock: Clock) -> None
 
 
 def test_without_seconds_it_does_not_look(clock: Clock) -> None:
-    assert looked(Lookout(0.0), clock) == pytest.approx(0.0, abs=5 * TICK)
+    waiting = Lookout(0.0)
+    for _ in range(2):
+        assert looked(waiting, clock) == pytest.approx(0.0, abs=5 * TICK)
+        waiting.waited(0.0)
+    waiting.pause()
+    assert (clock.num_given, clock.slept) == (0, 50e-6)

@@ -43,8 +43,8 @@ class Lookout:
         return False
 
     def pause(self) -> None:
-        """Lets others have the processor between two looks at what comes for certain."""
-        if time.monotonic() < self._crowded_until:
+        """Lets others have the processor between two looks at what comes for certain; by sleep, if it may not look."""
+        if not self._busy_seconds or time.monotonic() < self._crowded_until:
             time.sleep(_IDLE_SECONDS)
         else:
             self._give_way()
