@@ -17,14 +17,26 @@ _IN_ROPE_PARAMETERS = frozenset({"partial_rotary_factor", "original_max_position
 #: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files are enough.
 _PLAIN_ROPE = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2"})
 #: Model types whose files leave out keys that have the class's default → these keys.
-_FAMILY_DEFAULTS = {name: {"use_sliding_window": False} for name in ("qwen2", "qwen3", "qwen3_moe")}
+_FAMILY_DEFAULTS = {
+    **{name: {"use_sliding_window": False} for name in ("qwen2", "qwen3", "qwen3_moe")},
+    "minicpm": {"tie_word_embeddings": True},
+}
+#: Model types of no class in transformers → usual names of facts → what their files call these.
+_NAMES = {
+    "exaone": {
+        "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function",
+    },
+    "baichuan": {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": "model_max_length"},
+}  # fmt: skip
 
 
 class ModelConfig:
     """The configuration of a model: its attributes are `values` of config.json; transformers gives missing ones."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = {**_FAMILY_DEFAULTS.get(values.get("model_type", ""), {}), **values}
+        kind = values.get("model_type", "")
+        usual = {name: values[old] for name, old in _NAMES.get(kind, {}).items() if old in values}
+        self._values = {**_FAMILY_DEFAULTS.get(kind, {}), **usual, **values}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -17,7 +17,7 @@ from frame.layers import HeadsNorm, RotaryEmbedding, normed_linear
 from .activations import XIELU, gate_activation, plain_activation
 from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, SandwichLayer, head_shape
 from .norms import NormSpec, Unnormed
-from .positions import ScaledQueries, TurnedFirst, Unturned
+from .positions import ScaledQueries, TurnedFirst, Unturned, alibi_slopes
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,14 @@ class Rope:
     """How a layer turns queries and keys. Layers with equal ones share a table.
 
     `layer_type` picks the settings of the checkpoint that has several; `partial` is the part of a head that is turned
-    where the checkpoint says nothing. Norms of heads come before, if `after_norms`, else behind. `growth` is (beta,
-    length) of `ScaledQueries`.
+    where the checkpoint says nothing, `base` replaces its rope_theta. Norms of heads come before, if `after_norms`,
+    else behind. `growth` is (beta, length) of `ScaledQueries`.
     """
 
     layer_type: str | None = None
     interleaved: bool = False
     partial: float = 1.0
+    base: float | None = None
     after_norms: bool = True
     growth: tuple[float, int] | None = None
 
@@ -41,10 +42,10 @@ class Traits:
     """What is special in a layer; the defaults are Llama's without biases.
 
     `inputs` are the names of the projections, one name if the checkpoint joins them; `bias` is of these alone. `clip`
-    bounds what they give, `scale` of scores is 1 / √head size where it is 0, `rope` None leaves positions out.
-    `head_norms` are the names of the norms of queries and keys, over each head or, if `over_heads`, over all together.
-    The feed-forward part has gate and up, in one tensor if "joined", or no gate if "plain". `sub_norms` are the names
-    of norms before the last product of each part.
+    bounds what they give, `scale` of scores is 1 / √head size where it is 0, `rope` None leaves positions out, and with
+    `alibi` scores fall with the distance. `head_norms` are the names of the norms of queries and keys, over each head
+    or, if `over_heads`, over all together. The feed-forward part has gate and up, in one tensor if "joined", or no gate
+    if "plain". `sub_norms` are the names of norms before the last product of each part.
 
     `before` and `after` are the names of the norms around the attention and around the feed-forward part, "" for none.
     What a part gives is multiplied by `branch_scale` before it is added.
@@ -58,6 +59,7 @@ class Traits:
     window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
+    alibi: bool = False
     rope: Rope | None = Rope()
     head_norms: tuple[str, str] | None = None
     over_heads: bool = False
@@ -149,6 +151,7 @@ class DenseParts:
             window=traits.window,
             soft_cap=traits.soft_cap,
             sinks=traits.sinks,
+            alibi_slopes=alibi_slopes(heads) if traits.alibi else None,
         )
         rotary = self._rotary(traits.rope)
         inputs = ClippedInput(inputs, traits.clip) if traits.clip else inputs
@@ -175,7 +178,7 @@ class DenseParts:
             return Unturned()
         dim, kind = head_shape(self.build.config)[2], rope.layer_type
         rotary: nn.Module = RotaryEmbedding(
-            self.build, dim, layer_type=kind, interleaved=rope.interleaved, partial=rope.partial
+            self.build, dim, layer_type=kind, interleaved=rope.interleaved, partial=rope.partial, base=rope.base
         )
         if not rope.after_norms:
             rotary = TurnedFirst(rotary)

@@ -1,12 +1,14 @@
-"""Granite and HyperCLOVA X: embeddings, branches, scores and logits are multiplied by constants of the checkpoint."""
+"""Granite, HyperCLOVA X and MiniCPM: embeddings, branches, scores and logits have factors."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .dense import DenseDecoder, Traits
+from .decoder import sliding_window
+from .dense import DenseDecoder, Rope, Traits
 
 
 class GraniteDecoder(DenseDecoder):
@@ -37,6 +39,20 @@ class GraniteForCausalLM(GraniteDecoder):
         return super().logits(hidden) / float(self.config.logits_scaling)
 
 
+class GraniteSWAForCausalLM(GraniteForCausalLM):
+    """Granite with windows, learned logits of attention that takes nothing in, and a base of rope for each layer."""
+
+    @classmethod
+    def traits(cls, config: Any, index: int) -> Traits:
+        base = config.layer_rope_theta[index]
+        return replace(
+            super().traits(config, index),
+            window=sliding_window(config, index),
+            sinks=True,
+            rope=Rope(base=float(base)) if base else None,
+        )
+
+
 class HyperCLOVAXForCausalLM(GraniteDecoder):
     """HyperCLOVA X SEED: Granite with optional norms behind each part, and logits that are multiplied."""
 
@@ -57,3 +73,25 @@ class HyperCLOVAXForCausalLM(GraniteDecoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return super().logits(hidden) * float(self.config.logits_scaling)
+
+
+class MiniCPMForCausalLM(DenseDecoder):
+    """MiniCPM: branches by the number of layers, logits by the width of a model that its settings were found with."""
+
+    divides_logits: ClassVar[bool] = True
+
+    @classmethod
+    def traits(cls, config: Any, index: int) -> Traits:
+        del index
+        for name in ("num_experts", "sparse_config"):
+            if value := getattr(config, name, None):
+                raise ValueError(f"MiniCPM with {name}={value!r} is not supported, only without it")
+        bias = getattr(config, "attention_bias", False)
+        scale = config.scale_depth / config.num_hidden_layers**0.5
+        return Traits(bias=bias, output_bias=bias, activation=config.hidden_act, branch_scale=scale)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return super().embed(input_ids) * float(self.config.scale_emb)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden / (self.config.hidden_size / self.config.dim_model_base))

@@ -42,10 +42,15 @@ class DenseAttention(AttentionBackend):
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
         ends = torch.arange(len(keys) - len(query), len(keys))
         distance = ends[:, None] - torch.arange(len(keys))[None, :]
+        if layer.alibi_slopes is not None:
+            scores = scores - layer.alibi_slopes[:, None, None] * distance
         hidden = distance < 0
         if spec.window:
             hidden |= distance >= spec.window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if layer.sinks is not None:  # a score of its own, which takes in nothing
+            scores = torch.cat((scores, layer.sinks[:, None, None].expand(-1, len(query), 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : len(keys)]
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 

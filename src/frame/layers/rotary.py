@@ -159,12 +159,17 @@ def rope_parameters(config: Any, layer_type: str | None = None) -> dict[str, Any
 
 
 def rope_frequencies(
-    config: Any, head_dim: int, max_model_len: int, layer_type: str | None = None, partial: float = 1.0
+    config: Any,
+    head_dim: int,
+    max_model_len: int,
+    layer_type: str | None = None,
+    partial: float = 1.0,
+    base: float | None = None,
 ) -> Frequencies:
     """(inverse frequencies float32 [rotary_dim / 2], factor on cosines and sines) of a configuration.
 
-    `partial` is the part of a head that is turned where the configuration states none. Raises `ValueError` for an
-    unknown variant, and for a part of an odd number of features.
+    `partial` is the part of a head that is turned where the configuration states none; `base` replaces its rope_theta.
+    Raises `ValueError` for an unknown variant, and for a part of an odd number of features.
     """
     parameters = rope_parameters(config, layer_type)
     variant = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -178,7 +183,7 @@ def rope_frequencies(
         parameters=parameters,
         dim=dim,
         part=part,
-        base=float(parameters.get("rope_theta") or 10000.0),
+        base=float(base or parameters.get("rope_theta") or 10000.0),
         max_position_embeddings=config.max_position_embeddings,
         max_model_len=max_model_len,
     )
@@ -189,7 +194,7 @@ class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by angles that grow with their positions. `layer_type` picks the settings of one type.
 
     `interleaved` pairs neighbouring features instead of the two halves of a head. `partial` is the part of a head that
-    is turned where the checkpoint states none.
+    is turned where the checkpoint states none, `base` what replaces its rope_theta.
     """
 
     cos_sin: Tensor
@@ -202,10 +207,11 @@ class RotaryEmbedding(nn.Module):
         layer_type: str | None = None,
         interleaved: bool = False,
         partial: float = 1.0,
+        base: float | None = None,
     ) -> None:
         super().__init__()
         self.ops, self.interleaved = build.ops, interleaved
-        frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type, partial)
+        frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type, partial, base)
         positions = torch.arange(build.max_model_len, dtype=torch.float32, device=build.device)
         angles = torch.outer(positions, frequencies.to(build.device))
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)

@@ -79,6 +79,14 @@ ROWS: Mapping[str, Family] = {
         "granite",
         {**TINY, **_MULTIPLIED, "residual_multiplier": 1.0, "logits_scaling": 8.0, "tie_word_embeddings": True},
     ),
+    "granite-swa": Family(
+        "GraniteSWAForCausalLM",
+        "granite_swa",
+        {**_MIXED, **_MULTIPLIED, "layer_rope_theta": [10000.0, 0, 100.0, 10000.0], "mlp_bias": True},
+    ),
+    "granite-swa-plain": _row(
+        "GraniteSWAForCausalLM", "granite_swa", {**_MIXED, "attention_bias": True, "tie_word_embeddings": False}
+    ),
     "hyperclovax": _row("HyperCLOVAXForCausalLM", "hyperclovax", {**_BIASED, **_MULTIPLIED, "logits_scaling": 2.0}),
     "hyperclovax-pre": _row(
         "HyperCLOVAXForCausalLM",
