@@ -16,6 +16,8 @@ _FAMILIES = (
     ("Olmo2ForCausalLM", "olmo2:Olmo2ForCausalLM", "OLMo 2"),
     ("Phi3ForCausalLM", "phi3:Phi3ForCausalLM", "Phi-3 and Phi-4, text"),
     ("GemmaForCausalLM", "gemma:GemmaForCausalLM", "Gemma 1"),
+    ("Gemma4ForCausalLM", "gemma4:Gemma4ForCausalLM", "Gemma 4, text, without experts"),
+    ("Gemma4ForConditionalGeneration", "gemma4:Gemma4ForConditionalGeneration", "Gemma 4, text part only"),
     ("VaultGemmaForCausalLM", "gemma:VaultGemmaForCausalLM", "VaultGemma"),
     ("GlmForCausalLM", "glm:GlmForCausalLM", "GLM-4-9B and GLM-Edge"),
     ("Glm4ForCausalLM", "glm:Glm4ForCausalLM", "GLM-4-0414, 9B and 32B"),

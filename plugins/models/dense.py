@@ -6,6 +6,7 @@ that lead to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,14 +77,14 @@ class DenseDecoder(Decoder):
     """A `Decoder` whose layers are made from the `Traits` of each."""
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
-        build = setup.build
-        parts = DenseParts(build, self.norms(build.config))
-        first = self.traits(build.config, 0)
+        build, config = setup.build, setup.build.config
+        traits = [self.traits(config, index) for index in range(config.num_hidden_layers)]
+        parts = DenseParts(build, self.norms(config), {layer.rope for layer in traits})
         super().__init__(
             setup,
             options,
-            make_layer=lambda prefix, index: parts.layer(prefix, self.traits(build.config, index)),
-            norm=parts.norms.make_final(build, partial=parts.gives_sums(first)),
+            make_layer=lambda prefix, index: parts.layer(prefix, traits[index]),
+            norm=parts.norms.make_final(build, partial=parts.gives_sums(traits[-1])),
         )
 
     @classmethod
@@ -98,11 +99,14 @@ class DenseDecoder(Decoder):
 
 
 class DenseParts:
-    """Makes the layers of one model, which share tables of positions."""
+    """Makes the layers of one model, which share the tables of positions that are made first, one for each rope.
 
-    def __init__(self, build: Build, norms: NormSpec) -> None:
+    A table that a layer made would have no memory where that is a layer of another pipeline stage.
+    """
+
+    def __init__(self, build: Build, norms: NormSpec, ropes: Iterable[Rope | None]) -> None:
         self.build, self.norms = build, norms
-        self._rotaries: dict[Rope | None, nn.Module] = {}
+        self._rotaries = {rope: self._make_rotary(rope) for rope in ropes}
 
     def gives_sums(self, traits: Traits) -> bool:
         """Whether each rank's part of a sum is handed to the next norm, which completes it."""
@@ -153,7 +157,7 @@ class DenseParts:
             sinks=traits.sinks,
             alibi_slopes=alibi_slopes(heads) if traits.alibi else None,
         )
-        rotary = self._rotary(traits.rope)
+        rotary = self._rotaries[traits.rope]
         inputs = ClippedInput(inputs, traits.clip) if traits.clip else inputs
         return RotaryAttention(inputs, rotary, attention, output, norms=self._head_norms(name, traits))
 
@@ -167,11 +171,6 @@ class DenseParts:
             return HeadsNorm(build, names[0], heads, dim, eps=eps), HeadsNorm(build, names[1], kv_heads, dim, eps=eps)
         query, key = (self.norms.make_alone(build, part, dim) for part in names)
         return query, key
-
-    def _rotary(self, rope: Rope | None) -> nn.Module:
-        if rope not in self._rotaries:
-            self._rotaries[rope] = self._make_rotary(rope)
-        return self._rotaries[rope]
 
     def _make_rotary(self, rope: Rope | None) -> nn.Module:
         if rope is None:

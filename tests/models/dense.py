@@ -22,6 +22,7 @@ class DenseAttention(AttentionBackend):
     def __init__(self, spec: Any, **kwargs: Any) -> None:
         super().__init__(spec, **kwargs)
         self.past: list[Tensor] = []
+        self.newest: Tensor | None = None
 
     @classmethod
     def supports(cls, spec: Any) -> str | None:
@@ -35,7 +36,8 @@ class DenseAttention(AttentionBackend):
     ) -> Tensor:
         del kv_cache, plan
         spec, new = layer.spec, torch.stack((key, value))
-        self.past = [torch.cat((*self.past, new), dim=1)]
+        if key is not self.newest:  # layers that share keys and values give them again
+            self.past, self.newest = [torch.cat((*self.past, new), dim=1)], key
         keys, values = self.past[0].repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=2)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * spec.scale
         if spec.soft_cap:

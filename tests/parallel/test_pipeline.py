@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import make_checkpoint
@@ -14,6 +15,8 @@ from frame.testing.thread_executor import with_threads
 
 #: One family for each way in which a stage may end.
 TRAITS = {"llama": "partial sums", "llama-tied": "tied head", "qwen3-moe": "experts", "gpt2": "positions", "gemma2": ""}
+#: Families whose layers need more of each other than a stage hands on.
+UNDIVIDED = [family for family in FAMILIES if family.startswith("gemma4")]
 
 
 def tokens(folder, stages=1, tensor=1, serve=greedy, executor="threads", **settings):
@@ -38,10 +41,16 @@ def test_several_stages(stages, tensor, serve, tmp_path):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in TRAITS])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*TRAITS, *UNDIVIDED)])
 def test_every_family_over_two_stages(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2) == tokens(tmp_path)
+
+
+def test_a_family_that_cannot_be_divided_is_refused(tmp_path):
+    make_checkpoint(tmp_path, UNDIVIDED[0])
+    with pytest.raises(ConfigError, match="model Gemma4ForCausalLM cannot be divided into stages; use 1"):
+        tokens(tmp_path, 2)
 
 
 @pytest.mark.matrix

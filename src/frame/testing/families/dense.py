@@ -20,6 +20,14 @@ _MULTIPLIED: Mapping[str, Any] = {
     "residual_multiplier": 0.3,
     "logits_scaling": 0.5,
 }
+_GEMMA4: Mapping[str, Any] = {
+    **_MIXED,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": TINY["vocab_size"],
+}
 _YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -40,6 +48,24 @@ ROWS: Mapping[str, Family] = {
         "GemmaForCausalLM",
         "gemma",
         {**TINY, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 0.5},
+        embedding_scale=0.05,
+    ),
+    "gemma4-shared": Family(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+        embedding_scale=0.05,
+    ),
+    "gemma4-biased": _row(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "attention_bias": True},
+        0.05,
     ),
     "vaultgemma": _row(
         "VaultGemmaForCausalLM",
