@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .chain import await_previous, chained
 from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for, many_rows
+from .gating import SILU, Biases, Gating, constants, gate_alone, gate_times
 from .hopper import hopper_kernel
 from .routing import Blocks, align
 
@@ -40,18 +41,12 @@ class Parts(Protocol):
 _GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
 
 
-@triton.jit
-def _silu(x):
-    """x · logistic(x) without overflow."""
-    small = tl.exp(-tl.abs(x))
-    return x * tl.where(x >= 0, 1.0, small) / (1.0 + small)
-
-
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped(
-    x, stride_x, weight, out, blocks, pairs, size, depth,
+    x, stride_x, weight, bias, out, blocks, pairs, size, depth,
     SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, COPIER: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BIASED: tl.constexpr, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     slots, block_experts, num_blocks = blocks
     # neighbours take the blocks of a group first, so that the blocks of one expert meet the same weights in the cache
@@ -98,8 +93,16 @@ def _grouped(
                 w = tl.load(up_at) if EVEN else tl.load(up_at, mask=kept, other=0.0)
                 acc_up = _product(a, w, acc_up, SWAP)
                 up_at += BLOCK_K
+    if BIASED:
+        own = tl.load(bias + start + column, mask=column < size, other=0.0).to(tl.float32)
+        acc += own[:, None] if SWAP else own[None, :]
+        if GATED:
+            own = tl.load(bias + start + size + column, mask=column < size, other=0.0).to(tl.float32)
+            acc_up += own[:, None] if SWAP else own[None, :]
     if GATED:
-        acc = _silu(acc) * acc_up
+        acc = gate_times(acc, acc_up, FUNCTION, ALPHA, SHIFT, LIMIT)
+    elif FUNCTION != "":
+        acc = gate_alone(acc, FUNCTION, ALPHA, LIMIT)
     if SWAP:
         at, kept = slot[None, :] * size + column[:, None], (slot < pairs)[None, :] & (column < size)[:, None]
     else:
@@ -137,8 +140,10 @@ def _combine(
 
 @triton.jit(do_not_specialize=["first"])
 def _vector_gate_up(
-    x, weight, ids, out, experts, first, size, stride_x,
+    x, weight, bias, ids, out, experts, first, size, stride_x,
     DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
+    GATED: tl.constexpr, BIASED: tl.constexpr, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
     pair = tl.program_id(1).to(tl.int64)
@@ -147,31 +152,46 @@ def _vector_gate_up(
         return
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
-    start = weight + expert * 2 * size * DEPTH + column[:, None] * DEPTH + lane[None, :]
+    line = expert * (2 if GATED else 1) * size
+    start = weight + line * DEPTH + column[:, None] * DEPTH + lane[None, :]
     gate = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = gate
     for at in tl.static_range(0, DEPTH, BLOCK_K):
         kept = (column < size)[:, None] & (at + lane < DEPTH)[None, :]
         gate_weight = tl.load(start + at, mask=kept, other=0.0)
-        up_weight = tl.load(start + size * DEPTH + at, mask=kept, other=0.0)
+        if GATED:
+            up_weight = tl.load(start + size * DEPTH + at, mask=kept, other=0.0)
         value = tl.load(x + pair // TOP_K * stride_x + at + lane, mask=at + lane < DEPTH, other=0.0)
         wide = value.to(tl.float32)[None, :]
         gate += gate_weight.to(tl.float32) * wide
-        up += up_weight.to(tl.float32) * wide
-    value = _silu(tl.sum(gate, 1)) * tl.sum(up, 1)
+        if GATED:
+            up += up_weight.to(tl.float32) * wide
+    value = tl.sum(gate, 1)
+    if BIASED:
+        value += tl.load(bias + line + column, mask=column < size, other=0.0).to(tl.float32)
+    if GATED:
+        other = tl.sum(up, 1)
+        if BIASED:
+            other += tl.load(bias + line + size + column, mask=column < size, other=0.0).to(tl.float32)
+        value = gate_times(value, other, FUNCTION, ALPHA, SHIFT, LIMIT)
+    else:
+        value = gate_alone(value, FUNCTION, ALPHA, LIMIT)
     tl.store(out + pair * size + column, value.to(out.dtype.element_ty), mask=column < size)
 
 
 @triton.jit(do_not_specialize=["first"])
 def _vector_down(
-    x, weight, ids, weights, out, experts, first, size,
+    x, weight, bias, ids, weights, out, experts, first, size,
     DEPTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
+    BIASED: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lane = tl.arange(0, BLOCK_K)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    if BIASED:
+        extra = tl.zeros([BLOCK_N], tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
         expert = (tl.load(ids + pair) - first).to(tl.int64)
@@ -183,7 +203,13 @@ def _vector_down(
             value = tl.load(x + pair * DEPTH + at + lane, mask=wanted, other=0.0).to(tl.float32)
             w = tl.load(start + at, mask=(column < size)[:, None] & wanted[None, :], other=0.0)
             acc += w.to(tl.float32) * (value * share)[None, :]
-    tl.store(out + token * size + column, tl.sum(acc, 1).to(out.dtype.element_ty), mask=column < size)
+        if BIASED:
+            own = tl.load(bias + expert * size + column, mask=(column < size) & inside, other=0.0)
+            extra += share * own.to(tl.float32)
+    total = tl.sum(acc, 1)
+    if BIASED:
+        total += extra
+    tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=column < size)
 
 
 def fused_experts(
@@ -196,6 +222,8 @@ def fused_experts(
     of_all: int = 0,
     first: int = 0,
     parts: Parts | None = None,
+    gating: Gating | None = None,
+    biases: Biases = (None, None),
 ) -> Tensor:
     """As `frame.core.ops.layers.fused_experts`; all contiguous but for the tokens of `hidden`.
 
@@ -204,64 +232,76 @@ def fused_experts(
     if not hidden.shape[0]:
         return torch.empty_like(hidden)
     if launch is None:
-        launch = launch_for(shape_of(gate_up, ids.shape[1], of_all), hidden.shape[0], chip_of(hidden.device))
+        launch = launch_for(shape_of(down, ids.shape[1], of_all), hidden.shape[0], chip_of(hidden.device))
+    inner_bias, outer_bias = biases
     if launch.block_m == 0:
-        inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up, first)
-        out = vector_down(inner, down, weights, ids, launch.down, first)
+        inner = vector_gate_up(hidden, gate_up, ids, launch.gate_up, first, gating, inner_bias)
+        out = vector_down(inner, down, weights, ids, launch.down, first, outer_bias)
         if parts is not None:
             for rows in parts.rows:
                 parts.done(out, rows)
         return out
     held = range(first, first + gate_up.shape[0])
     blocks = align(ids, held, launch.block_m)
-    inner = grouped_product(hidden, gate_up, blocks, launch.gate_up, shared=ids.shape[1], gated=True)
-    return combine(grouped_product(inner, down, blocks, launch.down), weights, ids, held, parts=parts)
+    inner = grouped_product(
+        hidden, gate_up, blocks, launch.gate_up, shared=ids.shape[1], gating=gating or SILU, bias=inner_bias
+    )
+    products = grouped_product(inner, down, blocks, launch.down, bias=outer_bias)
+    return combine(products, weights, ids, held, parts=parts)
 
 
 def fused_experts_invariant(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, first: int = 0
-) -> Tensor:
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, first: int = 0,
+    gating: Gating | None = None, biases: Biases = (None, None),
+) -> Tensor:  # fmt: skip
     """As `fused_experts`, with one launch for every batch: a token's bits depend on its own row alone."""
-    launch = invariant_launch(shape_of(gate_up, ids.shape[1]), chip_of(hidden.device))
-    return fused_experts(hidden, gate_up, down, weights, ids, launch=launch, first=first)
+    launch = invariant_launch(shape_of(down, ids.shape[1]), chip_of(hidden.device))
+    given = hidden, gate_up, down, weights, ids
+    return fused_experts(*given, launch=launch, first=first, gating=gating, biases=biases)
 
 
 def hopper_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, of_all: int = 0, first: int = 0,
-    parts: Parts | None = None,
+    parts: Parts | None = None, gating: Gating | None = None, biases: Biases = (None, None),
 ) -> Tensor | None:  # fmt: skip
     """`experts_hopper.fused_experts`, or None where there is none or it does not pay."""
-    if hidden.device.type != "cuda" or not many_rows(shape_of(gate_up, ids.shape[1], of_all), len(hidden)):
+    if hidden.device.type != "cuda" or not many_rows(shape_of(down, ids.shape[1], of_all), len(hidden)):
         return None
     if hidden.dtype != gate_up.dtype:
         return None
     product = hopper_kernel(hidden.device, "experts_hopper", "fused_experts")
-    return None if product is None else product(hidden, gate_up, down, weights, ids, first=first, parts=parts)
+    if product is None:
+        return None
+    given = hidden, gate_up, down, weights, ids
+    return product(*given, first=first, parts=parts, gating=gating, biases=biases)
 
 
-def shape_of(gate_up: Tensor, top_k: int, of_all: int = 0) -> Shape:
-    """What the tile sizes depend on, from gate_up [E, 2I, H], E of `of_all` experts that tokens choose from."""
-    experts, rows, hidden_size = gate_up.shape
-    return Shape(max(experts, of_all), top_k, hidden_size, rows // 2, gate_up.dtype)
+def shape_of(down: Tensor, top_k: int, of_all: int = 0) -> Shape:
+    """What the tile sizes depend on, from down [E, H, I], E of `of_all` experts that tokens choose from."""
+    experts, hidden_size, inner = down.shape
+    return Shape(max(experts, of_all), top_k, hidden_size, inner, down.dtype)
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, blocks: Blocks, tile: Tile, *, shared: int = 1, gated: bool = False
-) -> Tensor:
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: Tile, *, shared: int = 1, gating: Gating | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Row `pair` of the result [pairs, N] is weight[e] · x[pair // shared], e the pair's expert; weight [E, N, K].
 
-    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. Rows of pairs that
-    `blocks` leaves out are not written.
+    `bias` [E, N] is added. With a `gating` the result is what it makes of that; for one with a gate, weight [E, 2N, K]
+    and bias hold gate and up. Rows of pairs that `blocks` leaves out are not written.
     """
+    gated = gating is not None and gating.gated
     size, depth = weight.shape[1] // (2 if gated else 1), weight.shape[2]
     out = torch.empty((blocks.num_pairs, size), dtype=x.dtype, device=x.device)
     most, block_m = blocks.slots.shape
     matrix = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tile.block_n, tile.block_k]) if tile.copier else weight
     _grouped[(most * triton.cdiv(size, tile.block_n),)](
-        x, x.stride(0), matrix, out, (blocks.slots, blocks.experts, blocks.used), blocks.num_pairs, size, depth,
+        x, x.stride(0), matrix, out if bias is None else bias, out, (blocks.slots, blocks.experts, blocks.used),
+        blocks.num_pairs, size, depth,
         SHARED=shared, GATED=gated, SWAP=tile.swap, COPIER=tile.copier, EVEN=depth % tile.block_k == 0,
         BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        BIASED=bias is not None, **constants(gating), num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
@@ -294,25 +334,36 @@ def combine(
     return out
 
 
-def vector_gate_up(hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile, first: int = 0) -> Tensor:
-    """silu(gate x) · up x of each pair, [pairs, I]; rows of pairs whose id is outside are not written."""
-    size, depth = gate_up.shape[1] // 2, gate_up.shape[2]
+def vector_gate_up(
+    hidden: Tensor, gate_up: Tensor, ids: Tensor, tile: Tile, first: int = 0, gating: Gating | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """silu(gate x) · up x of each pair, or another `gating`, [pairs, I]; pairs whose id is outside are not written."""
+    gating = gating or SILU
+    size, depth = gate_up.shape[1] // (2 if gating.gated else 1), gate_up.shape[2]
     out = torch.empty((ids.numel(), size), dtype=hidden.dtype, device=hidden.device)
     _vector_gate_up[(triton.cdiv(size, tile.block_n), ids.numel())](
-        hidden, gate_up, ids, out, gate_up.shape[0], first, size, hidden.stride(0),
+        hidden, gate_up, out if bias is None else bias, ids, out, gate_up.shape[0], first, size, hidden.stride(0),
         DEPTH=depth, TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+        GATED=gating.gated, BIASED=bias is not None, **constants(gating),
         **chained(hidden.device),
     )  # fmt: skip
     return out
 
 
-def vector_down(inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile, first: int = 0) -> Tensor:
-    """[T, H]: Σ_k weights[t, k] · down[e] inner[t · top_k + k], e = ids[t, k] - first, over those that are inside."""
+def vector_down(
+    inner: Tensor, down: Tensor, weights: Tensor, ids: Tensor, tile: Tile, first: int = 0, bias: Tensor | None = None
+) -> Tensor:
+    """[T, H]: Σ_k weights[t, k] · down[e] inner[t · top_k + k], e = ids[t, k] - first, over those that are inside.
+
+    `bias` [E, H] is added to each product.
+    """
     tokens, size = ids.shape[0], down.shape[1]
     out = torch.empty((tokens, size), dtype=inner.dtype, device=inner.device)
     _vector_down[(triton.cdiv(size, tile.block_n), tokens)](
-        inner, down, ids, weights, out, down.shape[0], first, size,
+        inner, down, out if bias is None else bias, ids, weights, out, down.shape[0], first, size,
         DEPTH=down.shape[2], TOP_K=ids.shape[1], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.num_warps,
+        BIASED=bias is not None,
         **chained(inner.device),
     )  # fmt: skip
     return out

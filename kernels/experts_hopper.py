@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from .experts import Parts, combine
+from .gating import SILU, Biases, Gating, constants
+from .gating_hopper import gate_alone, gate_times
 from .linear_hopper import (
     BLOCK_K,
     BLOCK_M,
@@ -28,6 +30,7 @@ from .linear_hopper import (
     HALF_M,
     HopperTile,
     Ring,
+    add_bias,
     add_steps,
     descriptor,
     halves,
@@ -74,7 +77,7 @@ class Messages(NamedTuple):
 class Shape(NamedTuple):
     """What a kernel is compiled for: the fields of a tile, and what `grouped_product` says of `gated` and `shared`.
 
-    `gathered` rows of tokens are those of `top_k` pairs each.
+    `gathered` rows of tokens are those of `top_k` pairs each. What follows the product is `gating.constants`.
     """
 
     block_n: int
@@ -85,6 +88,11 @@ class Shape(NamedTuple):
     gathered: bool
     top_k: int
     draws: bool
+    biased: bool
+    function: str
+    alpha: float
+    shift: float
+    limit: float
 
 
 @gluon.jit
@@ -181,22 +189,38 @@ def _fetch(x, weight, blocks, ring, messages, pairs, column_tiles, steps, size, 
 
 
 @gluon.jit
-def _silu_mul(gate, up):
-    """silu(gate) · up in float32, as `experts._grouped` does it."""
-    small = gl.exp(-gl.abs(gate))
-    return gate * gl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
+def _finished(acc, bias, first, size, SHAPE: gl.constexpr):
+    """The sums of a tile with their biases, from `first` on, which end at `size`, through gate or function."""
+    FUNCTION: gl.constexpr = SHAPE.function
+    ALPHA: gl.constexpr = SHAPE.alpha
+    LIMIT: gl.constexpr = SHAPE.limit
+    if SHAPE.gated:
+        gate, up = halves(acc, 64, SHAPE.block_n)
+        if SHAPE.biased:
+            gate = add_bias(gate, bias, first, size)
+            up = add_bias(up, bias + size, first, size)
+        values = gate_times(gate, up, FUNCTION, ALPHA, SHAPE.shift, LIMIT)
+    else:
+        values = acc
+        if SHAPE.biased:
+            values = add_bias(values, bias, first, size)
+        if FUNCTION != "":
+            values = gate_alone(values, FUNCTION, ALPHA, LIMIT)
+    return values
 
 
 @gluon.jit
 def _multiply(
-    out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, HALF: gl.constexpr, SHAPE: gl.constexpr
-):
+    out, bias, blocks, ring, out_smem, messages, pairs, column_tiles, steps, size,
+    HALF: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
     """One warpgroup: 64 rows of each tile of the program, where any of them holds a pair."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BLOCK_N: gl.constexpr = SHAPE.block_n
     STAGES: gl.constexpr = SHAPE.stages
     WIDTH: gl.constexpr = BLOCK_N // 2 if SHAPE.gated else BLOCK_N
-    slots, used = blocks[0], blocks[2]
+    COPIES: gl.constexpr = 2 if SHAPE.gated else 1
+    slots, experts, used = blocks
     x_tiles = ring.rows._reinterpret(ring.rows.dtype, [STAGES * 2, 64, 64], KIND)
     weight_tiles = ring.weights._reinterpret(ring.weights.dtype, [STAGES, BLOCK_N, 64], KIND)
     row_tiles = gl.load(used)
@@ -208,11 +232,10 @@ def _multiply(
             acc, _ = add_steps(
                 x_tiles, weight_tiles, ring.ready, ring.free, at, steps, HALF, BLOCK_N, STAGES, SHAPE.gathered
             )
-            if SHAPE.gated:
-                gate, up = halves(acc, 64, BLOCK_N)
-                values = _silu_mul(gate, up)
-            else:
-                values = acc
+            own = bias
+            if SHAPE.biased:
+                own = bias + gl.load(experts + row).to(gl.int64) * COPIES * size
+            values = _finished(acc, own, column * WIDTH, size, SHAPE)
             store(values, out, out_smem, row * 128 + HALF * 64, column * WIDTH, 0, WIDTH, HALF, SHAPE.parts)
         else:
             # in step with the fetching warp, so that no phase of `free` ends without the other half
@@ -229,7 +252,7 @@ def _multiply(
 
 
 @gluon.jit(do_not_specialize=["pairs", "column_tiles", "steps", "size"])
-def _grouped(x, weight, out, blocks, pairs, column_tiles, steps, size, stride_x, SHAPE: gl.constexpr):
+def _grouped(x, weight, bias, out, blocks, pairs, column_tiles, steps, size, stride_x, SHAPE: gl.constexpr):
     """One program: tiles of the product, as many as are its share or as it draws."""
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BLOCK_N: gl.constexpr = SHAPE.block_n
@@ -256,44 +279,50 @@ def _grouped(x, weight, out, blocks, pairs, column_tiles, steps, size, stride_x,
     MULTIPLIES: gl.constexpr = 216 if SHAPE.gathered else 232
     FETCHES: gl.constexpr = 64 if SHAPE.gathered else 40
     gl.warp_specialize([
-        (_multiply, (out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, 0, SHAPE)),
-        (_multiply, (out, blocks, ring, out_smem, messages, pairs, column_tiles, steps, 1, SHAPE)),
+        (_multiply, (out, bias, blocks, ring, out_smem, messages, pairs, column_tiles, steps, size, 0, SHAPE)),
+        (_multiply, (out, bias, blocks, ring, out_smem, messages, pairs, column_tiles, steps, size, 1, SHAPE)),
         (_fetch, (x, weight, blocks, ring, messages, pairs, column_tiles, steps, size, stride_x, SHAPE)),
     ], [4, WARPS], [MULTIPLIES, FETCHES])  # fmt: skip
 
 
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor,
-    tile: GroupedTile = TILE, first: int = 0, parts: Parts | None = None,
+    tile: GroupedTile = TILE, first: int = 0, parts: Parts | None = None, gating: Gating | None = None,
+    biases: Biases = (None, None),
 ) -> Tensor:  # fmt: skip
     """As `experts.fused_experts`, for 16-bit types and sizes that are multiples of 8; `tile` changes no bit."""
     held = range(first, first + len(gate_up))
-    blocks = align(ids, held, BLOCK_M)
+    blocks, gating = align(ids, held, BLOCK_M), gating or SILU
     if tile.gathers and hidden.shape[1] % BLOCK_K == hidden.stride(0) % 16 == hidden.data_ptr() % 16 == 0:
-        inner = grouped_product(hidden, gate_up, blocks, tile, gated=True, shared=ids.shape[1])
+        inner = grouped_product(hidden, gate_up, blocks, tile, gating=gating, shared=ids.shape[1], bias=biases[0])
     else:
-        inner = grouped_product(spread(hidden, ids, held, blocks), gate_up, blocks, tile, gated=True)
-    return combine(grouped_product(inner, down, blocks, tile), weights, ids, held, blocks.places, parts)
+        rows = spread(hidden, ids, held, blocks)
+        inner = grouped_product(rows, gate_up, blocks, tile, gating=gating, bias=biases[0])
+    return combine(grouped_product(inner, down, blocks, tile, bias=biases[1]), weights, ids, held, blocks.places, parts)
 
 
 def grouped_product(
-    x: Tensor, weight: Tensor, blocks: Blocks, tile: GroupedTile = TILE, *, gated: bool = False, shared: int = 0
-) -> Tensor:
+    x: Tensor, weight: Tensor, blocks: Blocks, tile: GroupedTile = TILE, *, gating: Gating | None = None,
+    shared: int = 0, bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Row i of the result [slots, N] is weight[e] · x[i], e the expert of the block of 128 slots; weight [E, N, K].
 
-    With `gated`, weight [E, 2N, K] holds gate and up, and the result is silu(gate x) · up x. With `shared`, row i is of
-    x[pair // shared], the slot's pair. Rows that hold no pair mean nothing.
+    `gating` and `bias` are as in `experts.grouped_product`. With `shared`, row i is of x[pair // shared], the slot's
+    pair. Rows that hold no pair mean nothing.
     """
+    gated = gating is not None and gating.gated
     rows, depth = blocks.slots.numel(), x.shape[1]
     size, width = (weight.shape[1] // 2, tile.block_n // 2) if gated else (weight.shape[1], tile.block_n)
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     column_tiles = triton.cdiv(size, width)
     shape = Shape(
-        tile.block_n, tile.stages, min(tile.parts, width // CHUNK), tile.group, gated, shared > 0, shared, tile.draws
-    )
+        tile.block_n, tile.stages, min(tile.parts, width // CHUNK), tile.group, gated, shared > 0, shared, tile.draws,
+        bias is not None, *constants(gating).values(),
+    )  # fmt: skip
     _grouped[(min(rows // BLOCK_M * column_tiles, num_multiprocessors(x.device)),)](
         x if shared else descriptor(x, HALF_M, BLOCK_K), descriptor(weight.flatten(0, 1), width, BLOCK_K),
-        descriptor(out, HALF_M, CHUNK), (blocks.slots, blocks.experts, blocks.used), blocks.num_pairs, column_tiles,
+        blocks.slots if bias is None else bias, descriptor(out, HALF_M, CHUNK),
+        (blocks.slots, blocks.experts, blocks.used), blocks.num_pairs, column_tiles,
         triton.cdiv(depth, BLOCK_K), size, x.stride(0), SHAPE=shape, num_warps=4,
     )  # fmt: skip
     return out

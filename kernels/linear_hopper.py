@@ -170,7 +170,8 @@ def halves(sums, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def _add_bias(sums, bias, first, outputs):
+def add_bias(sums, bias, first, outputs):
+    """sums + bias[column] for the columns from `first` on that are below `outputs`."""
     column = first + gl.arange(0, sums.shape[1], gl.SliceLayout(0, sums.type.layout))
     return sums + gl.load(bias + column, mask=column < outputs, other=0.0).to(gl.float32)[None, :]
 
@@ -223,13 +224,13 @@ def _multiply(
         if GATED:
             gate, up = halves(acc, 64, BLOCK_N)
             if BIAS:
-                gate = _add_bias(gate, bias, first, outputs)
-                up = _add_bias(up, bias + outputs, first, outputs)
+                gate = add_bias(gate, bias, first, outputs)
+                up = add_bias(up, bias + outputs, first, outputs)
             values = _silu_mul(gate, up, out.dtype)
         else:
             values = acc
             if BIAS:
-                values = _add_bias(values, bias, first, outputs)
+                values = add_bias(values, bias, first, outputs)
         store(values, out, out_smem, row * 128 + HALF * 64, first, 0, WIDTH, HALF, PARTS)
     tma.store_wait(0)
 

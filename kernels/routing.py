@@ -44,17 +44,20 @@ def _keep_groups(merit, lane, GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GRO
 
 @triton.jit
 def _route(
-    logits, bias, weights, ids, experts, stride, scale,
+    logits, bias, weights, ids, experts, stride, scale, least_sum, reach,
     TOP_K: tl.constexpr, NORM: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
-    EXPERTS: tl.constexpr, CHAINED: tl.constexpr,
+    EXPERTS: tl.constexpr, CHAINED: tl.constexpr, LEAST: tl.constexpr, MIXER: tl.constexpr,
 ):  # fmt: skip
     await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, EXPERTS)
     inside = lane < experts
     value = tl.load(logits + row * stride + lane, mask=inside, other=-float("inf")).to(tl.float32)
-    if SIGMOID:
+    if MIXER:
+        finite = tl.sum(tl.where(inside, value, 0.0), 0)
+        total = 1.0
+    elif SIGMOID:
         value = 1.0 / (1.0 + tl.exp(-value))
         finite = tl.sum(tl.where(inside, value, 0.0), 0)
         total = 1.0
@@ -80,10 +83,15 @@ def _route(
         place = tl.min(tl.where(merit == best, lane, experts - 1), 0)
         if BIASED:
             best = tl.sum(tl.where(lane == place, value, 0.0), 0)
+        if MIXER:  # a softmax over those not yet chosen that are near enough
+            far = (best - value) / tl.maximum(tl.abs(value), best) > reach
+            best = 1.0 / tl.sum(tl.where(far | (merit == -float("inf")), 0.0, tl.exp(merit - best)), 0)
         share = tl.where(choice == k, best, share)
         chosen = tl.where(choice == k, place, chosen)
         kept += best
         merit = tl.where(lane == place, -float("inf"), merit)
+    if LEAST:
+        kept = tl.maximum(kept, least_sum)
     # a logit that is not a number must show in the output, and not only as odd choices
     share = tl.where(finite == finite, share / (kept if NORM else total) * scale, finite)
     tl.store(weights + row * TOP_K + choice, share, mask=choice < TOP_K)
@@ -233,10 +241,11 @@ def route(logits: Tensor, spec: Any, bias: Tensor | None = None) -> tuple[Tensor
     if rows:
         _route[(rows,)](
             logits, logits if bias is None else bias, weights, ids, experts, logits.stride(0), float(spec.scale),
+            float(spec.least_sum), 2.0 * spec.jitter,
             TOP_K=spec.top_k, NORM=spec.renormalize, SIGMOID=spec.score == "sigmoid", BIASED=bias is not None,
             GROUPS=spec.num_groups, GROUP=experts // spec.num_groups, TOP_GROUPS=spec.top_groups,
             TOP2=spec.group_score == "top2", EXPERTS=triton.next_power_of_2(experts), num_warps=1,
-            **chained(logits.device),
+            LEAST=spec.least_sum > 0, MIXER=spec.score == "sparsemixer", **chained(logits.device),
         )  # fmt: skip
     return weights, ids
 

@@ -38,6 +38,7 @@ from frame.kernels.experts import (
     vector_down,
     vector_gate_up,
 )
+from frame.kernels.gating import SILU
 from frame.kernels.routing import align, route
 
 BANDWIDTH, ARITHMETIC = 4.27e12, 690e12  # measured on an H200: bytes copied and bf16 operations a second
@@ -194,7 +195,7 @@ def stages_of(shape: Shape, cases: list[Case], block_m: int) -> Iterator[tuple[s
             tile,
             [
                 lambda c=c, b=b, t=tile: grouped_product(
-                    c.hidden, c.layer.gate_up, b, t, shared=shape.top_k, gated=True
+                    c.hidden, c.layer.gate_up, b, t, shared=shape.top_k, gating=SILU
                 )
                 for c, b in sorted_cases
             ],

@@ -24,6 +24,7 @@ from frame.kernels import experts_hopper
 from frame.kernels.expert_launch import Shape, launch_for
 from frame.kernels.experts import chip_of, combine
 from frame.kernels.experts_hopper import GroupedTile
+from frame.kernels.gating import SILU
 from frame.kernels.routing import Blocks, align, spread
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
@@ -73,12 +74,12 @@ def measure(shape: Shape, cases: list[Case]) -> list[dict[str, object]]:
     results = []
     for tile in experts_hopper.CANDIDATES:
         multiply = partial(experts_hopper.grouped_product, tile=tile)
-        gate_up = partial(multiply, gated=True, shared=shape.top_k if tile.gathers else 0)
+        gate_up = partial(multiply, gating=SILU, shared=shape.top_k if tile.gathers else 0)
         rows = [c.hidden if tile.gathers else x for c, _, x in every]
         gating = microseconds(
             [partial(gate_up, x, c.layer.gate_up, b) for (c, b, _), x in zip(every, rows, strict=True)]
         )
-        inner = [multiply(x, c.layer.gate_up, b, gated=True) for c, b, x in every]
+        inner = [multiply(x, c.layer.gate_up, b, gating=SILU) for c, b, x in every]
         adding = microseconds(
             [partial(multiply, x, c.layer.down, b) for (c, b, _), x in zip(every, inner, strict=True)]
         )

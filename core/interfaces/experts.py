@@ -9,7 +9,7 @@ r * `slots_per_rank`, and without replicas slot e holds expert e.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ..layers.weights import WeightSlot
     from .model import ForwardStep
 
+#: Activations by the names that checkpoints give them, and by those of `Gating`.
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
 #: How an exchange hands tokens to experts: "tokens" is [N, H] with slots [N, k], "slots" [slots, capacity, H] with how
 #: many rows of each slot are tokens.
 ExpertLayout: TypeAlias = Literal["tokens", "slots"]
@@ -32,23 +37,30 @@ class RouterSpec:
     `top_k` experts with the best scores are chosen; with `corrected` a learned bias is added to the scores for that
     alone. With several groups of experts, which lie side by side, a token chooses among those of its `top_groups` best
     groups only; a group is as good as its best expert ("max"), or as its two best together ("top2"). The weights are
-    the scores of the chosen, divided by their sum if `renormalize`, times `scale`. Raises `ValueError` for sizes that
-    do not fit.
+    the scores of the chosen, divided by their sum, or by `least_sum` if that is more, if `renormalize`, times `scale`.
+
+    A "sparsemixer" (Phi-3.5-MoE) chooses one expert after the other. The weight of each is its part of a softmax over
+    the logits z not yet chosen that are near the best one, m: those with (m - z) / max(|z|, m) up to 2 · `jitter`.
+    Raises `ValueError` for values that do not fit.
     """
 
     num_experts: int
     top_k: int
-    score: Literal["softmax", "sigmoid"] = "softmax"
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = True
     scale: float = 1.0
     corrected: bool = False
     num_groups: int = 1
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
+    least_sum: float = 0.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.score not in ("softmax", "sigmoid"):
-            raise ValueError(f"no score {self.score!r} of a router; there are: softmax, sigmoid")
+        if self.score not in ("softmax", "sigmoid", "sparsemixer"):
+            raise ValueError(f"no score {self.score!r} of a router; there are: softmax, sigmoid, sparsemixer")
+        if self.score == "sparsemixer" and (self.renormalize or self.corrected or self.num_groups > 1):
+            raise ValueError("a sparsemixer is not renormalized, and has neither a correction nor groups of experts")
         if self.group_score not in ("max", "top2"):
             raise ValueError(f"no score {self.group_score!r} of groups of experts; there are: max, top2")
         if self.num_groups < 1 or self.num_experts < 1 or self.num_experts % self.num_groups:
@@ -63,11 +75,38 @@ class RouterSpec:
 
 
 @dataclass(frozen=True)
+class Gating:
+    """What an expert computes between its products: function(gate) · (up + `shift`), or function(up) without a gate.
+
+    Functions: "silu", x · logistic(`alpha` · x); "gelu"; "gelu_tanh", its approximation; "relu"; "relu2", its square.
+    A `limit` > 0 bounds gate from above and up on both sides before.
+    """
+
+    function: str = "silu"
+    gated: bool = True
+    alpha: float = 1.0
+    shift: float = 0.0
+    limit: float = 0.0
+
+
+#: Llama's kind.
+SILU = Gating()
+
+
+@dataclass(frozen=True)
 class ExpertSpec:
-    """The experts of a layer: down(activation(gate x) · up x), with `names` = (gate, up, down) in the checkpoint.
+    """The experts of a layer: down(activation(gate x) · up x), or down(activation(up x)) unless they are `gated`.
 
     Each token has `top_k` of them. Layers are called in the order in which a model makes them.
     With `weights_on_input` a token's weights multiply what its experts are given, not what they return.
+    `alpha`, `shift` and `limit` are those of `Gating`. With `bias` each of the products has one.
+
+    `names` are those of (gate, up, down) in the checkpoint, (up, down) without a gate: each expert's tensors are
+    "PREFIX.E.NAME.weight". Or two tensors hold all experts, the first of each pair of products and the second, under
+    the names `joined`, by default "gate_up_proj" and "down_proj" of such names: [E, 2 · intermediate, H], gate before
+    up, and [E, H, intermediate]. `transposed` ones are [E, H, 2 · intermediate] and [E, intermediate, H]; in
+    `interleaved` ones gate and up take turns. Their biases end in "_bias". Raises `ValueError` for an activation that
+    nothing computes.
     """
 
     num_experts: int
@@ -78,6 +117,24 @@ class ExpertSpec:
     bias: bool = False
     weights_on_input: bool = False
     names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+    gated: bool = True
+    alpha: float = 1.0
+    shift: float = 0.0
+    limit: float = 0.0
+    joined: Sequence[str] = ()
+    transposed: bool = False
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"no activation {self.activation!r} of experts; there are: {', '.join(ACTIVATIONS)}")
+        if len(self.names) != 2 + self.gated:
+            raise ValueError(f"experts that are {'' if self.gated else 'not '}gated have no tensors {list(self.names)}")
+
+    @property
+    def gating(self) -> Gating:
+        """What `Ops.fused_experts` computes between the products."""
+        return Gating(ACTIVATIONS[self.activation], self.gated, self.alpha, self.shift, self.limit)
 
 
 class Routing(NamedTuple):

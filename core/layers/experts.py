@@ -6,17 +6,18 @@ Knows neither who chose the experts nor how they are computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
-from ..interfaces.experts import Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
-from ..ops.layers import RowParts
+from ..interfaces.experts import SILU, Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
+from ..ops.layers import RowParts, gated
 from .expert_map import ExpertMap
-from .linear import MethodLayer, split_evenly
-from .weights import WeightSlot
+from .linear import MethodLayer, RowLinear, split_evenly
+from .weight_slot import Index, WeightSlot
 
 if TYPE_CHECKING:
     from .build import Build
@@ -30,12 +31,15 @@ class Experts(MethodLayer):
     Experts are spread over the ranks of the expert group in equal runs; without one each tensor rank holds `width` of
     the inner size of all experts. Where they are balanced, `map` says which slots hold them; slot s begins with expert
     s modulo their number. `shared` gives a rank's part of a sum over the tensor group. Without `reduces` so
-    does this layer.
+    does this layer, and `begins` is as for `RowLinear`.
     """
 
     reduces = True
+    begins = True
     gate_up: nn.Parameter  # from `PlainExperts`
     down: nn.Parameter
+    gate_up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
 
     def __init__(self, build: Build, prefix: str, spec: ExpertSpec, shared: nn.Module | None = None) -> None:
         super().__init__(build)
@@ -60,6 +64,9 @@ class Experts(MethodLayer):
         self.exchange: ExpertExchange = LocalExchange(self.first - self.base)
         if build.exchange is not None and not self.local:
             self.exchange = build.exchange(spec, self.num_slots)
+        for module in () if shared is None else shared.modules():
+            if isinstance(module, RowLinear):
+                module.begins = False
         self.running = build.running
         self._none = torch.empty(0, spec.hidden_size, dtype=build.dtype, device=build.device)
         given: str = self.exchange.layout
@@ -91,6 +98,8 @@ class Experts(MethodLayer):
     def parts(self, values: Tensor) -> list[slice]:
         """The tokens whose results may begin to be summed over ranks while those of others are computed."""
         if not self.local or self.shared is not None or self.reduces or self.group.size == 1 or self.ops.invariant:
+            return []
+        if not self.begins:
             return []
         return self.group.parts_of(len(values), self.spec.hidden_size * values.dtype.itemsize)
 
@@ -127,8 +136,8 @@ def exchanges_of(model: nn.Module) -> list[ExpertExchange]:
 class PlainExperts(ExpertMethod):
     """Weights in the type of the activations: `gate_up` [slots, 2 · width, H] and `down` [slots, H, width].
 
-    Read from "PREFIX.E.gate_proj.weight" and so on, or from the two tensors of all experts, "PREFIX.gate_up_proj"
-    [E, 2 · intermediate, H] and "PREFIX.down_proj" [E, H, intermediate].
+    Without a gate the first is [slots, width, H]. Biases `gate_up_bias` [slots, 2 · width] and `down_bias` [slots, H]
+    are None where there are none; of ranks that divide each expert, the first one adds the second.
     """
 
     layouts = ("tokens", "slots")
@@ -140,81 +149,115 @@ class PlainExperts(ExpertMethod):
             raise ValueError(
                 f"{layer.prefix}: {type(layer.exchange).__name__} weighs what experts give, not their input"
             )
-        if spec.activation != "silu":
-            raise ValueError(f"{layer.prefix}: experts are gated by 'silu', not by {spec.activation!r}")
-        if spec.bias:
-            raise ValueError(f"{layer.prefix}: experts with biases cannot be computed yet")
-        layer.gate_up = layer.empty(layer.num_slots, 2 * layer.width, spec.hidden_size)
+        inner = layer.width * (len(spec.names) - 1)
+        layer.gate_up = layer.empty(layer.num_slots, inner, spec.hidden_size)
         layer.down = layer.empty(layer.num_slots, spec.hidden_size, layer.width)
+        first = layer.divided.rank == 0
+        layer.gate_up_bias = layer.empty(layer.num_slots, inner) if spec.bias else None
+        layer.down_bias = layer.empty(layer.num_slots, spec.hidden_size) if spec.bias and first else None
 
     def weight_slots(self, layer: Experts) -> list[WeightSlot]:
-        return _slots_apart(layer) + _slots_fused(layer)
+        return _slots_apart(layer) + _slots_joined(layer)
 
     def rows(self, layer: Experts) -> list[Tensor]:
-        return [layer.gate_up, layer.down]
+        found = layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias
+        return [tensor for tensor in found if tensor is not None]
 
     def apply(self, layer: Experts, dispatched: Dispatched) -> Tensor:
         values, weights, slots = dispatched.values, dispatched.weights, dispatched.slots
-        if dispatched.counts is not None:  # rows beyond the counts are computed, and nobody reads them
-            halves = torch.bmm(values, layer.gate_up.transpose(1, 2))
-            inner = layer.ops.silu_mul(halves.flatten(0, 1)).view(*halves.shape[:2], -1)
-            return torch.bmm(inner, layer.down.transpose(1, 2))
+        if dispatched.counts is not None:
+            return _by_slot(layer, values)
         if weights is None or slots is None:
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
+        matrices, biases = (layer.gate_up, layer.down), (layer.gate_up_bias, layer.down_bias)
+        how: dict[str, Any] = {"of_all": layer.num_all_slots, "first": layer.base, "gating": layer.spec.gating}
         if not layer.spec.weights_on_input:
-            of_all = layer.num_all_slots
             begun = layer.parts(values)
             parts = RowParts(begun, layer.group.begin_all_reduce) if begun else None
-            return layer.ops.fused_experts(
-                values, layer.gate_up, layer.down, weights, slots, of_all=of_all, first=layer.base, parts=parts
-            )
+            return layer.ops.fused_experts(values, *matrices, weights, slots, parts=parts, biases=biases, **how)
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
-        rows, of_all = scaled.flatten(0, 1), layer.num_all_slots
-        out = layer.ops.fused_experts(rows, layer.gate_up, layer.down, ones, each, of_all=of_all, first=layer.base)
+        out = layer.ops.fused_experts(scaled.flatten(0, 1), *matrices, ones, each, biases=biases, **how)
         return out.view(scaled.shape).sum(1)
 
 
-def _rows_of(layer: Experts) -> tuple[slice, tuple[slice, slice]]:
-    """The rows of gate and of up that this rank holds, and where they lie in `gate_up`."""
+def _by_slot(layer: Experts, values: Tensor) -> Tensor:
+    """[slots, capacity, H] of values in that shape; rows beyond the counts are computed, and nobody reads them."""
+    inner = torch.bmm(values, layer.gate_up.transpose(1, 2))
+    inner = inner if layer.gate_up_bias is None else inner + layer.gate_up_bias[:, None]
+    how, ops = layer.spec.gating, layer.ops
+    flat = inner.flatten(0, 1)
+    active = ops.silu_mul(flat) if how == SILU else ops.map_rows(partial(gated, how=how), flat)
+    out = torch.bmm(active.view(*inner.shape[:2], -1), layer.down.transpose(1, 2))
+    return out if layer.down_bias is None else out + layer.down_bias[:, None]
+
+
+def _pieces(layer: Experts) -> tuple[slice, list[slice]]:
+    """The rows of gate, and so of up, that this rank holds, and where those of each lie in `gate_up`."""
     start, width = layer.divided.rank * layer.width, layer.width
-    return slice(start, start + width), (slice(0, width), slice(width, 2 * width))
+    return slice(start, start + width), [slice(i * width, (i + 1) * width) for i in range(len(layer.spec.names) - 1)]
 
 
 def _slots_apart(layer: Experts) -> list[WeightSlot]:
-    """Three tensors for each expert."""
+    """The tensors of each expert."""
     slots: list[WeightSlot] = []
-    spec, (rows, halves), held = layer.spec, _rows_of(layer), layer.held
-    gate, up, down = spec.names
+    spec, (rows, pieces), held = layer.spec, _pieces(layer), layer.held
+    *first, down = spec.names
     inner, outer = (spec.intermediate_size, spec.hidden_size), (spec.hidden_size, spec.intermediate_size)
+    kinds = ("weight", "bias") if spec.bias else ("weight",)
     for expert in sorted(set(range(spec.num_experts)).difference(held)):  # another rank's
-        slots += [WeightSlot(f"{layer.prefix}.{expert}.{part}.weight", (), None) for part in spec.names]
+        slots += [WeightSlot(name, (), None) for name in _names(layer, expert, *spec.names, kinds=kinds)]
     for local, expert in enumerate(held):
         name, here = f"{layer.prefix}.{expert}", slice(local, local + 1)
-        for part, half in zip((gate, up), halves, strict=True):
-            slots.append(WeightSlot(f"{name}.{part}.weight", inner, layer.gate_up, (rows, _ALL), (here, half)))
+        for part, piece in zip(first, pieces, strict=True):
+            slots.append(WeightSlot(f"{name}.{part}.weight", inner, layer.gate_up, (rows, _ALL), (here, piece)))
+            if spec.bias:
+                slots.append(WeightSlot(f"{name}.{part}.bias", inner[:1], layer.gate_up_bias, (rows,), (here, piece)))
         slots.append(WeightSlot(f"{name}.{down}.weight", outer, layer.down, (_ALL, rows), (here,)))
+        if spec.bias:
+            slots.append(WeightSlot(f"{name}.{down}.bias", outer[:1], layer.down_bias, (), (here,)))
     return slots
 
 
-def _slots_fused(layer: Experts) -> list[WeightSlot]:
-    """Two tensors for all experts, of which each run of neighbouring experts is read at once."""
-    spec, (rows, halves), held = layer.spec, _rows_of(layer), layer.held
-    gate, up, down = spec.names
-    gate_up, of_down = f"{layer.prefix}.{gate.removesuffix('_proj')}_{up}", f"{layer.prefix}.{down}"
+def _slots_joined(layer: Experts) -> list[WeightSlot]:
+    """Two tensors for all experts, of which each run of neighbouring experts is read at once; their biases."""
+    spec, (rows, pieces), held = layer.spec, _pieces(layer), layer.held
+    *first, down = spec.names
+    count, width, hidden = spec.num_experts, spec.intermediate_size, spec.hidden_size
+    names = spec.joined or ("_".join([*(part.removesuffix("_proj") for part in first[:-1]), first[-1]]), down)
+    of_inner, of_down = (f"{layer.prefix}.{name}" for name in names)
     if not held:
-        return [WeightSlot(name, (), None) for name in (gate_up, of_down)]
-    joined = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
-    shape = (spec.num_experts, spec.hidden_size, spec.intermediate_size)
+        suffixes = ("", "_bias") if spec.bias else ("",)
+        return [WeightSlot(name + suffix, (), None) for name in (of_inner, of_down) for suffix in suffixes]
     slots: list[WeightSlot] = []
+
+    def add(name: str, shape: tuple[int, ...], target: Tensor | None, index: Index, region: Index, covers: str) -> None:
+        turned = spec.transposed and len(shape) == 3
+        if turned:
+            shape, index = (shape[0], shape[2], shape[1]), (index[0], index[2], index[1])
+        part, kind = covers.split(".")
+        covered = tuple(one for expert in held for one in _names(layer, expert, part, kinds=(kind,)))
+        slots.append(WeightSlot(name, shape, target, index, region, transposed=turned, covers=covered))
+
     for here, experts in _runs(held):
-        for part, base, half in zip((gate, up), (0, spec.intermediate_size), halves, strict=True):
-            piece = (experts, slice(base + rows.start, base + rows.stop), _ALL)
-            covers = _covered(layer, held, part)
-            slots.append(WeightSlot(gate_up, joined, layer.gate_up, piece, (here, half), covers=covers))
-        covers = _covered(layer, held, down)
-        slots.append(WeightSlot(of_down, shape, layer.down, (experts, _ALL, rows), (here,), covers=covers))
+        for number, (part, piece) in enumerate(zip(first, pieces, strict=True)):
+            lines = slice(number * width + rows.start, number * width + rows.stop)
+            if spec.interleaved:
+                step = len(first)
+                lines = slice(rows.start * step + number, (rows.stop - 1) * step + number + 1, step)
+            shape, region = (count, len(first) * width), (here, piece)
+            add(of_inner, (*shape, hidden), layer.gate_up, (experts, lines, _ALL), region, f"{part}.weight")
+            if spec.bias:
+                add(f"{of_inner}_bias", shape, layer.gate_up_bias, (experts, lines), region, f"{part}.bias")
+        add(of_down, (count, hidden, width), layer.down, (experts, _ALL, rows), (here,), f"{down}.weight")
+        if spec.bias:
+            add(f"{of_down}_bias", (count, hidden), layer.down_bias, (experts,), (here,), f"{down}.bias")
     return slots
+
+
+def _names(layer: Experts, expert: int, *parts: str, kinds: Sequence[str]) -> list[str]:
+    """The tensors of an expert's parts."""
+    return [f"{layer.prefix}.{expert}.{part}.{kind}" for part in parts for kind in kinds]
 
 
 def _runs(held: Sequence[int]) -> Iterator[tuple[slice, slice]]:
@@ -224,8 +267,3 @@ def _runs(held: Sequence[int]) -> Iterator[tuple[slice, slice]]:
         if end == len(held) or held[end] != held[end - 1] + 1:
             yield slice(start, end), slice(held[start], held[end - 1] + 1)
             start = end
-
-
-def _covered(layer: Experts, held: Sequence[int], part: str) -> tuple[str, ...]:
-    """The tensors of this rank's experts for which a fused one stands."""
-    return tuple(f"{layer.prefix}.{expert}.{part}.weight" for expert in held)

@@ -108,10 +108,12 @@ class Linear(LinearShard):
 class RowLinear(LinearShard):
     """Shards inputs: every rank multiplies its columns, the sum over the group is the result, then the bias.
 
-    Without `reduces` the result is this rank's part of that sum, the first one's with the bias.
+    Without `reduces` the result is this rank's part of that sum, the first one's with the bias. Of one that `begins`
+    the sum may have begun: it must go to the norm that completes it as it is.
     """
 
     reduces = True
+    begins = True
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., this rank's inputs] → [..., out_features], the same on every rank unless it is a part of a sum."""
@@ -123,7 +125,7 @@ class RowLinear(LinearShard):
         return y if self.bias is None else y + self.bias
 
     def _parts(self, x: Tensor) -> list[slice]:
-        if x.dim() != 2 or self.ops.invariant:
+        if x.dim() != 2 or self.ops.invariant or not self.begins:
             return []
         return self.group.parts_of(len(x), self.spec.out_features * x.dtype.itemsize, x.shape[1])
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..interfaces.experts import SILU, Gating
+
 if TYPE_CHECKING:
     from ..interfaces.experts import RouterSpec
 
@@ -55,6 +57,24 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
     """gelu(gate) · up with the tanh approximation, for x [..., 2 · size] = (gate, up)."""
     gate, up = x.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def gated(inner: Tensor, how: Gating) -> Tensor:
+    """What `Gating` says of inner [..., 2 · size] = (gate, up), or of [..., size] without a gate: [..., size]."""
+    first, up = inner.chunk(2, dim=-1) if how.gated else (inner, None)
+    if how.limit:
+        first = first.clamp(max=how.limit) if how.gated else first.clamp(-how.limit, how.limit)
+        up = None if up is None else up.clamp(-how.limit, how.limit)
+    if how.function == "silu":
+        active = functional.silu(first) if how.alpha == 1 else first * (first * how.alpha).sigmoid()
+    elif how.function in ("gelu", "gelu_tanh"):
+        active = functional.gelu(first, approximate="tanh" if how.function == "gelu_tanh" else "none")
+    else:
+        active = functional.relu(first)
+        active = active * active if how.function == "relu2" else active
+    if up is None:
+        return active
+    return active * (up + how.shift if how.shift else up)
 
 
 def rotary(
@@ -118,6 +138,8 @@ def route(logits: Tensor, spec: RouterSpec, bias: Tensor | None = None) -> tuple
     `bias` float32 [num_experts] is given if the router is `corrected`. Which of several equal experts is chosen is not
     defined.
     """
+    if spec.score == "sparsemixer":
+        return _sparsemixer(logits.float(), spec)
     scores = logits.float().sigmoid() if spec.score == "sigmoid" else logits.float().softmax(dim=-1)
     merit = scores if bias is None else scores + bias
     if spec.num_groups > 1:
@@ -128,8 +150,20 @@ def route(logits: Tensor, spec: RouterSpec, bias: Tensor | None = None) -> tuple
     ids = torch.topk(merit, spec.top_k, dim=-1).indices
     weights = scores.gather(1, ids)
     if spec.renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM)
+        total = weights.sum(dim=-1, keepdim=True) + SMALLEST_SUM
+        weights = weights / (total.clamp(min=spec.least_sum) if spec.least_sum else total)
     return weights * spec.scale, ids.to(torch.int32)
+
+
+def _sparsemixer(logits: Tensor, spec: RouterSpec) -> tuple[Tensor, Tensor]:
+    left, weights, ids = logits, list[Tensor](), list[Tensor]()
+    for _ in range(spec.top_k):
+        best, place = left.max(dim=-1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * spec.jitter
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, place))
+        ids.append(place)
+        left = left.scatter(1, place, -torch.inf)
+    return torch.cat(weights, 1) * spec.scale, torch.cat(ids, 1).to(torch.int32)
 
 
 def place_experts(
@@ -150,6 +184,11 @@ def place_experts(
     return slots
 
 
+#: The biases of experts' two products, [E, 2I] ([E, I] without a gate) and [E, H]; None: none.
+ExpertBiases = tuple[Tensor | None, Tensor | None]
+NO_BIASES: ExpertBiases = (None, None)
+
+
 class RowParts(NamedTuple):
     """The rows of a result in order, and what is called with the result and each part once that is launched."""
 
@@ -159,22 +198,25 @@ class RowParts(NamedTuple):
 
 def fused_experts(
     hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0, first: int = 0,
-    parts: RowParts | None = None,
+    parts: RowParts | None = None, gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
 ) -> Tensor:  # fmt: skip
-    """Σ_k weights[t, k] · down[e] (silu(gate[e] h) · (up[e] h)) with e = ids[t, k] - first.
+    """Σ_k weights[t, k] · down[e] (silu(gate[e] h) · (up[e] h)) with e = ids[t, k] - first, or another `gating`.
 
-    `hidden` [T, H], `gate_up` [E, 2I, H], `down` [E, H, I], `weights`, `ids` [T, top_k]; an e outside [0, E) belongs
-    to another rank and adds nothing. `of_all` is how many experts the tokens chose from, if more than E: kernels
-    expect that part of the pairs here. Returns [T, H], the `parts` of which may travel beside the rest.
+    `hidden` [T, H], `gate_up` [E, 2I, H], or [E, I, H] without a gate, `down` [E, H, I], `weights`, `ids` [T, top_k];
+    an e outside [0, E) belongs to another rank and adds nothing. `biases` are added to the two products. `of_all` is
+    how many experts the tokens chose from, if more than E: kernels expect that part of the pairs here. Returns [T, H],
+    the `parts` of which may travel beside the rest.
     """
     del of_all
-    out = torch.zeros_like(hidden)
+    out, (inner_bias, outer_bias) = torch.zeros_like(hidden), biases
     for expert in range(gate_up.shape[0]):
         token, choice = torch.where(ids == expert + first)
         if token.numel() == 0:
             continue
-        gate, up = functional.linear(hidden[token], gate_up[expert]).chunk(2, dim=-1)
-        value = functional.linear(functional.silu(gate) * up, down[expert])
+        inner = functional.linear(hidden[token], gate_up[expert], None if inner_bias is None else inner_bias[expert])
+        value = functional.linear(
+            gated(inner, gating), down[expert], None if outer_bias is None else outer_bias[expert]
+        )
         out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
     if parts is not None:
         for rows in parts.rows:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.ops import Ops, RowParts, StepBuffers, StepSizes
+from frame.interfaces import SILU, Gating
+from frame.ops import NO_BIASES, ExpertBiases, Ops, RowParts, StepBuffers, StepSizes
 
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
@@ -54,12 +55,13 @@ class CpuOps(Ops):
 
     def fused_experts(
         self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
-        first: int = 0, parts: RowParts | None = None,
+        first: int = 0, parts: RowParts | None = None, gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
     ) -> Tensor:  # fmt: skip
         del of_all
+        given = hidden, gate_up, down, weights, ids
         if self.invariant:
-            return fused_experts_invariant(hidden, gate_up, down, weights, ids, first=first)
-        return Ops.fused_experts(hidden, gate_up, down, weights, ids, first=first, parts=parts)
+            return fused_experts_invariant(*given, first=first, gating=gating, biases=biases)
+        return Ops.fused_experts(*given, first=first, parts=parts, gating=gating, biases=biases)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

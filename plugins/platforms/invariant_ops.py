@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from frame.interfaces import SILU, Gating
+from frame.ops import NO_BIASES, ExpertBiases, gated
 
 #: Rows of every product of `linear_invariant`.
 TILE = 16
@@ -62,15 +66,17 @@ def each_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def fused_experts_invariant(
-    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, first: int = 0
-) -> Tensor:
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, first: int = 0,
+    gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
+) -> Tensor:  # fmt: skip
     """As `Ops.fused_experts`, the bits of a token being the same in any batch; experts are added by ascending id."""
-    out = torch.zeros_like(hidden)
+    out, (inner_bias, outer_bias) = torch.zeros_like(hidden), biases
     for expert in range(gate_up.shape[0]):
         token, choice = torch.where(ids == expert + first)
         if token.numel() == 0:
             continue
-        gate, up = linear_invariant(hidden[token], gate_up[expert]).chunk(2, dim=-1)
-        value = linear_invariant(each_row(functional.silu, gate) * up, down[expert])
+        inner = linear_invariant(hidden[token], gate_up[expert], None if inner_bias is None else inner_bias[expert])
+        bias = None if outer_bias is None else outer_bias[expert]
+        value = linear_invariant(each_row(partial(gated, how=gating), inner), down[expert], bias)
         out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
     return out

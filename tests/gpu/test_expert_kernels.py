@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from frame.core.ops import layers as reference
-from frame.interfaces import RouterSpec
+from frame.interfaces import Gating, RouterSpec
 from frame.kernels import experts as kernels, routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 from frame.plugins.platforms.cuda.platform import CudaOps
-from frame.testing.op_cases import ROUTERS
+from frame.testing.op_cases import GATINGS, ROUTERS
 
 pytestmark = pytest.mark.gpu
 
@@ -49,10 +50,17 @@ def case(tokens: int, experts: int, top_k: int, hidden: int, inner: int, dtype: 
     }
 
 
-def check(inputs: dict[str, Tensor], launch: Launch | None = None) -> None:
+def widened(value: Any) -> Any:
+    """Floats in float64."""
+    if isinstance(value, tuple):
+        return tuple(widened(one) for one in value)
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def check(inputs: dict[str, Any], launch: Launch | None = None) -> None:
     dtype = inputs["hidden"].dtype
     found = kernels.fused_experts(**inputs, launch=launch)
-    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    wide = {name: widened(value) for name, value in inputs.items()}
     expected = reference.fused_experts(**wide)
     assert found.dtype == dtype
     assert found.isfinite().all()
@@ -98,6 +106,30 @@ def test_experts_of_one_of_several_ranks(launch: Launch | None) -> None:
 )
 def test_experts_equal_the_reference(sizes: tuple[int, ...], dtype: torch.dtype, launch: Launch | None) -> None:
     check(case(*sizes, dtype=dtype), launch)
+
+
+def biased(inputs: dict[str, Tensor], gating: Gating) -> dict[str, Any]:
+    """The inputs with another gating, and biases."""
+    number, hidden, inner = inputs["down"].shape
+    rows = inner * (2 if gating.gated else 1)
+    biases = tuple(torch.randn(number, size).to(inputs["down"]) for size in (rows, hidden))
+    return {**inputs, "gate_up": inputs["gate_up"][:, :rows].contiguous(), "gating": gating, "biases": biases}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+@pytest.mark.parametrize("gating", GATINGS, ids=str)
+def test_every_gating_with_biases(gating: Gating, launch: Launch | None) -> None:
+    check(biased(case(11, 4, 2, 40, 24, torch.float32), gating), launch)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_bias_alone(place: int, launch: Launch | None) -> None:
+    """Of ranks that divide each expert only the first one adds the second."""
+    inputs = biased(case(1, 4, 2, 40, 24, torch.float32), GATINGS[3])
+    biases = [None, None]
+    biases[place] = inputs["biases"][place]
+    check({**inputs, "biases": tuple(biases)}, launch)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
@@ -255,7 +287,7 @@ def test_exact_sums_are_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
 def test_invariant_rows_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     inputs = case(21, 4, 2, 32, 32, dtype)
     whole = kernels.fused_experts_invariant(**inputs)
-    check(inputs, invariant_launch(kernels.shape_of(inputs["gate_up"], 2)))
+    check(inputs, invariant_launch(kernels.shape_of(inputs["down"], 2)))
     for rows in (slice(5, 6), slice(3, 12)):
         part = {name: inputs[name][rows].contiguous() for name in ("hidden", "weights", "ids")}
         assert torch.equal(kernels.fused_experts_invariant(**inputs | part), whole[rows])
@@ -274,7 +306,7 @@ def test_repeated_runs_are_bitwise_equal() -> None:
 @pytest.mark.parametrize("tokens", [1, 3, 8, 16, 64, 200, 512, 1100, 3000])
 def test_a_real_shape(tokens: int) -> None:
     inputs = case(tokens, 128, 8, 512, 768, torch.bfloat16)
-    shape = kernels.shape_of(inputs["gate_up"], 8)
+    shape = kernels.shape_of(inputs["down"], 8)
     for launch in (None, rule(shape, tokens), vector_launch(shape) if tokens <= 64 else None):
         check(inputs, launch)
 
@@ -350,7 +382,7 @@ def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch
     wide = torch.full((tokens, sizes[3] + 64), float("nan"), dtype=dtype, device=DEVICE)
     wide[:, : sizes[3]] = inputs["hidden"]
     inputs["hidden"] = wide[:, : sizes[3]]
-    twin = kernels.fused_experts(**inputs, launch=rule(kernels.shape_of(inputs["gate_up"], sizes[2]), 1 << 20))
+    twin = kernels.fused_experts(**inputs, launch=rule(kernels.shape_of(inputs["down"], sizes[2]), 1 << 20))
     for tile in experts_hopper.CANDIDATES:
         # what is left in memory shows, if it is read
         poison = torch.full((1 << 26,), float("nan"), dtype=dtype, device=DEVICE)
@@ -360,6 +392,21 @@ def test_many_rows_on_hopper(sizes: tuple[int, int, int, int, int], dtype: torch
         assert (found.double() - twin.double()).norm() <= CLOSE[dtype] * twin.double().norm()
     if kind == "all of other ranks":
         assert not found.any()
+
+
+@hopper
+@pytest.mark.parametrize("tile", range(2))
+@pytest.mark.parametrize("gating", GATINGS, ids=str)
+@pytest.mark.parametrize("sizes", SIZES[1:3], ids=str)
+def test_every_gating_with_biases_on_hopper(sizes: tuple[int, int, int, int, int], gating: Gating, tile: int) -> None:
+    from frame.kernels import experts_hopper
+
+    inputs = biased(case(*sizes, dtype=torch.bfloat16), gating)
+    inputs["ids"] = ragged(*sizes[:3], "some of other ranks")
+    expected = reference.fused_experts(**{name: widened(value) for name, value in inputs.items()})
+    found = experts_hopper.fused_experts(**inputs, tile=experts_hopper.CANDIDATES[tile])
+    assert found.isfinite().all()
+    assert (found.double() - expected).norm() <= CLOSE[torch.bfloat16] * expected.norm()
 
 
 @hopper

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from frame.interfaces import RouterSpec
+from frame.interfaces import Gating, RouterSpec
 from frame.kernels import (
     activation,
     all_reduce,
@@ -33,7 +33,7 @@ from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda.platform import CudaOps
-from frame.testing.op_cases import ROUTERS
+from frame.testing.op_cases import GATINGS, ROUTERS
 
 from .ahead import DEVICE, H200
 
@@ -144,6 +144,17 @@ def routed(
     product(_empty(tokens, hidden, dtype=dtype), gate_up, down, weights, ids)
 
 
+def gated_experts(tokens: int, gating: Gating, dtype: torch.dtype = BF16, *, hopper: bool = False) -> None:
+    """Experts with biases and a gating."""
+    number, top_k, hidden, inner = EXPERTS["8 experts"]
+    gate_up = _empty(number, inner * (2 if gating.gated else 1), hidden, dtype=dtype)
+    biases = _empty(*gate_up.shape[:2], dtype=dtype), _empty(number, hidden, dtype=dtype)
+    weights, ids = _empty(tokens, top_k, dtype=F32), _empty(tokens, top_k, dtype=torch.int32)
+    product = experts_hopper.fused_experts if hopper else experts.fused_experts
+    down = _empty(number, hidden, inner, dtype=dtype)
+    product(_empty(tokens, hidden, dtype=dtype), gate_up, down, weights, ids, gating=gating, biases=biases)
+
+
 def norms(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
     """The norm of a token, of heads, and with the residual."""
     x, weight = _empty(64, size, dtype=dtype), _empty(size, dtype=dtype)
@@ -226,6 +237,9 @@ def expert_launches() -> dict[str, Callable[[], None]]:
     shape = EXPERTS["8 experts"]
     for tokens in (1, 512):
         found[f"float32 experts, {tokens} tokens"] = partial(routed, tokens, *shape, F32)
+    for place, gating in enumerate(GATINGS):
+        for tokens in (1, 64, 512):
+            found[f"experts with gating {place}, {tokens} tokens"] = partial(gated_experts, tokens, gating)
     found["float16 experts, 512 tokens"] = partial(routed, 512, *shape, F16)
     return found
 
@@ -305,6 +319,8 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
     shape = EXPERTS["128 experts"]
     for tokens in (1024, 8192):
         found[f"many rows of 128 experts, {tokens} tokens"] = partial(grouped_tile, tokens, shape, BF16)
+    for place, gating in enumerate(GATINGS):
+        found[f"many rows of experts with gating {place}"] = partial(gated_experts, 4096, gating, hopper=True)
     found["many rows of 8 experts, float16"] = partial(grouped_tile, 512, EXPERTS["8 experts"], F16)
     for tile in experts_hopper.CANDIDATES:
         name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"

@@ -33,7 +33,7 @@ def test_the_rule_multiplies_pairs_one_by_one_until_experts_are_shared() -> None
 
 def test_a_rank_with_some_experts_launches_what_one_with_all_does() -> None:
     kernels = pytest.importorskip("frame.kernels.experts")
-    some, every = torch.empty(64, 2 * 768, 2048, dtype=torch.bfloat16), torch.empty(128, 2 * 768, 2048)
+    some, every = torch.empty(64, 2048, 768, dtype=torch.bfloat16), torch.empty(128, 2048, 768)
     assert kernels.shape_of(some, 8, of_all=128) == SHAPE == kernels.shape_of(every.to(torch.bfloat16), 8)
     assert kernels.shape_of(some, 8).num_experts == 64
 

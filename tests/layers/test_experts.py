@@ -109,7 +109,11 @@ def test_weights_may_scale_what_experts_are_given(top_k):
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"activation": "gelu"}, "x: experts are gated by 'silu', not by 'gelu'"), ({"bias": True}, "biases")],
+    [
+        ({"activation": "tanh"}, "no activation 'tanh' of experts; there are: silu, swish, gelu, gelu_new"),
+        ({"gated": False}, "experts that are not gated have no tensors"),
+        ({"names": ("up", "down")}, "experts that are gated have no tensors"),
+    ],
 )
 def test_experts_that_cannot_be_computed_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from hypothesis import given, strategies as some
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, Ernie4_5_MoeConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeTopKRouter
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from frame.core.ops import Ops
 from frame.interfaces import RouterSpec
@@ -94,6 +96,24 @@ def test_deepseek_v2s_router() -> None:
     same_choices(Ops.route(logits, spec), (weights, ids))
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.3])
+def test_phi_3_5_moes_router(jitter: float) -> None:
+    logits = torch.cat((torch.randn(40, 16) * 2, -torch.rand(4, 16)))
+    want = sparsemixer(logits, jitter_eps=jitter, training=False)
+    same_choices(Ops.route(logits, RouterSpec(16, 2, "sparsemixer", renormalize=False, jitter=jitter)), want)
+
+
+@pytest.mark.parametrize("least", [1e-12, 0.6])
+def test_ernies_router(least: float) -> None:
+    config = Ernie4_5_MoeConfig(hidden_size=16, moe_num_experts=12, moe_k=3, moe_norm_min=least)
+    router = Ernie4_5_MoeTopKRouter(config)
+    torch.nn.init.normal_(router.weight)
+    router.moe_statics.e_score_correction_bias.data.normal_()
+    logits, weights, ids = router(torch.randn(20, 16))
+    spec = RouterSpec(12, 3, corrected=True, least_sum=least)
+    same_choices(Ops.route(logits, spec, router.moe_statics.e_score_correction_bias[0]), (weights, ids))
+
+
 def same_choices(found: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Equal experts in any order, with equal weights."""
     orders = [ids.argsort(dim=-1) for _, ids in (found, want)]
@@ -108,7 +128,11 @@ def same_choices(found: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Ten
         ({"num_experts": 8, "top_k": 2, "num_groups": 4, "top_groups": 5}, "5 groups cannot be chosen of 4"),
         ({"num_experts": 8, "top_k": 5, "num_groups": 4, "top_groups": 2}, "5 experts cannot be chosen of 4"),
         ({"num_experts": 8, "top_k": 0}, "0 experts cannot be chosen of 8"),
-        ({"num_experts": 8, "top_k": 2, "score": "softplus"}, "'softplus' of a router; there are: softmax, sigmoid"),
+        (
+            {"num_experts": 8, "top_k": 2, "score": "softplus"},
+            "'softplus' of a router; there are: softmax, sigmoid, sparsemixer",
+        ),
+        ({"num_experts": 8, "top_k": 2, "score": "sparsemixer"}, "a sparsemixer is not renormalized"),
         ({"num_experts": 8, "top_k": 2, "num_groups": 8, "top_groups": 2, "group_score": "top2"}, "by max"),
     ],
 )

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import (
+    SILU,
     Collectives,
+    Gating,
     Kernels,
     Memory,
     MemorySnapshot,
@@ -44,7 +46,7 @@ from frame.kernels import (
     step,
 )
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
-from frame.ops import Norm, Ops, RowParts, StepBuffers, StepSizes
+from frame.ops import NO_BIASES, ExpertBiases, Norm, Ops, RowParts, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
 from .agreement import Agreement
@@ -124,14 +126,14 @@ class CudaOps(Ops):
 
     def fused_experts(
         self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, *, of_all: int = 0,
-        first: int = 0, parts: RowParts | None = None,
+        first: int = 0, parts: RowParts | None = None, gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
     ) -> Tensor:  # fmt: skip
-        given = hidden, gate_up, down, weights, ids
+        given, how = (hidden, gate_up, down, weights, ids), (gating, biases)
         if self.invariant:
-            return experts.fused_experts_invariant(*given, first)
-        if self._groups and (out := experts.hopper_experts(*given, of_all, first, parts)) is not None:
+            return experts.fused_experts_invariant(*given, first, *how)
+        if self._groups and (out := experts.hopper_experts(*given, of_all, first, parts, *how)) is not None:
             return out
-        return experts.fused_experts(*given, of_all=of_all, first=first, parts=parts)
+        return experts.fused_experts(*given, of_all=of_all, first=first, parts=parts, gating=gating, biases=biases)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""

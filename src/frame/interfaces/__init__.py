@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         step_outcome as step_outcome,
     )
     from frame.core.interfaces.experts import (
+        SILU as SILU,
         Activations as Activations,
         Dispatched as Dispatched,
         ExchangeSpec as ExchangeSpec,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         ExpertLayout as ExpertLayout,
         ExpertMethod as ExpertMethod,
         ExpertSpec as ExpertSpec,
+        Gating as Gating,
         LocalExchange as LocalExchange,
         RouterSpec as RouterSpec,
         Routing as Routing,

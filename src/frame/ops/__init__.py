@@ -18,8 +18,11 @@ if TYPE_CHECKING:
         quantize_kv as quantize_kv,
     )
     from frame.core.ops.layers import (
+        NO_BIASES as NO_BIASES,
+        ExpertBiases as ExpertBiases,
         Norm as Norm,
         RowParts as RowParts,
+        gated as gated,
     )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.experts import RouterSpec
+from frame.core.interfaces.experts import Gating, RouterSpec
 from frame.core.ops.step import StepBuffers, StepSizes
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
-#: The routers of model families: Qwen's, OLMoE's, DeepSeek-V2's and V3's, ERNIE's, Llama 4's.
+#: The routers of model families: Qwen's, OLMoE's, DeepSeek-V2's and V3's, one with a correction, Llama 4's, ERNIE's,
+#: Phi-3.5-MoE's.
 ROUTERS = (
     RouterSpec(8, 2),
     RouterSpec(10, 3, renormalize=False),
@@ -25,6 +26,17 @@ ROUTERS = (
     RouterSpec(32, 6, "sigmoid", scale=2.5, corrected=True, num_groups=8, top_groups=3, group_score="top2"),
     RouterSpec(12, 3, corrected=True),
     RouterSpec(8, 1, "sigmoid", renormalize=False),
+    RouterSpec(12, 3, corrected=True, least_sum=0.4),
+    RouterSpec(16, 2, "sparsemixer", renormalize=False, jitter=0.2),
+)
+#: What is computed between experts' products: Llama's, Gemma's, gpt-oss's, Nemotron's without a gate, and others.
+GATINGS = (
+    Gating(),
+    Gating("gelu_tanh"),
+    Gating("gelu", limit=0.9),
+    Gating(alpha=1.702, shift=1.0, limit=1.2),
+    Gating("relu2", gated=False),
+    Gating("relu", gated=False, limit=0.7),
 )
 
 
@@ -144,6 +156,14 @@ def _experts(draw: Draw, first: int) -> Arguments:
     return given, {"first": first} if first else {}
 
 
+def _gated_experts(draw: Draw, gating: Gating) -> Arguments:
+    """Four experts with biases."""
+    (hidden, _, down, weights, ids), _ = _experts(draw, 0)
+    inner = 24 if gating.gated else 12
+    biases = draw.floats(4, inner), draw.floats(4, 16)
+    return (hidden, draw.floats(4, inner, 16), down, weights, ids), {"gating": gating, "biases": biases}
+
+
 def _write_rows(draw: Draw) -> Arguments:
     slots, starts = torch.tensor([2, 0, 2], dtype=torch.int32), torch.tensor([0, 3, 4], dtype=torch.int32)
     lengths = torch.tensor([3, 1, 2], dtype=torch.int32)
@@ -205,7 +225,11 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "merge_parts": [_merge_parts],
     "route": [partial(_route, spec=spec) for spec in ROUTERS],
     "place_experts": [lambda d: _places(d, False), lambda d: _places(d, True)],
-    "fused_experts": [lambda d: _experts(d, 0), lambda d: _experts(d, 3)],
+    "fused_experts": [
+        lambda d: _experts(d, 0),
+        lambda d: _experts(d, 3),
+        *(partial(_gated_experts, gating=gating) for gating in GATINGS),
+    ],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],
     "best_of_part": [lambda d: _best_of_part(d, False), lambda d: _best_of_part(d, True)],
