@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
-from frame.layers import RotaryEmbedding, Router, normed_linear
+from frame.interfaces import Build, ModelSetup, RouterSpec
+from frame.layers import RotaryEmbedding
 
-from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
+from .decoder import Decoder, head_shape
+from .mixture import SparseMLP, dense, pre_normed, routed
 from .qwen3 import qwen3_attention
 
 
@@ -22,30 +23,8 @@ class Qwen3MoeForCausalLM(Decoder):
         super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
 
 
-class SparseMLP(nn.Module):
-    """A norm, a router, and the experts that it prefers for each token."""
-
-    def __init__(self, build: Build, prefix: str) -> None:
-        super().__init__()
-        config = build.config
-        router = RouterSpec(config.num_experts, config.num_experts_per_tok, renormalize=config.norm_topk_prob)
-        experts = ExpertSpec(
-            config.num_experts,
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.num_experts_per_tok,
-            activation=config.hidden_act,
-        )
-        self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
-        self.experts = build.experts(f"{prefix}.experts", experts, reduce=False)
-
-    def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
-        logits, normed, residual = normed_linear(norm, self.router.linear, hidden, residual)
-        return self.experts(normed, self.router.choose(logits)), residual
-
-
-def _is_sparse(config: Any, index: int) -> bool:
+def is_sparse(config: Any, index: int) -> bool:
+    """Whether layer `index` has experts; Qwen2-MoE says so in the same way."""
     if index in config.mlp_only_layers or config.num_experts == 0:
         return False
     return bool((index + 1) % config.decoder_sparse_step == 0)
@@ -53,16 +32,14 @@ def _is_sparse(config: Any, index: int) -> bool:
 
 def _layer(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
     config = build.config
-    hidden_size, eps = config.hidden_size, config.rms_norm_eps
     window = (config.sliding_window or 0) if config.use_sliding_window else 0
-    if _is_sparse(config, index):
-        mlp: nn.Module = SparseMLP(build, f"{prefix}.mlp")
-    else:
-        activation = gate_activation(build, config.hidden_act)
-        mlp = GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation)
-    return DecoderLayer(
-        build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps, partial=True),
-        qwen3_attention(build, f"{prefix}.self_attn", window, rotary),
-        build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps, partial=True),
-        mlp,
-    )
+    attention = qwen3_attention(build, f"{prefix}.self_attn", window, rotary)
+    mlp = qwen3_experts(build, f"{prefix}.mlp") if is_sparse(config, index) else dense(build, f"{prefix}.mlp")
+    return pre_normed(build, prefix, attention, mlp)
+
+
+def qwen3_experts(build: Build, prefix: str) -> SparseMLP:
+    """Experts without a shared one."""
+    config = build.config
+    router = RouterSpec(config.num_experts, config.num_experts_per_tok, renormalize=config.norm_topk_prob)
+    return routed(build, prefix, router, config.moe_intermediate_size)

@@ -50,8 +50,8 @@ class DenseAttention(AttentionBackend):
         if spec.window:
             hidden |= distance >= spec.window
         scores = scores.masked_fill(hidden, float("-inf"))
-        if layer.sinks is not None:  # a score of its own, which takes in nothing
-            scores = torch.cat((scores, layer.sinks[:, None, None].expand(-1, len(query), 1)), dim=-1)
+        if layer.sinks is not None:
+            scores = torch.cat((scores, layer.sinks.to(scores)[:, None, None].expand(-1, len(query), 1)), -1)
         weights = scores.softmax(-1)[..., : len(keys)]
         return torch.einsum("hqk,khd->qhd", weights, values)
 

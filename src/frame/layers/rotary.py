@@ -117,7 +117,9 @@ def _longrope(spec: RopeSpec) -> Frequencies:
     """A learned divisor for each frequency, one set for long and one for short sequences (Ding et al. 2024)."""
     long = spec.max_model_len > spec.original_max_len
     divisors = torch.tensor(spec.parameters["long_factor" if long else "short_factor"], dtype=torch.float32)
-    scale = spec.parameters.get("attention_factor")
+    scale = spec.parameters.get("long_mscale" if long else "short_mscale")  # Phi-3.5-MoE's
+    if scale is None:
+        scale = spec.parameters.get("attention_factor")
     if scale is None:
         stretch = spec.stretch
         scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(spec.original_max_len))

@@ -55,9 +55,12 @@ def roughen(model: Any, embedding_scale: float) -> None:
     """Makes norm weights and biases random: at their constant start a model that ignores them would pass."""
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(embedding_scale)
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or "bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):  # of routers, for choosing
+                buffer.add_(torch.randn_like(buffer) * 0.3)
 
 
 def write_tokenizer(folder: Path) -> None:
