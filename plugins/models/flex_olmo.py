@@ -11,7 +11,7 @@ from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, SandwichLayer, head_shape
 from .mixture import routed
-from .olmo2 import Unnormed
+from .norms import Unnormed
 from .olmoe import all_heads_normed
 
 

@@ -217,4 +217,5 @@ class PerLayerEmbedding(nn.Module):
         rows = self.table(ids).view(shape)
         rows = rows * torch.tensor(self.width**0.5, dtype=rows.dtype).item()
         projected: Tensor = self.norm((self.projection(hidden) * self.scale).view(shape))
-        return (projected + rows) * math.sqrt(0.5)
+        out: Tensor = (projected + rows) * math.sqrt(0.5)
+        return out

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from frame.interfaces import Build, ExpertSpec, RouterSpec
 from frame.layers import Experts, Linear, Router, RowLinear
 
-from .decoder import DecoderLayer, Gate, GatedMLP, RotaryAttention, gate_activation, head_shape
+from .activations import Activation
+from .decoder import DecoderLayer, GatedMLP, RotaryAttention, gate_activation, head_shape
 
 
 class SparseMLP(nn.Module):
@@ -45,7 +46,7 @@ class SharedMLP(nn.Module):
         build: Build,
         prefix: str,
         intermediate_size: int,
-        activation: Gate,
+        activation: Activation,
         *,
         bias: bool = False,
         joined: str = "",

@@ -189,7 +189,12 @@ def test_a_worker_process_takes_the_setting_of_its_configuration(monkeypatch):
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(worker_process, "worker_of", lambda *given: worker)
     monkeypatch.setattr(worker_process, "Heartbeat", lambda *given: None)
-    monkeypatch.setattr(worker_process, "_serve", lambda loop, channel: (made.append(loop.poll_seconds), channel.close()))
+
+    def serve(loop, channel):
+        made.append(loop.poll_seconds)
+        channel.close()
+
+    monkeypatch.setattr(worker_process, "_serve", serve)
     monkeypatch.setattr(worker_process, "signal", SimpleNamespace(signal=lambda *given: None, SIGINT=2, SIG_IGN=1))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO()))
     with ours:
