@@ -177,6 +177,7 @@ class CacheBackend(ABC):
 
     #: the specs that it is asked about
     spec_type: ClassVar[type] = AttentionSpec
+    spec: Any
     #: whether `plan` reads the batch's `prefix`; only then is one computed
     shares_prefixes: bool = False
     #: what that costs and saves; with None rows share prefixes only from the length on that a user sets
@@ -192,32 +193,32 @@ class CacheBackend(ABC):
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         self.setup = setup
         self.options = options
-        self.spec: AttentionSpec = setup.spec
+        self.spec = setup.spec
         self.ops: Ops = setup.ops
 
     @classmethod
     @abstractmethod
-    def supports(cls, spec: AttentionSpec) -> str | None:
+    def supports(cls, spec: Any) -> str | None:
         """None, or every reason why this backend cannot serve such a layer, joined by "; ". Never raises.
 
         Its `block_size` is a multiple of what `block_multiple` says, unless the user asked for another one.
         """
 
     @classmethod
-    def preference(cls, spec: AttentionSpec) -> int | None:
+    def preference(cls, spec: Any) -> int | None:
         """How well this backend suits `spec`, against other backends; None takes the provider's own number."""
         del spec
         return None
 
     @classmethod
-    def block_multiple(cls, spec: AttentionSpec) -> int:
+    def block_multiple(cls, spec: Any) -> int:
         """Blocks of such layers are of a multiple of so many tokens, whatever `spec.block_size` is."""
         del spec
         return 1
 
     @classmethod
     @abstractmethod
-    def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
+    def kv_format(cls, spec: Any) -> BlockFormat:
         """How a block of one layer lies in memory: `spec.block_size` tokens, in as many bytes as its KV spec says."""
 
     @abstractmethod
@@ -227,6 +228,8 @@ class CacheBackend(ABC):
 
 class AttentionBackend(CacheBackend):
     """Serves `frame.layers` attention, over a paged cache or of a row over itself."""
+
+    spec: AttentionSpec
 
     @classmethod
     def kv_format(cls, spec: AttentionSpec) -> BlockFormat:

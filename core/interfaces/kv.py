@@ -68,6 +68,16 @@ class SlidingKV(FullKV, frozen=True, tag=True, kw_only=True):
         return min(-(-num_tokens // block_size), -(-(self.window - 1) // block_size) + 1)
 
 
+class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
+    """One vector of `dim` numbers for each token, which all heads share, and which every tensor rank keeps."""
+
+    dim: int
+    dtype: str
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_size * self.dim * DTYPE_BYTES[self.dtype]
+
+
 class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
     """A running state of `state_bytes` per request, whatever its length; one block holds the newest, in place."""
 
@@ -82,7 +92,7 @@ class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
         return self.state_bytes
 
 
-AnyKVSpec = FullKV | SlidingKV | StateKV
+AnyKVSpec = FullKV | SlidingKV | LatentKV | StateKV
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):

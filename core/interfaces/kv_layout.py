@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from .kv import AnyKVSpec, KVGroup, KVLayout, StateKV
 
 if TYPE_CHECKING:
-    from .attention import AttentionSpec, CacheBackend
+    from .attention import CacheBackend
+    from .latent import CacheSpec
 
 #: Tokens of a block where neither the user nor a backend asks for another size.
 AUTO_BLOCK_SIZE = 16
@@ -151,7 +152,7 @@ def max_request_len(layout: KVLayout, limit: int) -> int:
     return bisect_right(range(1, limit + 1), layout.pools[0] - 1, key=lambda length: blocks_needed(layout, length - 1))
 
 
-def why_not_served(backend: type[CacheBackend], spec: AttentionSpec, block_size: int) -> str | None:
+def why_not_served(backend: type[CacheBackend], spec: CacheSpec, block_size: int) -> str | None:
     """Why `backend` cannot serve `spec` in blocks of `block_size` tokens (0: the backend chooses); None if it can."""
     if not isinstance(spec, backend.spec_type):
         return f"it serves {backend.spec_type.__name__}, not {type(spec).__name__}"

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from ..layers.build import Build
     from ..ops import Ops
-    from .attention import AttentionSpec
     from .collectives import Groups
     from .executor import WorkerFactory
     from .experts import ExchangeSpec
     from .grammar import Vocabulary
     from .kv import KVLayout, KVRole
+    from .latent import CacheSpec
     from .model import Model
     from .platform import Memory, Streams
     from .quantization import QuantizationSpec, StoredTensor
@@ -124,9 +124,9 @@ class WorkerExtensionSetup(Setup):
 
 @dataclass(frozen=True)
 class BackendSetup(Setup):
-    """For `AttentionBackend`, once per KV group: what its layers need, and the platform's ops."""
+    """For `CacheBackend`, once per KV group: what its layers need, and the platform's ops."""
 
-    spec: AttentionSpec
+    spec: CacheSpec
     ops: Ops
 
 

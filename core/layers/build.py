@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.collectives import Groups, SingleGroup
 from ..interfaces.experts import ExpertExchange, ExpertSpec
+from ..interfaces.latent import IndexSpec, LatentSpec
 from ..interfaces.model import Model, RunningStep, Shard
 from ..ops import Ops
 from .attention import Attention
@@ -21,6 +22,7 @@ from .cached import CachedLayer
 from .context import shared_context
 from .embedding import Head, VocabEmbedding, VocabRows
 from .experts import Experts
+from .latent import LatentAttention, SparseIndex
 from .linear import AttentionInput, Linear, RowLinear, Rows, empty_parameter, local_kv_heads, split_evenly
 from .methods import Methods
 from .norm import LayerNorm, RMSNorm
@@ -225,6 +227,48 @@ class Build:
             total_heads=num_heads,
             context=shared_context(prefix, spec, num_kv_heads, self.groups, self.ops, self.running),
         )
+
+    def latent_attention(
+        self,
+        prefix: str,
+        num_heads: int,
+        *,
+        rank: int,
+        nope_dim: int,
+        rope_dim: int,
+        value_dim: int,
+        scale: float,
+        top_k: int = 0,
+        up: str = "kv_b_proj",
+    ) -> LatentAttention:
+        """Returns latent attention over this rank's heads, with what makes keys and values of latents, "PREFIX.UP".
+
+        That has for each head `nope_dim` rows of the key, then `value_dim` of the value. With `top_k` each token
+        attends to that many others at most, which `sparse_index` chooses.
+        """
+        spec = LatentSpec(
+            num_heads=split_evenly(f"the attention heads of {prefix}", num_heads, self.groups.tensor),
+            nope_dim=nope_dim,
+            rope_dim=rope_dim,
+            value_dim=value_dim,
+            rank=rank,
+            scale=scale,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            block_size=0,
+            device_type=self.device_type,
+            top_k=top_k,
+            deterministic=self.deterministic,
+        )
+        linear = self.linear(f"{prefix}.{up}", rank, num_heads * (nope_dim + value_dim), shard="column")
+        return LatentAttention(self, prefix, spec, linear)
+
+    def sparse_index(self, prefix: str, num_heads: int, head_dim: int, *, top_k: int, scale: float) -> SparseIndex:
+        """Returns what chooses the `top_k` tokens that each token attends to; every rank has all of it."""
+        spec = IndexSpec(
+            num_heads, head_dim, top_k, scale, self.dtype, self.kv_dtype, 0, self.device_type, self.deterministic
+        )
+        return SparseIndex(self, prefix, spec)
 
     def embedding(self, prefix: str, num_embeddings: int, dim: int, *, shard: bool = True) -> nn.Module:
         """Returns the embedding of tokens or positions, ids [T] → [T, dim], sharded over the vocabulary.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from ..interfaces.attention import AttentionSpec, BlockFormat, GroupBatch
+from ..interfaces.attention import BlockFormat, GroupBatch
 from ..interfaces.kv import AnyKVSpec
+from ..interfaces.latent import CacheSpec
 from ..interfaces.model import ForwardStep
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class CachedLayer(nn.Module, ABC):
     """
 
     #: what the layer asks of an attention backend; None: it needs none
-    backend_spec: AttentionSpec | None = None
+    backend_spec: CacheSpec | None = None
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()

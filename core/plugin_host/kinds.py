@@ -36,7 +36,7 @@ KINDS = {
     #: with a plain `Setup`; it begins work in a thread and returns at once.
     "platform": Kind("frame_platforms", "platform", "platform:Platform"),
     #: A worker builds one for each KV group after the model was built; it lives as long as the KV cache.
-    "attention": Kind("frame_attention_backends", "attention backend", "attention:AttentionBackend"),
+    "attention": Kind("frame_attention_backends", "attention backend", "attention:CacheBackend"),
     #: Named by the architecture that config.json states. A worker builds one before it loads weights; it lives until
     #: the worker ends.
     "model": Kind("frame_models", "model", "model:Model"),

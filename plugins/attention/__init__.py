@@ -48,4 +48,18 @@ def frame_attention_backends() -> list[Provider]:
             summary="new prompts by cuDNN through torch, all else by the Triton kernels",
             preference=12,
         ),
+        Provider(
+            "torch-latent",
+            f"{_HERE}.latent:TorchLatent",
+            api=">=0.2.dev1,<0.3",
+            summary="latent attention (MLA) in plain torch: any device, any dtype",
+            preference=10,
+        ),
+        Provider(
+            "torch-index",
+            f"{_HERE}.latent_index:TorchIndex",
+            api=">=0.2.dev1,<0.3",
+            summary="the index of sparse latent attention in plain torch",
+            preference=10,
+        ),
     ]

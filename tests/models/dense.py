@@ -11,7 +11,18 @@ from frame.core.interfaces.collectives import Groups, ProcessGroup, SingleGroup
 from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import BackendSetup, Build, LoaderSetup, ModelSetup, WeightLoader
+from frame.interfaces import (
+    BackendSetup,
+    Build,
+    IndexBackend,
+    IndexSpec,
+    LatentBackend,
+    LatentParams,
+    LatentSpec,
+    LoaderSetup,
+    ModelSetup,
+    WeightLoader,
+)
 from frame.layers import load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
@@ -56,6 +67,64 @@ class DenseAttention(AttentionBackend):
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
+class DenseLatent(LatentBackend):
+    """Keeps the latents of a layer, and expands all of them to attend."""
+
+    def __init__(self, spec: Any, **kwargs: Any) -> None:
+        super().__init__(spec, **kwargs)
+        self.past = torch.empty(0)
+
+    @classmethod
+    def supports(cls, spec: Any) -> str | None:
+        return None
+
+    def plan(self, batch: Any) -> Any:
+        return None
+
+    def forward(
+        self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, plan: Any, chosen: Tensor | None
+    ) -> Tensor:
+        del kv_cache, plan
+        self.past = torch.cat((self.past.to(latent), latent)) if len(self.past) else latent
+        keys, values = layer.expand(self.past)
+        hidden = torch.ones(len(query), len(keys)).triu(len(keys) - len(query) + 1).bool()
+        if chosen is not None and len(keys) > layer.spec.top_k:
+            others = torch.ones(len(query), len(keys) + 1).scatter(1, chosen.long() % (len(keys) + 1), 0.0)
+            hidden |= others[:, :-1].bool()
+        scores = torch.einsum("qhd,khd->hqk", query, keys) * layer.spec.scale
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+
+
+class DenseIndex(IndexBackend):
+    """Keeps the keys of a layer, and scores all of them."""
+
+    def __init__(self, spec: Any, **kwargs: Any) -> None:
+        super().__init__(spec, **kwargs)
+        self.past = torch.empty(0)
+
+    @classmethod
+    def supports(cls, spec: Any) -> str | None:
+        return None
+
+    def plan(self, batch: Any) -> Any:
+        return None
+
+    def forward(
+        self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Tensor:
+        del kv_cache, plan
+        self.past = torch.cat((self.past.to(key), key)) if len(self.past) else key
+        scores = (torch.einsum("qhd,kd->qhk", query, self.past) * spec.scale).relu()
+        scores = torch.einsum("qh,qhk->qk", weights, scores)
+        hidden = torch.ones(scores.shape).triu(len(self.past) - len(query) + 1).bool()
+        best = scores.masked_fill(hidden, float("-inf")).topk(min(spec.top_k, len(self.past)), -1)
+        chosen = torch.where(best.values == float("-inf"), -1, best.indices).to(torch.int32)
+        return torch.nn.functional.pad(chosen, (0, spec.top_k - chosen.shape[1]), value=-1)
+
+
+_DENSE = {LatentSpec: DenseLatent, IndexSpec: DenseIndex}
+
+
 def make_model(
     folder: Path,
     group: ProcessGroup | None = None,
@@ -86,7 +155,8 @@ def make_model(
     model = registry.make("model", config.architectures[0], ModelSetup(maker))
     load_weights(model, loader or SafetensorsLoader(LoaderSetup(folder)))
     for layer in maker.caches.values():
-        layer.bind(None, None, 0, DenseAttention(BackendSetup(layer.backend_spec, maker.ops)))
+        kind = _DENSE.get(type(layer.backend_spec), DenseAttention)
+        layer.bind(None, None, 0, kind(BackendSetup(layer.backend_spec, maker.ops)))
     return model
 
 

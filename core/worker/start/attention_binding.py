@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 
 from ...config.tree import FrameConfig
-from ...interfaces.attention import AttentionSpec, CacheBackend
+from ...interfaces.attention import CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import AnyKVSpec, KVLayout
 from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served
+from ...interfaces.latent import CacheSpec
 from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
 from ...interfaces.step import PrefixCosts
@@ -79,7 +80,7 @@ class ChosenBackends:
     """
 
     layers: Mapping[str, CachedLayer]
-    providers: Mapping[AttentionSpec, Provider]
+    providers: Mapping[CacheSpec, Provider]
     kv_specs: dict[str, AnyKVSpec]
     block_multiples: dict[str, int]
     layout: KVLayout
@@ -133,14 +134,13 @@ def choose_backends(
 
     `own` are those of this pipeline stage, where others have the rest.
     """
-    providers: dict[AttentionSpec, Provider] = {}
-    multiples: dict[AttentionSpec, int] = {}
+    providers: dict[CacheSpec, Provider] = {}
+    multiples: dict[CacheSpec, int] = {}
     size, not_deterministic = config.cache.block_size, ""
-    for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()):
-        if spec is None:
-            continue
+    specs = [spec for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()) if spec is not None]
+    for spec in specs:
         refuses, ranks = partial(why_not_served, spec=spec, block_size=size), methodcaller("preference", spec)
-        provider = registry.select("attention", config.attention.attention_backend, refuses, ranks)
+        provider = registry.select("attention", _named(config, registry, spec, specs), refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec) * spec.context.ranks
         if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
@@ -151,3 +151,12 @@ def choose_backends(
     return ChosenBackends(
         layers if own is None else own, providers, kept, of_layers, layout, not_deterministic, config, registry
     )
+
+
+def _named(config: FrameConfig, registry: Registry, spec: CacheSpec, specs: Sequence[CacheSpec]) -> str:
+    """The backend that the user names, where it is of the kind that `spec` asks for, or of none of `specs`."""
+    name = config.attention.attention_backend
+    if name == "auto":
+        return name
+    kind = registry.resolve(registry.choose("attention", name)).spec_type
+    return name if isinstance(spec, kind) or not any(isinstance(one, kind) for one in specs) else "auto"

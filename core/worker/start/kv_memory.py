@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...interfaces.attention import AttentionSpec, BlockFormat, CacheBackend
+from ...interfaces.attention import BlockFormat, CacheBackend
 from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import slot_bytes
+from ...interfaces.latent import CacheSpec
 
 NULL_BLOCK = 0
 
@@ -35,7 +36,7 @@ class KVMemory:
             for index, (layer, spec) in enumerate(zip(group.layers, group.specs, strict=True))
         }
 
-    def layer_block(self, layer: str, backend: type[CacheBackend], spec: AttentionSpec) -> tuple[Tensor, BlockFormat]:
+    def layer_block(self, layer: str, backend: type[CacheBackend], spec: CacheSpec) -> tuple[Tensor, BlockFormat]:
         """The raw cache of one layer, uint8 [num_blocks, block_bytes], and how its backend lays out a block.
 
         Raises `ValueError` where the format does not fill a block.

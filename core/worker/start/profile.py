@@ -11,6 +11,7 @@ from torch import Tensor
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
 from ...interfaces.attention import GroupBatch, LayerParams
+from ...interfaces.latent import IndexSpec, LatentParams
 from ...interfaces.model import ForwardStep, ModelInputs
 from ...interfaces.platform import Platform
 from ...layers.context import own_tokens
@@ -25,9 +26,15 @@ class NoAttention:
     def plan(self, batch: GroupBatch) -> None:
         """There is nothing to plan."""
 
-    def forward(self, layer: LayerParams, query: Tensor, *rest: Any) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self, layer: LayerParams | LatentParams | IndexSpec, query: Tensor, *rest: Any
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Zeros [T, num_heads, head_dim], and log-sum-exps [T, num_heads] where the layer asks for them."""
         del rest
+        if isinstance(layer, IndexSpec):
+            return query.new_zeros((len(query), layer.top_k), dtype=torch.int32)
+        if isinstance(layer, LatentParams):
+            return query.new_zeros((*query.shape[:2], layer.spec.value_dim))
         out = torch.zeros_like(query)
         return (out, torch.zeros_like(query[..., 0], dtype=torch.float32)) if layer.spec.returns_lse else out
 

@@ -115,6 +115,7 @@ if TYPE_CHECKING:
         KVGroup as KVGroup,
         KVLayout as KVLayout,
         KVSpec as KVSpec,
+        LatentKV as LatentKV,
         SlidingKV as SlidingKV,
         StateKV as StateKV,
     )
@@ -127,6 +128,14 @@ if TYPE_CHECKING:
         pool_bytes as pool_bytes,
         why_not_served as why_not_served,
         with_blocks as with_blocks,
+    )
+    from frame.core.interfaces.latent import (
+        CacheSpec as CacheSpec,
+        IndexBackend as IndexBackend,
+        IndexSpec as IndexSpec,
+        LatentBackend as LatentBackend,
+        LatentParams as LatentParams,
+        LatentSpec as LatentSpec,
     )
     from frame.core.interfaces.load_trace import (
         LoadRecord as LoadRecord,

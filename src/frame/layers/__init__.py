@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from frame.core.layers.experts import (
         Experts as Experts,
     )
+    from frame.core.layers.latent import (
+        LatentAttention as LatentAttention,
+        SparseIndex as SparseIndex,
+    )
     from frame.core.layers.linear import (
         AttentionInput as AttentionInput,
         Linear as Linear,

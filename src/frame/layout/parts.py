@@ -11,8 +11,8 @@ import torch
 
 from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.tree import FrameConfig
-from frame.core.interfaces.attention import AttentionSpec
 from frame.core.interfaces.kv import AnyKVSpec
+from frame.core.interfaces.latent import CacheSpec
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.model import Model
 from frame.core.layers.build import Build
@@ -46,7 +46,7 @@ class RankPart:
     num_experts: int
     kv_specs: Mapping[str, AnyKVSpec]
     own: frozenset[str]
-    attention: Mapping[str, AttentionSpec]
+    attention: Mapping[str, CacheSpec]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""Backends of multi-head latent attention (DeepSeek-AI 2024): one vector a token stands for the keys of all heads.
+
+A latent is [c; k], c of `rank` numbers, from which each head's key and value are products, and k of `rope_dim` numbers,
+the turned key that all heads share. A head's query is [q; r], and its score (q · (W_k c) + r · k) · scale. Knows no
+model.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .attention import AttentionSpec, BlockFormat, CacheBackend, ContextShare
+
+if TYPE_CHECKING:
+    from .setup import BackendSetup
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """What a layer of latent attention asks of a backend.
+
+    A latent has `rank` + `rope_dim` numbers, a query `nope_dim` + `rope_dim`, an output `value_dim`. With `top_k` > 0 a
+    token may attend to that many tokens at most, and the layer says to which. The rest is as in `AttentionSpec`.
+    """
+
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    rank: int
+    scale: float
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    device_type: str
+    top_k: int = 0
+    deterministic: bool = False
+    context: ContextShare = ContextShare()
+
+    @property
+    def width(self) -> int:
+        """Numbers of a latent."""
+        return self.rank + self.rope_dim
+
+    @property
+    def num_kv_heads(self) -> int:
+        """One latent serves all heads."""
+        return 1
+
+
+@dataclass(frozen=True)
+class LatentParams:
+    """A layer's spec and `up` [num_heads, nope_dim + value_dim, rank], which makes keys and values of latents.
+
+    A query is absorbed, so that it can be multiplied with latents, or latents are expanded to keys and values: both
+    give equal scores, up to rounding.
+    """
+
+    spec: LatentSpec
+    up: Tensor
+
+    def absorb(self, query: Tensor) -> Tensor:
+        """[T, H, nope + rope] → [T, H, rank + rope]: what is multiplied with latents."""
+        nope, rope = query.split([self.spec.nope_dim, self.spec.rope_dim], -1)
+        out = query.new_empty(*query.shape[:2], self.spec.width)
+        rank = self.spec.rank
+        out[..., :rank] = torch.bmm(nope.transpose(0, 1), self.up[:, : self.spec.nope_dim]).transpose(0, 1)
+        out[..., rank:] = rope
+        return out
+
+    def values_of(self, mixed: Tensor) -> Tensor:
+        """[T, H, value_dim] from weighed sums of latents' first part, [T, H, rank]."""
+        up = self.up[:, self.spec.nope_dim :].transpose(1, 2)
+        return torch.bmm(mixed.transpose(0, 1), up).transpose(0, 1)
+
+    def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [S, H, nope + rope] and values [S, H, value_dim] of `latents` [S, rank + rope]."""
+        spec, heads = self.spec, self.spec.num_heads
+        joined = latents[:, : spec.rank] @ self.up.flatten(0, 1).t()
+        nope, values = joined.view(-1, heads, spec.nope_dim + spec.value_dim).split([spec.nope_dim, spec.value_dim], -1)
+        shared = latents[:, None, spec.rank :].expand(-1, heads, -1)
+        return torch.cat((nope, shared), -1), values
+
+
+class LatentBackend(CacheBackend):
+    """Serves `frame.layers` latent attention. It chooses, row by row, to absorb queries or to expand latents."""
+
+    spec_type = LatentSpec
+    spec: LatentSpec
+
+    @classmethod
+    def kv_format(cls, spec: LatentSpec) -> BlockFormat:
+        """`forward` gets a cache of [num_blocks, block_size, rank + rope_dim]."""
+        return BlockFormat((spec.block_size, spec.width), (0, 1), spec.kv_dtype)
+
+    @abstractmethod
+    def forward(
+        self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, plan: Any, chosen: Tensor | None
+    ) -> Tensor:
+        """Stores `latent` [T, rank + rope_dim] at the plan's slots, then attends with `query` [T, H, nope + rope_dim].
+
+        Where the spec has `top_k`, a token attends to the positions of its row that int32 `chosen` [T, top_k] holds,
+        each once; -1 is none. Returns [T, H, value_dim]; rows of padding tokens are unspecified but finite.
+        """
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """What the index of sparse attention asks of a backend: `num_heads` small queries a token and one key.
+
+    A pair scores Σ_h w_h · relu(q_h · k · `scale`); the `top_k` best are what a token attends to.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    scale: float
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    device_type: str
+    deterministic: bool = False
+    context: ContextShare = ContextShare()
+
+    @property
+    def num_kv_heads(self) -> int:
+        """All heads share a key."""
+        return 1
+
+
+class IndexBackend(CacheBackend):
+    """Serves `frame.layers` indexes of sparse attention."""
+
+    spec_type = IndexSpec
+    spec: IndexSpec
+
+    @classmethod
+    def kv_format(cls, spec: IndexSpec) -> BlockFormat:
+        """`forward` gets a cache of [num_blocks, block_size, head_dim]."""
+        return BlockFormat((spec.block_size, spec.head_dim), (0, 1), spec.kv_dtype)
+
+    @abstractmethod
+    def forward(self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any) -> Tensor:
+        """Stores `key` [T, head_dim], then scores with `query` [T, H, head_dim] and `weights` [T, H].
+
+        Returns int32 [T, top_k]: the positions of the best tokens up to each token itself, in any order, and -1 where a
+        row has fewer.
+        """
+
+
+#: What layers ask of backends.
+CacheSpec: TypeAlias = AttentionSpec | LatentSpec | IndexSpec

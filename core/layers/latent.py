@@ -1,0 +1,116 @@
+"""Layers of multi-head latent attention, and the index that chooses the tokens of its sparse form.
+
+Both keep one vector for each token, the same on every tensor rank. Knows no checkpoint but the name of one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..interfaces.kv import LatentKV
+from ..interfaces.latent import IndexBackend, IndexSpec, LatentBackend, LatentParams, LatentSpec
+from ..interfaces.model import ForwardStep
+from .cached import CachedLayer
+
+if TYPE_CHECKING:
+    from .build import Build
+
+#: The cache of layers that are tried before there is memory.
+_NOTHING = torch.empty(0)
+
+
+class UpWeights(nn.Module):
+    """What `linear` [rank → heads · width] multiplies with, as `weight` [heads, width, rank] of the model's dtype.
+
+    It is the linear layer's own weight where that is plain; of a layer that keeps it in another form it is a copy, the
+    product with the unit matrix, made each time when the weights have arrived.
+    """
+
+    def __init__(self, linear: nn.Module, heads: int, rank: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._linear = (linear,)  # its weights are made by then, since it stands before this module
+        self._heads, self._rank, self._dtype = heads, rank, dtype
+        self.weight = _NOTHING
+
+    def finish_load(self) -> None:
+        """Called when the last weight has arrived, and after every later change of the weights."""
+        linear: Any = self._linear[0]
+        own: Any = getattr(linear, "weight", None)
+        if isinstance(own, Tensor) and own.dtype == self._dtype and own.shape[1:] == (self._rank,):
+            self.weight = own.detach().unflatten(0, (self._heads, -1))
+            return
+        device = next(iter([*linear.parameters(), *linear.buffers()])).device
+        made = linear(torch.eye(self._rank, dtype=self._dtype, device=device)).t().unflatten(0, (self._heads, -1))
+        if self.weight.shape == made.shape:
+            self.weight.copy_(made)  # recorded steps hold the address
+        else:
+            self.weight = made.contiguous()
+
+
+class LatentAttention(CachedLayer):
+    """Attention of this rank's heads over latents, each of which stands for the key and value of all heads.
+
+    `up` is the layer that makes keys and values of latents, for this rank's heads. Raises `ValueError` where devices are
+    to share the context of a request.
+    """
+
+    def __init__(self, build: Build, name: str, spec: LatentSpec, up: nn.Module) -> None:
+        super().__init__(build, name)
+        _refuse_shared_context(build, name)
+        self.spec = self.backend_spec = spec
+        self.up = up
+        self.made = UpWeights(up, spec.num_heads, spec.rank, spec.dtype)
+
+    def kv_spec(self) -> LatentKV:
+        return LatentKV(dim=self.spec.width, dtype=str(self.spec.kv_dtype).removeprefix("torch."))
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, latent: Tensor, step: ForwardStep, chosen: Tensor | None = None
+    ) -> Tensor:
+        """query [T, H, nope + rope], latent [T, rank + rope] → [T, H · value_dim]; stores the latents.
+
+        `chosen` int32 [T, top_k] are the positions that each token attends to, where the spec has `top_k`.
+        """
+        tensors = (query, latent) if chosen is None else (query, latent, chosen)
+        return super().forward(*tensors, step=step).flatten(1)
+
+    def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
+        """[T, H, value_dim] for (query, latent) or (query, latent, chosen), by the backend."""
+        query, latent, *chosen = tensors
+        cache = _NOTHING if self.kv_cache is None else self.kv_cache
+        params = LatentParams(self.spec, self.made.weight)
+        backend = cast("LatentBackend", self.planned_by)
+        return backend.forward(params, query, latent, cache, plan, chosen[0] if chosen else None)
+
+
+class SparseIndex(CachedLayer):
+    """Chooses the tokens that each token attends to, by small queries and keys of their own; alike on every rank."""
+
+    def __init__(self, build: Build, name: str, spec: IndexSpec) -> None:
+        super().__init__(build, name)
+        _refuse_shared_context(build, name)
+        self.spec = self.backend_spec = spec
+
+    def kv_spec(self) -> LatentKV:
+        return LatentKV(dim=self.spec.head_dim, dtype=str(self.spec.kv_dtype).removeprefix("torch."))
+
+    def forward(self, query: Tensor, weights: Tensor, key: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
+        """query [T, H, D], weights [T, H], key [T, D] → int32 [T, top_k], -1 where there are fewer tokens."""
+        return super().forward(query, weights, key, step=step)
+
+    def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
+        """What `IndexBackend.forward` gives."""
+        backend, cache = cast("IndexBackend", self.planned_by), self.kv_cache
+        return backend.forward(self.spec, *tensors, _NOTHING if cache is None else cache, plan)
+
+
+def _refuse_shared_context(build: Build, name: str) -> None:
+    ranks = build.groups.decode_context.size
+    if ranks > 1:
+        raise ValueError(
+            f"{name} is latent attention, of whose cache every device has all tokens: {ranks} devices cannot share the "
+            "context of a request; leave decode_context_parallel_size at 1"
+        )
