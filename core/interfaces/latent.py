@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .attention import AttentionSpec, BlockFormat, CacheBackend, ContextShare
 
-if TYPE_CHECKING:
-    from .setup import BackendSetup
+#: The caches of these layers hold all tokens of a row.
+_WHOLE = ContextShare()
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LatentSpec:
     device_type: str
     top_k: int = 0
     deterministic: bool = False
-    context: ContextShare = ContextShare()
+    context: ContextShare = _WHOLE
 
     @property
     def width(self) -> int:
@@ -125,7 +125,7 @@ class IndexSpec:
     block_size: int
     device_type: str
     deterministic: bool = False
-    context: ContextShare = ContextShare()
+    context: ContextShare = _WHOLE
 
     @property
     def num_kv_heads(self) -> int:
@@ -145,7 +145,9 @@ class IndexBackend(CacheBackend):
         return BlockFormat((spec.block_size, spec.head_dim), (0, 1), spec.kv_dtype)
 
     @abstractmethod
-    def forward(self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any) -> Tensor:
+    def forward(
+        self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Tensor:
         """Stores `key` [T, head_dim], then scores with `query` [T, H, head_dim] and `weights` [T, H].
 
         Returns int32 [T, top_k]: the positions of the best tokens up to each token itself, in any order, and -1 where a

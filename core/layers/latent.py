@@ -53,8 +53,8 @@ class UpWeights(nn.Module):
 class LatentAttention(CachedLayer):
     """Attention of this rank's heads over latents, each of which stands for the key and value of all heads.
 
-    `up` is the layer that makes keys and values of latents, for this rank's heads. Raises `ValueError` where devices are
-    to share the context of a request.
+    `up` is the layer that makes keys and values of latents, for this rank's heads. Raises `ValueError` where devices
+    are to share the context of a request.
     """
 
     def __init__(self, build: Build, name: str, spec: LatentSpec, up: nn.Module) -> None:
@@ -103,8 +103,9 @@ class SparseIndex(CachedLayer):
 
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
         """What `IndexBackend.forward` gives."""
+        query, weights, key = tensors
         backend, cache = cast("IndexBackend", self.planned_by), self.kv_cache
-        return backend.forward(self.spec, *tensors, _NOTHING if cache is None else cache, plan)
+        return backend.forward(self.spec, query, weights, key, _NOTHING if cache is None else cache, plan)
 
 
 def _refuse_shared_context(build: Build, name: str) -> None:

@@ -27,7 +27,7 @@ TILE = 256
 
 @dataclass
 class LatentGroup:
-    """Rows of one token each: their `tokens` [n] in the batch, `slots` [n, L] and what is `hidden` [n, 1, L] of them."""
+    """Rows of one token each: `tokens` [n] of the batch, `slots` [n, L], and which of those are `hidden` [n, 1, L]."""
 
     tokens: Tensor
     slots: Tensor

@@ -44,7 +44,9 @@ class TorchIndex(IndexBackend):
             ]
         return IndexPlan(kept, batch.slot_mapping[kept], rows)
 
-    def forward(self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any) -> Tensor:
+    def forward(
+        self, spec: IndexSpec, query: Tensor, weights: Tensor, key: Tensor, kv_cache: Tensor, plan: Any
+    ) -> Tensor:
         store(kv_cache, plan.slots, key[plan.kept])
         chosen = torch.full((len(query), spec.top_k), -1, dtype=torch.int32, device=query.device)
         for row in plan.rows:

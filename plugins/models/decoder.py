@@ -132,8 +132,8 @@ class Decoder(Model):
     """Embedding, layers, norm and head under Llama's names ("model.embed_tokens", "model.layers.0", …).
 
     `make_layer(prefix, index)` makes a layer that is called as (hidden, residual, positions, step) and returns
-    (hidden, residual), where hidden is a rank's part of a sum if layers are `partial`. `norm` is what follows the
-    layers where that is no RMSNorm.
+    (hidden, residual), where hidden is a rank's part of a sum if layers are `partial`. There are `num_layers` of
+    them, or as many as `num_hidden_layers` says. `norm` is what follows them where that is no RMSNorm.
     """
 
     #: a checkpoint of the model without its head has no "model." in its names
@@ -151,13 +151,15 @@ class Decoder(Model):
         norm_offset: float = 0.0,
         partial: bool = True,
         norm: nn.Module | None = None,
+        num_layers: int = 0,
     ) -> None:
         build = setup.build
         super().__init__(setup, options)
         config, self.ops = build.config, build.ops
         hidden_size, vocab_size = config.hidden_size, config.vocab_size
         self.embedding = build.embedding("model.embed_tokens", vocab_size, hidden_size)
-        self.layers = build.layers(config.num_hidden_layers, lambda index: make_layer(f"model.layers.{index}", index))
+        count = num_layers or config.num_hidden_layers
+        self.layers = build.layers(count, lambda index: make_layer(f"model.layers.{index}", index))
         self.norm = norm or build.final_norm(
             "model.norm", hidden_size, eps=config.rms_norm_eps, offset=norm_offset, partial=partial
         )

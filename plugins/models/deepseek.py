@@ -139,7 +139,7 @@ def _attention(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -
 def _is_sparse(config: Any, index: int) -> bool:
     """Whether layer `index` has routed experts: by `mlp_layer_types` where given, else behind the first dense ones."""
     kinds = getattr(config, "mlp_layer_types", None)
-    return kinds[index] == "sparse" if kinds else index >= config.first_k_dense_replace
+    return bool(kinds[index] == "sparse" if kinds else index >= config.first_k_dense_replace)
 
 
 def _layer(

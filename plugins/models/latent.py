@@ -21,10 +21,8 @@ Choose = Callable[[Tensor, Tensor | None, Tensor, ForwardStep], Tensor]
 class LatentAttentionBlock(nn.Module):
     """A norm, queries (through a latent of their own where there is `q_lora_rank`), latents, attention, output.
 
-    `scales` multiply queries and latents. `top_k` > 0 makes the attention sparse: `choose` then says to which tokens.
+    `scales` multiply queries and latents. With `top_k` a token attends to that many others, those that `choose` gives.
     """
-
-    choose: Choose | None = None
 
     def __init__(
         self,
@@ -35,8 +33,10 @@ class LatentAttentionBlock(nn.Module):
         bias: bool = False,
         scales: tuple[float, float] = (1.0, 1.0),
         top_k: int = 0,
+        choose: Choose | None = None,
     ) -> None:
         super().__init__()
+        self.choose = choose
         config, hidden_size, heads = build.config, build.config.hidden_size, build.config.num_attention_heads
         self.nope, self.rope, self.rank = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         value_dim, width = config.v_head_dim, self.nope + self.rope

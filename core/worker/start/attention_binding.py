@@ -137,7 +137,7 @@ def choose_backends(
     providers: dict[CacheSpec, Provider] = {}
     multiples: dict[CacheSpec, int] = {}
     size, not_deterministic = config.cache.block_size, ""
-    specs = [spec for spec in dict.fromkeys(layer.backend_spec for layer in layers.values()) if spec is not None]
+    specs = list(dict.fromkeys(spec for layer in layers.values() if (spec := layer.backend_spec) is not None))
     for spec in specs:
         refuses, ranks = partial(why_not_served, spec=spec, block_size=size), methodcaller("preference", spec)
         provider = registry.select("attention", _named(config, registry, spec, specs), refuses, ranks)

@@ -19,7 +19,7 @@ from .machine import Device
 from .memory import Sizes
 
 if TYPE_CHECKING:
-    from frame.interfaces import AttentionSpec, CacheBackend, FullKV
+    from frame.interfaces import AttentionSpec, CacheBackend, CacheSpec, FullKV
 
 
 def block_multiples(
@@ -35,7 +35,7 @@ def block_multiples(
     return _multiples(config, registry, specs)
 
 
-def multiples_of(config: FrameConfig, specs: Mapping[str, AttentionSpec], device: Device) -> tuple[dict[str, int], str]:
+def multiples_of(config: FrameConfig, specs: Mapping[str, CacheSpec], device: Device) -> tuple[dict[str, int], str]:
     """As `block_multiples`, for what the layers of one of several ranks ask of their backends."""
     registry = Registry.load()
     if _asks_none(config, registry):
@@ -51,10 +51,8 @@ def _asks_none(config: FrameConfig, registry: Registry) -> bool:
     return config.attention.attention_backend == "auto" and ours
 
 
-def _multiples(
-    config: FrameConfig, registry: Registry, specs: Mapping[str, AttentionSpec]
-) -> tuple[dict[str, int], str]:
-    chosen: dict[AttentionSpec, int] = {}
+def _multiples(config: FrameConfig, registry: Registry, specs: Mapping[str, CacheSpec]) -> tuple[dict[str, int], str]:
+    chosen: dict[CacheSpec, int] = {}
     name, size = config.attention.attention_backend, config.cache.block_size
     try:
         for spec in specs.values():
@@ -84,7 +82,7 @@ def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, ke
     )
 
 
-def _multiple(registry: Registry, name: str, spec: AttentionSpec, block_size: int) -> int:
+def _multiple(registry: Registry, name: str, spec: CacheSpec, block_size: int) -> int:
     from frame.interfaces import why_not_served
 
     refuses, ranks = partial(why_not_served, spec=spec, block_size=block_size), methodcaller("preference", spec)

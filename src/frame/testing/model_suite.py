@@ -15,9 +15,10 @@ from torch import Tensor
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.config.model_config import ModelConfig
-from frame.core.interfaces.attention import GroupBatch
+from frame.core.interfaces.attention import AttentionSpec, CacheBackend, GroupBatch
 from frame.core.interfaces.collectives import Groups
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
+from frame.core.interfaces.latent import IndexSpec, LatentSpec
 from frame.core.interfaces.loader import WeightLoader
 from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.interfaces.setup import BackendSetup
@@ -32,9 +33,14 @@ from .attention_case import make_case
 from .engines import SMALL, greedy, pooled, prompts, running
 from .plugin_suite import PluginSuite
 from .reference_attention import ReferenceAttention
+from .reference_latent import ReferenceIndex, ReferenceLatent
 from .tiny import write_tiny
 
 _BLOCK = 16
+#: For the block tables of a step, whatever its layers attend to.
+_ANY_ATTENTION = AttentionSpec(1, 1, 1, 1.0, torch.float32, torch.float32, _BLOCK, "cpu")
+#: What serves layers without a reference of their own here, by the spec that they ask with.
+_REFERENCES: dict[type, type[CacheBackend]] = {LatentSpec: ReferenceLatent, IndexSpec: ReferenceIndex}
 
 
 class ModelSuite(PluginSuite):
@@ -289,17 +295,18 @@ def bind_reference(build: Build, num_blocks: int = 40) -> None:
             alone += 1
             layer.bind(memory.layer_bytes()[name], None, alone, layer.planner(None))
             continue
-        backend = ReferenceAttention(BackendSetup(replace(spec, block_size=_BLOCK), build.ops))
-        layer.bind(*memory.layer_block(name, ReferenceAttention, backend.spec), 0, layer.planner(backend))
+        kind: type[CacheBackend] = _REFERENCES.get(type(spec), ReferenceAttention)
+        backend = kind(BackendSetup(replace(spec, block_size=_BLOCK), build.ops))
+        layer.bind(*memory.layer_block(name, kind, backend.spec), 0, layer.planner(backend))
 
 
 @torch.inference_mode()
 def forward(model: Model, build: Build, ids: Sequence[int], chunks: Iterable[int]) -> tuple[Tensor, Tensor]:
     """(hidden states [T, hidden_size], logits [T, vocab_size]) of one sequence, computed in steps of those sizes."""
-    specs = [layer.backend_spec for layer in build.caches.values() if layer.backend_spec is not None]
+    attends = any(layer.backend_spec is not None for layer in build.caches.values())
     alone = [layer for layer in build.caches.values() if layer.backend_spec is None]
     # one block table for all layers, so without a window that would let blocks go
-    case = make_case(replace(specs[0], window=0, block_size=_BLOCK), [(0, len(ids))]) if specs else None
+    case = make_case(_ANY_ATTENTION, [(0, len(ids))]) if attends else None
     hidden, logits = [], []
     ends = [0, *itertools.accumulate(chunks)]
     for start, end in itertools.pairwise(ends):

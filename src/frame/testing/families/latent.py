@@ -37,6 +37,8 @@ _YARN: Mapping[str, Any] = {
 }
 _V2: Mapping[str, Any] = {**_LATENT, **_EXPERTS}
 _V3: Mapping[str, Any] = {**_LATENT, **_EXPERTS, **_GROUPS, "norm_topk_prob": True}
+#: Fewer tokens than the tests' prompts have, and heads enough that few scores are equal.
+_INDEX: Mapping[str, Any] = {"index_topk": 16, "index_head_dim": 16, "index_n_heads": 8}
 
 #: One line a family.
 ROWS: Mapping[str, Family] = {
@@ -67,6 +69,56 @@ ROWS: Mapping[str, Family] = {
         "Glm4MoeLiteForCausalLM",
         "glm4_moe_lite",
         {**_V3, "mlp_layer_types": ["sparse", "dense", "sparse"], "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+        in_matrix=True,
+    ),
+    "minicpm3": Family(
+        "MiniCPM3ForCausalLM",
+        "minicpm3",
+        {
+            **_LATENT,
+            "scale_emb": 3,
+            "scale_depth": 1.4,
+            "dim_model_base": 16,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "original_max_position_embeddings": 256,
+                "short_factor": [1.0 + i / 8 for i in range(4)],
+                "long_factor": [2.0 + i for i in range(4)],
+            },
+        },
+        embedding_scale=0.3,
+    ),
+    "minicpm3-plain": Family(
+        "MiniCPM3ForCausalLM",
+        "minicpm3",
+        {**_LATENT, "q_lora_rank": None, "scale_emb": 1, "scale_depth": None, "dim_model_base": None},
+        in_matrix=True,
+    ),
+    "longcat-flash": Family(
+        "LongcatFlashForCausalLM",
+        "longcat_flash",
+        {
+            **{
+                name: value for name, value in _LATENT.items() if name not in ("num_hidden_layers", "intermediate_size")
+            },
+            "num_layers": 2,
+            "ffn_hidden_size": 96,
+            "expert_ffn_hidden_size": 24,
+            "n_routed_experts": 8,
+            "zero_expert_num": 4,
+            "moe_topk": 3,
+            "routed_scaling_factor": 3.0,
+            "head_dim": 8,
+        },
+    ),
+    "deepseek-v32": Family("DeepseekV32ForCausalLM", "deepseek_v32", {**_V3, **_INDEX}),
+    "glm-moe-dsa": Family(
+        "GlmMoeDsaForCausalLM",
+        "glm_moe_dsa",
+        {**_V3, **_INDEX, "n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
         in_matrix=True,
     ),
     "youtu": Family("YoutuForCausalLM", "youtu", {**_LATENT, "tie_word_embeddings": True}, in_matrix=True),
