@@ -66,25 +66,23 @@ class LatentParams:
 
     def absorb(self, query: Tensor) -> Tensor:
         """[T, H, nope + rope] → [T, H, rank + rope]: what is multiplied with latents."""
-        nope, rope = query.split([self.spec.nope_dim, self.spec.rope_dim], -1)
-        out = query.new_empty(*query.shape[:2], self.spec.width)
-        rank = self.spec.rank
-        out[..., :rank] = torch.bmm(nope.transpose(0, 1), self.up[:, : self.spec.nope_dim]).transpose(0, 1)
-        out[..., rank:] = rope
+        spec, out = self.spec, query.new_empty(*query.shape[:2], self.spec.width)
+        nope, out[..., spec.rank :] = query.split([spec.nope_dim, spec.rope_dim], -1)
+        torch.bmm(nope.transpose(0, 1), self.up[:, : spec.nope_dim], out=out[..., : spec.rank].transpose(0, 1))
         return out
 
     def values_of(self, mixed: Tensor) -> Tensor:
-        """[T, H, value_dim] from weighed sums of latents' first part, [T, H, rank]."""
+        """[T, H, value_dim] of weighed sums of latents' first part, [T, H, rank]."""
+        out = mixed.new_empty(*mixed.shape[:2], self.spec.value_dim)
         up = self.up[:, self.spec.nope_dim :].transpose(1, 2)
-        return torch.bmm(mixed.transpose(0, 1), up).transpose(0, 1)
+        torch.bmm(mixed.transpose(0, 1), up, out=out.transpose(0, 1))
+        return out
 
     def expand(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [S, H, nope + rope] and values [S, H, value_dim] of `latents` [S, rank + rope]."""
-        spec, heads = self.spec, self.spec.num_heads
-        joined = latents[:, : spec.rank] @ self.up.flatten(0, 1).t()
-        nope, values = joined.view(-1, heads, spec.nope_dim + spec.value_dim).split([spec.nope_dim, spec.value_dim], -1)
-        shared = latents[:, None, spec.rank :].expand(-1, heads, -1)
-        return torch.cat((nope, shared), -1), values
+        """Keys [S, H, nope_dim], without the part that heads share, and values [S, H, value_dim] of `latents`."""
+        spec = self.spec
+        joined = (latents[:, : spec.rank] @ self.up.flatten(0, 1).t()).unflatten(1, (spec.num_heads, -1))
+        return joined[..., : spec.nope_dim], joined[..., spec.nope_dim :]
 
 
 class LatentBackend(CacheBackend):

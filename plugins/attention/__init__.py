@@ -56,6 +56,14 @@ def frame_attention_backends() -> list[Provider]:
             preference=10,
         ),
         Provider(
+            "triton-latent",
+            f"{_HERE}.triton_latent:TritonLatent",
+            api=">=0.2.dev1,<0.3",
+            summary="latent attention (MLA) by Triton kernels: absorbed for single tokens, expanded for prompts",
+            preference=20,
+            aliases=("TRITON_MLA",),
+        ),
+        Provider(
             "torch-index",
             f"{_HERE}.latent_index:TorchIndex",
             api=">=0.2.dev1,<0.3",

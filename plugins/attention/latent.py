@@ -133,11 +133,11 @@ class TorchLatent(LatentBackend):
         store(kv_cache, plan.slots, latent[plan.kept])
         out = query.new_zeros(*query.shape[:2], spec.value_dim)
         for group in plan.groups:
-            latents = read(kv_cache, group.slots).to(spec.dtype)
+            latents = read(kv_cache, group.slots)
             mixed = _mix(layer.absorb(query[group.tokens]), latents, spec, group.hidden)
             out[group.tokens] = layer.values_of(mixed)
         for row in plan.absorbed:
-            latents = read(kv_cache, row.slots).to(spec.dtype)
+            latents = read(kv_cache, row.slots)
             for first in range(row.start, row.end, TILE):
                 part = slice(first, min(first + TILE, row.end))
                 picked = None if chosen is None else chosen[part]
@@ -150,10 +150,10 @@ class TorchLatent(LatentBackend):
     def _expanded(self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, row: LatentRow) -> Tensor:
         """[n, H, value_dim] of the row's new tokens, over them and then over pieces of what is cached."""
         new = slice(row.start, row.end)
-        done, lse = _attend(query[new], *layer.expand(latent[new].to(kv_cache.dtype).to(query.dtype)), self.spec, True)
+        done, lse = _attend(query[new], *_expanded(layer, latent[new]), self.spec, True)
         for first in range(0, row.num_cached, self._piece):
             slots = row.slots[first : min(first + self._piece, row.num_cached)]
-            keys, values = layer.expand(read(kv_cache, slots).to(query.dtype))
+            keys, values = _expanded(layer, read(kv_cache, slots))
             part, of_part = _attend(query[new], keys, values, self.spec, False)
             done, lse = self.ops.merge_parts(torch.stack((done, part)), torch.stack((lse, of_part)))
         return done
@@ -163,6 +163,13 @@ def least_expanded(spec: LatentSpec) -> int:
     """New tokens of a row from which on it takes fewer multiplications to expand its latents than to absorb queries."""
     saved = 2 * spec.rank - spec.nope_dim - spec.value_dim
     return 2 if saved <= 0 else max(2, -(-spec.rank * (spec.nope_dim + spec.value_dim) // saved))
+
+
+def _expanded(layer: LatentParams, latents: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole keys [S, H, nope + rope] and values [S, H, value_dim]."""
+    nope, values = layer.expand(latents)
+    turned = latents[:, None, layer.spec.rank :].expand(-1, layer.spec.num_heads, -1)
+    return torch.cat((nope, turned), -1), values
 
 
 def _mix(query: Tensor, latents: Tensor, spec: LatentSpec, hidden: Tensor | None) -> Tensor:

@@ -64,11 +64,12 @@ def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: 
     query, key, value = projected.split([heads, spec.num_kv_heads, spec.num_kv_heads], 1)
     block = TritonAttention.kv_format(spec)
     cache = block.view(_empty(64, block.num_bytes, dtype=torch.uint8))
-    batch = _batch(rows, shared)
+    batch = batch_of(rows, shared)
     backend.forward(params, query, key, value, cache, backend.plan(batch))
 
 
-def _batch(rows: Rows, shared: bool) -> GroupBatch:
+def batch_of(rows: Rows, shared: bool = False) -> GroupBatch:
+    """The batch of such rows; with `shared` they begin alike."""
     counts = np.array([count for _, count in rows], np.int32)
     lengths = np.array([sum(row) for row in rows], np.int32)
     prefix = None

@@ -21,6 +21,7 @@ _PLAIN_LAYERS = ("usual", "head of 256", "float32", "e5m2 cache", "window, soft 
 def launches() -> dict[str, Callable[[], None]]:
     """By name: what makes the launches; imports every kernel."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
+    from .latent_launches import latent_launches
     from .layer_launches import (
         expert_launches,
         hopper_experts,
@@ -33,7 +34,15 @@ def launches() -> dict[str, Callable[[], None]]:
 
     attention = [attention_launches(name) for name in LAYERS]
     layers = [product_launches(), rows_launches(), expert_launches(), hopper_experts(), small_launches()]
-    tables = [*attention, hopper_launches(), hopper_products(), *layers, runner_launches(), sampling_launches()]
+    tables = [
+        *attention,
+        latent_launches(),
+        hopper_launches(),
+        hopper_products(),
+        *layers,
+        runner_launches(),
+        sampling_launches(),
+    ]
     return {name: launch for table in tables for name, launch in table.items()}
 
 

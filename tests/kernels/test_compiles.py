@@ -38,6 +38,7 @@ USUAL = (
     "rotary, offset",
     "one normed row, 4096 inputs",
     "one gated row, one output",
+    "latent, 16 heads, one row",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
@@ -48,6 +49,8 @@ UNITS = {
     "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
+    "latent_decode._latent_decode": {"HMMA", "HGMMA"},
+    "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
     "experts._grouped": {"HMMA", "HGMMA"},
 }
@@ -59,6 +62,9 @@ SPILLS = {
     "decode._decode_attention_kernel": 96,
     "attention._paged_attention_kernel": 88,  # by deterministic steps, whose one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
+    "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
+    "latent_decode._join_parts": 0,
+    "latent_prefill._latent_prefill": 64,  # where a result is merged, at the end
     "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,

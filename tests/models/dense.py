@@ -86,7 +86,9 @@ class DenseLatent(LatentBackend):
     ) -> Tensor:
         del kv_cache, plan
         self.past = torch.cat((self.past.to(latent), latent)) if len(self.past) else latent
-        keys, values = layer.expand(self.past)
+        nope, values = layer.expand(self.past)
+        turned = self.past[:, None, layer.spec.rank :].expand(-1, layer.spec.num_heads, -1)
+        keys = torch.cat((nope, turned), -1)
         hidden = torch.ones(len(query), len(keys)).triu(len(keys) - len(query) + 1).bool()
         if chosen is not None and len(keys) > layer.spec.top_k:
             others = torch.ones(len(query), len(keys) + 1).scatter(1, chosen.long() % (len(keys) + 1), 0.0)

@@ -30,11 +30,10 @@ class NoAttention:
         self, layer: LayerParams | LatentParams | IndexSpec, query: Tensor, *rest: Any
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Zeros [T, num_heads, head_dim], and log-sum-exps [T, num_heads] where the layer asks for them."""
-        del rest
         if isinstance(layer, IndexSpec):
             return query.new_zeros((len(query), layer.top_k), dtype=torch.int32)
         if isinstance(layer, LatentParams):
-            return query.new_zeros((*query.shape[:2], layer.spec.value_dim))
+            return torch.zeros_like(layer.expand(rest[0])[1])  # keys and values of prompts take memory
         out = torch.zeros_like(query)
         return (out, torch.zeros_like(query[..., 0], dtype=torch.float32)) if layer.spec.returns_lse else out
 

@@ -30,7 +30,9 @@ class ReferenceLatent(LatentBackend):
         exact = LatentParams(spec, layer.up.float())
         out = query.new_zeros(*query.shape[:2], spec.value_dim)
         for tokens, seen in _rows(kv_cache, plan):
-            keys, values = exact.expand(seen.float())
+            nope, values = exact.expand(seen.float())
+            turned = seen[:, None, spec.rank :].float().expand(-1, spec.num_heads, -1)
+            keys = torch.cat((nope, turned), -1)
             hidden = _later(tokens, len(seen), query.device)
             if chosen is not None and len(seen) > spec.top_k:
                 hidden |= _unchosen(chosen[tokens], len(seen))

@@ -1,0 +1,272 @@
+"""Latent attention of single tokens over a paged cache of latents, in Triton; its plain twin is `ReferenceLatent`.
+
+All heads of a row multiply the same latents: scores are scale · q · [c; k], and the output is the sum of c weighed by
+their softmax, so that a latent is read once for the scores and the sum (DeepSeek-AI 2024, absorbed form). A row is read
+in parts at once, each of which leaves a sum and its log-sum-exp (flash decoding, Dao et al. 2023), and a second kernel
+joins them. Softmax runs in base 2. Knows no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .attention import LOG2E
+from .chain import await_previous, chained
+
+
+class Latents(NamedTuple):
+    """What kernels are compiled for: the sizes of a latent's two parts, also as powers of two, and of a block."""
+
+    rank: int
+    rope: int
+    padded_rank: int
+    padded_rope: int
+    block_size: int
+
+
+class LatentRows(NamedTuple):
+    """Rows [N] of one query each: how many tokens it sees, and which row of the block table they are in."""
+
+    seq_lens: Any
+    table_rows: Any
+    block_table: Any
+    stride_table: Any
+
+
+@dataclass(frozen=True)
+class LatentLaunch:
+    """Sizes of a launch: heads and latents of a tile, and the most parts that a row is read in."""
+
+    block_h: int
+    block_n: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+def launch_for(num_heads: int, dtype: torch.dtype, splits: int = 1) -> LatentLaunch:
+    """The sizes that suit so many heads; `splits` is a power of two."""
+    block_h = min(64, max(16, triton.next_power_of_2(num_heads)))
+    if dtype.itemsize > 2:  # products of float32 are sums in registers
+        return LatentLaunch(16, 16, splits, 8, 1)
+    if block_h == 16:
+        return LatentLaunch(16, 32, splits, 4, 2)
+    if block_h == 32:
+        return LatentLaunch(32, 32, splits, 8, 2)
+    return LatentLaunch(64, 64, splits, 8, 2) if _is_hopper() else LatentLaunch(64, 32, splits, 8, 2)
+
+
+def _is_hopper() -> bool:
+    """Whether the device has the shared memory of Hopper and later chips."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+@triton.jit
+def _part_of_row(seq_len, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """[low, high) of the tokens of a row that part `split` reads; empty for parts that a short row does not need."""
+    span = tl.cdiv(tl.cdiv(seq_len, SPLITS), BLOCK_N) * BLOCK_N
+    low = split * span
+    return low, tl.minimum(low + span, seq_len)
+
+
+@triton.jit
+def _store_latent(cache, latent, place, SIZES: tl.constexpr):
+    wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
+    real = wide < SIZES.rank
+    tl.store(cache + place + wide, tl.load(latent + wide, real, other=0.0).to(cache.dtype.element_ty), real)
+    if SIZES.rope > 0:
+        there = narrow < SIZES.rope
+        behind = SIZES.rank + narrow
+        tl.store(cache + place + behind, tl.load(latent + behind, there, other=0.0).to(cache.dtype.element_ty), there)
+
+
+@triton.jit
+def _write_latents(cache, latent, slots, stride_latent, stride_block, stride_token, SIZES: tl.constexpr):
+    """One program stores one token's latent."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot < 0:
+        return
+    place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
+    _store_latent(cache, latent + token * stride_latent, place, SIZES)
+
+
+@triton.jit
+def _latent_tile(
+    acc, peak, total, query, query_rope, at, high, cache, table, scale, stride_block, stride_token,
+    SIZES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One tile of latents from `at` on: updates (acc, peak, total). Only tokens before `high` are read."""
+    position = at + tl.arange(0, BLOCK_N)
+    there = position < high
+    block = tl.load(table + position // SIZES.block_size, there, other=0)
+    place = block.to(tl.int64) * stride_block + (position % SIZES.block_size) * stride_token
+    wide = tl.arange(0, SIZES.padded_rank)
+    within = there[:, None]
+    if SIZES.rank != SIZES.padded_rank:
+        within = within & (wide < SIZES.rank)[None, :]
+    latents = tl.load(cache + place[:, None] + wide[None, :], within, other=0.0)
+    scores = tl.dot(query, tl.trans(latents), input_precision="ieee")
+    if SIZES.rope > 0:
+        narrow = tl.arange(0, SIZES.padded_rope)
+        turned = tl.load(
+            cache + place[:, None] + (SIZES.rank + narrow)[None, :],
+            there[:, None] & (narrow < SIZES.rope)[None, :], other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(query_rope, tl.trans(turned), scores, input_precision="ieee")
+    scores = tl.where(there[None, :], scores * scale, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.exp2(scores - highest[:, None])
+    shrunk = tl.exp2(peak - highest)
+    total = total * shrunk + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(latents.dtype), latents, acc * shrunk[:, None], input_precision="ieee")
+    return acc, highest, total
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def _latent_decode(
+    out, lse, query, latent, cache, slots, rows, scale, stride_query, stride_head, stride_latent, stride_block,
+    stride_token,
+    SIZES: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some heads of a row, one part of its tokens. Writes the sum itself where a row has one part only."""
+    RANK: tl.constexpr = SIZES.padded_rank
+    await_previous(CHAINED, LONG=True)
+    split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    seq_len = tl.load(rows.seq_lens + row)
+    low, high = _part_of_row(seq_len, split, SPLITS, BLOCK_N)
+    head = group * BLOCK_H + tl.arange(0, BLOCK_H)
+    real = head < HEADS
+    wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
+    within = real[:, None] & (wide < SIZES.rank)[None, :]
+    part = (row * HEADS + head) * SPLITS + split
+    if low >= high:
+        if SPLITS > 1:
+            tl.store(lse + part, tl.zeros([BLOCK_H], tl.float32) + float("-inf"), real)
+        else:
+            zeros = tl.zeros([BLOCK_H, RANK], out.dtype.element_ty)
+            tl.store(out + part[:, None] * SIZES.rank + wide[None, :], zeros, within)
+        return
+    if slots is not None:
+        if high == seq_len:  # this part reads the new token, so it stores it first
+            slot = tl.load(slots + row)
+            if slot >= 0:
+                place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
+                _store_latent(cache, latent + row * stride_latent, place, SIZES)
+            tl.debug_barrier()
+    source = query + row * stride_query + (head * stride_head)[:, None]
+    of_rank = tl.load(source + wide[None, :], within, other=0.0)
+    of_rope = of_rank
+    if SIZES.rope > 0:
+        of_rope = tl.load(
+            source + (SIZES.rank + narrow)[None, :], real[:, None] & (narrow < SIZES.rope)[None, :], other=0.0
+        )
+    table_row = row
+    if rows.table_rows is not None:
+        table_row = tl.load(rows.table_rows + row).to(tl.int64)
+    table = rows.block_table + table_row * rows.stride_table
+    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, RANK], tl.float32)
+    for at in range(low, high, BLOCK_N):
+        acc, peak, total = _latent_tile(
+            acc, peak, total, of_rank, of_rope, at, high, cache, table, scale, stride_block, stride_token,
+            SIZES, BLOCK_N,
+        )  # fmt: skip
+    acc = acc / total[:, None]
+    tl.store(out + part[:, None] * SIZES.rank + wide[None, :], acc.to(out.dtype.element_ty), within)
+    if SPLITS > 1:
+        tl.store(lse + part, peak + tl.log2(total), real)
+
+
+@triton.jit
+def _join_parts(
+    out, parts, lse, SIZES: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr, CHAINED: tl.constexpr
+):
+    """One program: one head of a row. out = Σ 2^(lse_i - peak) part_i / Σ 2^(lse_i - peak); zeros without any part."""
+    RANK: tl.constexpr = SIZES.padded_rank
+    await_previous(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    split, wide = tl.arange(0, SPLITS), tl.arange(0, SIZES.padded_rank)
+    sizes = tl.load(lse + row * SPLITS + split)
+    peak = tl.max(sizes, 0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp2(sizes - base), 0)
+    acc = tl.zeros([RANK], tl.float32)
+    for first in range(0, SPLITS, TOGETHER):
+        some = first + tl.arange(0, TOGETHER)
+        weight = tl.exp2(tl.load(lse + row * SPLITS + some) - base)
+        value = tl.load(
+            parts + (row * SPLITS + some)[:, None] * SIZES.rank + wide[None, :],
+            (weight > 0.0)[:, None] & (wide < SIZES.rank)[None, :], other=0.0,
+        )  # fmt: skip
+        acc += tl.sum(value * weight[:, None], 0)
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + row * SIZES.rank + wide, acc.to(out.dtype.element_ty), wide < SIZES.rank)
+
+
+def latents_of(kv_cache: Tensor, rank: int) -> Latents:
+    """The sizes of a cache [blocks, block_size, rank + rope]."""
+    rope = kv_cache.shape[2] - rank
+    padded = max(16, triton.next_power_of_2(rank)), max(16, triton.next_power_of_2(max(rope, 1)))
+    return Latents(rank, rope, *padded, kv_cache.shape[1])
+
+
+def write_latents(latent: Tensor, kv_cache: Tensor, slots: Tensor, rank: int) -> None:
+    """Stores `latent` [T, rank + rope] at `slots` int64 [T] of [blocks, block_size, rank + rope]; -1 is not stored."""
+    if len(latent):
+        _write_latents[(len(latent),)](
+            kv_cache, latent, slots, latent.stride(0), kv_cache.stride(0), kv_cache.stride(1),
+            SIZES=latents_of(kv_cache, rank),
+        )  # fmt: skip
+
+
+def latent_decode(
+    query: Tensor,
+    kv_cache: Tensor,
+    seq_lens: Tensor,
+    table_rows: Tensor | None,
+    block_table: Tensor,
+    *,
+    rank: int,
+    scale: float,
+    launch: LatentLaunch,
+    new: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Sums of latents [N, H, rank] for absorbed queries `query` [N, H, rank + rope]; zeros where `seq_lens` is 0.
+
+    Query i sees the first seq_lens[i] tokens of row table_rows[i] (without them, row i) of `block_table`, all int32
+    [N]. The cache is [blocks, block_size, rank + rope]. `new` are latents [N, rank + rope] and slots int64 [N], which
+    are stored first, each the last token that its query sees.
+    """
+    count, heads, _ = query.shape
+    shape = (count, heads, rank)
+    out = torch.empty(shape, dtype=query.dtype, device=query.device)
+    if count == 0:
+        return out
+    parts, lse, splits = out, out, launch.splits
+    if splits > 1:
+        parts = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=query.device)
+        lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
+    latent, slots = new or (query, None)
+    sizes = latents_of(kv_cache, rank)
+    _latent_decode[(splits, triton.cdiv(heads, launch.block_h), count)](
+        parts, lse, query, latent, kv_cache, slots,
+        LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value,
+        query.stride(0), query.stride(1), latent.stride(0), kv_cache.stride(0), kv_cache.stride(1),
+        SIZES=sizes, HEADS=heads, BLOCK_H=launch.block_h, BLOCK_N=launch.block_n, SPLITS=splits,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
+    )  # fmt: skip
+    if splits > 1:
+        _join_parts[(count * heads,)](
+            out, parts, lse, SIZES=sizes, SPLITS=splits, TOGETHER=min(4, splits), num_warps=2,
+            **chained(query.device),
+        )  # fmt: skip
+    return out
