@@ -67,7 +67,7 @@ class Build:
 
     def __post_init__(self) -> None:
         if self.max_model_len <= 0:
-            self.max_model_len = int(self.config.max_position_embeddings)
+            self.max_model_len = int(getattr(self.config, "max_position_embeddings", 2048))  # states have no limit
 
     def weights(self, model: Model) -> WeightMap:
         """Returns what loads `model`; called once, when all its layers exist and its first tensors arrive."""

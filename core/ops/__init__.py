@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import attention, layers, logits, sampling, step
+from . import attention, layers, logits, sampling, states, step
 from .layers import Norm
 
 
@@ -62,6 +62,11 @@ class Ops:
     route = staticmethod(layers.route)
     place_experts = staticmethod(layers.place_experts)
     fused_experts = staticmethod(layers.fused_experts)
+    # states
+    causal_conv = staticmethod(states.causal_conv)
+    ssd_scan = staticmethod(states.ssd_scan)
+    selective_scan = staticmethod(states.selective_scan)
+    gated_delta = staticmethod(states.gated_delta)
     # pooling
     sum_rows = staticmethod(layers.sum_rows)
     unit = staticmethod(layers.unit)

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import SILU, Gating
-from frame.ops import NO_BIASES, ExpertBiases, Ops, RowParts, StepBuffers, StepSizes
+from frame.ops import (
+    NO_BIASES,
+    ExpertBiases,
+    Ops,
+    RowParts,
+    ScanWeights,
+    StateRows,
+    StepBuffers,
+    StepSizes,
+    gated_delta_chunked,
+    ssd_scan_chunked,
+)
 
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
@@ -21,6 +32,8 @@ from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 #: least this many elements.
 SWAPPED_ROWS = range(8, 49)
 SWAPPED_WEIGHT = 1 << 20
+#: Rows of fewer tokens are scanned token by token.
+LEAST_CHUNK = 4
 #: What a byte of a bitmask keeps of the bits of its eight logits, and the bits of minus infinity.
 _KEPT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int32) * -1
 _NEVER = np.float32(-np.inf).view(np.int32)
@@ -109,6 +122,18 @@ class CpuOps(Ops):
     ) -> tuple[Tensor, Tensor]:
         query, key = CpuOps.rms_norm(query, weights[0], eps, offset), CpuOps.rms_norm(key, weights[1], eps, offset)
         return self.rotary(query, key, positions, cos_sin, interleaved)
+
+    def ssd_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: ScanWeights, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        plain = self.invariant or rows.max_query_len < LEAST_CHUNK
+        return (Ops.ssd_scan if plain else ssd_scan_chunked)(x, dt, b, c, weights, state, rows)
+
+    def gated_delta(
+        self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+    ) -> Tensor:
+        plain = self.invariant or rows.max_query_len < LEAST_CHUNK
+        return (Ops.gated_delta if plain else gated_delta_chunked)(query, key, value, decay, beta, state, rows)
 
     def draw(
         self, logits: Tensor, temperature: Tensor, streams: Tensor, positions: Tensor, *filters: Tensor | None

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.interfaces import (
     BackendSetup,
     Build,
+    GroupBatch,
     IndexBackend,
     IndexSpec,
     LatentBackend,
@@ -23,7 +25,7 @@ from frame.interfaces import (
     ModelSetup,
     WeightLoader,
 )
-from frame.layers import load_weights
+from frame.layers import StatePlanner, load_weights
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 
 
@@ -157,8 +159,12 @@ def make_model(
     model = registry.make("model", config.architectures[0], ModelSetup(maker))
     load_weights(model, loader or SafetensorsLoader(LoaderSetup(folder)))
     for layer in maker.caches.values():
-        kind = _DENSE.get(type(layer.backend_spec), DenseAttention)
-        layer.bind(None, None, 0, kind(BackendSetup(layer.backend_spec, maker.ops)))
+        if layer.backend_spec is None:  # a state: of one request, in block 1, which another request left as it is
+            memory = torch.full((2, layer.kv_spec().block_bytes(0)), 0x55, dtype=torch.uint8)
+            layer.bind(memory, None, 1, layer.planner(None))
+        else:
+            kind = _DENSE.get(type(layer.backend_spec), DenseAttention)
+            layer.bind(None, None, 0, kind(BackendSetup(layer.backend_spec, maker.ops)))
     return model
 
 
@@ -178,6 +184,22 @@ def fuse_experts(folder: Path, num_experts: int = 8) -> None:
     save_file(tensors, path)
 
 
+def one_row(start: int, count: int) -> GroupBatch:
+    """Tokens start .. start + count of one request, whose state is in block 1."""
+    ends = np.array([start + count], np.int32)
+    return GroupBatch(
+        num_tokens=count,
+        query_start=torch.tensor([0, count], dtype=torch.int32),
+        seq_lens=torch.from_numpy(ends),
+        block_table=torch.ones((1, 1), dtype=torch.int32),
+        slot_mapping=torch.zeros(count, dtype=torch.int64),
+        host_query_lens=np.array([count], np.int32),
+        host_seq_lens=ends,
+        max_query_len=count,
+        max_seq_len=start + count,
+    )
+
+
 def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
     """float32 logits [len(ids), vocab_size], computed in steps of the given numbers of tokens."""
     rows = []
@@ -186,8 +208,8 @@ def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
         for count in chunks:
             tokens = torch.tensor(ids[start : start + count], dtype=torch.int32)
             positions = torch.arange(start, start + count)
-            rows.append(
-                model.logits(model(ModelInputs(positions[None], tokens), ForwardStep(plans=[None], batches=[None])))
-            )
+            states = StatePlanner().plan(one_row(start, count))
+            step = ForwardStep(plans=[None, states], batches=[None, None])
+            rows.append(model.logits(model(ModelInputs(positions[None], tokens), step)))
             start += count
     return torch.cat(rows)

@@ -52,6 +52,15 @@ if TYPE_CHECKING:
     from frame.layers.heads_norm import (
         HeadsNorm as HeadsNorm,
     )
+    from frame.layers.mamba1 import (
+        MambaMixer as MambaMixer,
+        MambaSpec as MambaSpec,
+    )
+    from frame.layers.mamba2 import (
+        Mamba2Mixer as Mamba2Mixer,
+        Mamba2Spec as Mamba2Spec,
+        step_range as step_range,
+    )
     from frame.layers.normed import (
         normed_linear as normed_linear,
         normed_silu_mul as normed_silu_mul,
@@ -62,6 +71,10 @@ if TYPE_CHECKING:
     )
     from frame.layers.router import (
         Router as Router,
+    )
+    from frame.layers.states import (
+        StateLayer as StateLayer,
+        StatePlanner as StatePlanner,
     )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

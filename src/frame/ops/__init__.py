@@ -24,9 +24,17 @@ if TYPE_CHECKING:
         RowParts as RowParts,
         gated as gated,
     )
+    from frame.core.ops.states import (
+        ScanWeights as ScanWeights,
+        StateRows as StateRows,
+    )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,
         StepSizes as StepSizes,
+    )
+    from frame.ops.chunked import (
+        gated_delta_chunked as gated_delta_chunked,
+        ssd_scan_chunked as ssd_scan_chunked,
     )
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

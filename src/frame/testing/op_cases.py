@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from frame.core.interfaces.experts import Gating, RouterSpec
+from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers, StepSizes
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -202,6 +204,53 @@ def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
 
 
 #: Op → its cases. An op without a case is named by the platform suite.
+#: Rows that begin, that go on, of one token and of many, and padding.
+STATE_ROWS = ((37, True, 3), (1, False, 1), (70, False, 6), (0, True, 0), (5, True, 2))
+DECODE_ROWS = ((1, False, 4), (1, True, 2), (1, False, 1), (0, True, 0))
+
+
+def _state_rows(given: Sequence[tuple[int, bool, int]]) -> StateRows:
+    lengths, begins, blocks = zip(*given, strict=True)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    return StateRows(starts, torch.tensor(blocks, dtype=torch.int32), torch.tensor(begins), max(lengths))
+
+
+def _state(draw: Draw, *shape: int) -> Tensor:
+    state = draw.float32(7, *shape) / 3
+    state[0] = 0
+    return state
+
+
+def _conv(draw: Draw, given: Sequence[tuple[int, bool, int]]) -> Arguments:
+    rows = _state_rows(given)
+    state = _state(draw, 24, 3).to(draw.dtype)
+    return (draw.floats(int(rows.query_start[-1]), 24), draw.floats(24, 4), draw.floats(24), state, rows), {}
+
+
+def _ssd(draw: Draw, given: Sequence[tuple[int, bool, int]]) -> Arguments:
+    rows = _state_rows(given)
+    count = int(rows.query_start[-1])
+    weights = ScanWeights(-draw.float32(4).abs() - 0.1, draw.float32(4), draw.float32(4), (0.01, 2.0))
+    inputs = (draw.floats(count, 4, 16), draw.floats(count, 4), draw.floats(count, 2, 32), draw.floats(count, 2, 32))
+    return (*inputs, weights, _state(draw, 4, 16, 32), rows), {}
+
+
+def _selective(draw: Draw, given: Sequence[tuple[int, bool, int]]) -> Arguments:
+    rows = _state_rows(given)
+    count = int(rows.query_start[-1])
+    weights = ScanWeights(-draw.float32(24, 16).abs() - 0.1, draw.float32(24), draw.float32(24))
+    inputs = (draw.floats(count, 24), draw.floats(count, 24), draw.floats(count, 16), draw.floats(count, 16))
+    return (*inputs, weights, _state(draw, 24, 16), rows), {}
+
+
+def _delta(draw: Draw, given: Sequence[tuple[int, bool, int]], *features: int) -> Arguments:
+    rows = _state_rows(given)
+    count = int(rows.query_start[-1])
+    query, key, value = (draw.floats(count, heads, 16) for heads in (2, 2, 4))
+    decay, beta = -draw.float32(count, 4, *features).abs() / 8, draw.floats(count, 4).sigmoid()
+    return (query, key, value, decay, beta, _state(draw, 4, 16, 16), rows), {}
+
+
 CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "rms_norm": [lambda d: ((d.floats(5, 32), d.floats(32), 1e-6), {}),
                  lambda d: ((d.floats(5, 3, 32), d.floats(32), 1e-6, 1.0), {})],
@@ -229,6 +278,15 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
         lambda d: _experts(d, 0),
         lambda d: _experts(d, 3),
         *(partial(_gated_experts, gating=gating) for gating in GATINGS),
+    ],
+    "causal_conv": [lambda d: _conv(d, STATE_ROWS), lambda d: _conv(d, DECODE_ROWS)],
+    "ssd_scan": [lambda d: _ssd(d, STATE_ROWS), lambda d: _ssd(d, DECODE_ROWS)],
+    "selective_scan": [lambda d: _selective(d, STATE_ROWS), lambda d: _selective(d, DECODE_ROWS)],
+    "gated_delta": [
+        lambda d: _delta(d, STATE_ROWS),
+        lambda d: _delta(d, DECODE_ROWS),
+        lambda d: _delta(d, STATE_ROWS, 16),
+        lambda d: _delta(d, DECODE_ROWS, 16),
     ],
     "greedy": [lambda d: ((d.float32(6, 300),), {})],
     "draw": [lambda d: _draw(d, False), lambda d: _draw(d, True)],

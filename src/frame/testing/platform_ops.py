@@ -14,6 +14,7 @@ from frame.core.interfaces.experts import RouterSpec
 from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.ops import Ops
 from frame.core.ops.layers import RowParts
+from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers
 
 from .op_cases import CASES, Draw
@@ -62,7 +63,7 @@ class OpChecks(PlatformChecks):
 
     def check_op(self, name: str, got: Any, want: Any, dtype: torch.dtype) -> None:
         """`got` equals `want` up to rounding, in shape and dtype exactly."""
-        if isinstance(want, StepBuffers):
+        if isinstance(want, (StepBuffers, StateRows)):
             for part in fields(want):
                 self.check_op(f"{name}: {part.name}", getattr(got, part.name), getattr(want, part.name), dtype)
         elif isinstance(want, (tuple, list)):
@@ -126,8 +127,10 @@ def _to(value: Any, device: torch.device) -> Any:
         return value.clone().to(device)
     if isinstance(value, torch.device):
         return device
+    if isinstance(value, ScanWeights):
+        return ScanWeights(*(_to(one, device) for one in value))
     if isinstance(value, (tuple, list)):
         return type(value)(_to(one, device) for one in value)
-    if isinstance(value, StepBuffers):
-        return StepBuffers(**{part.name: _to(getattr(value, part.name), device) for part in fields(value)})
+    if isinstance(value, (StepBuffers, StateRows)):
+        return type(value)(**{part.name: _to(getattr(value, part.name), device) for part in fields(value)})
     return value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import decoders, dense, experts, latent
+from . import decoders, dense, experts, latent, states
 from .row import NUM_TOKENS, TINY, Family, rope
 
 #: All rows, by name.
-FAMILIES: Mapping[str, Family] = {**decoders.ROWS, **dense.ROWS, **experts.ROWS, **latent.ROWS}
+FAMILIES: Mapping[str, Family] = {**decoders.ROWS, **dense.ROWS, **experts.ROWS, **latent.ROWS, **states.ROWS}
 
 __all__ = ["FAMILIES", "NUM_TOKENS", "TINY", "Family", "rope"]

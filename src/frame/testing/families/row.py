@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 #: Tokens in the vocabularies of tiny models.
 NUM_TOKENS = 512
@@ -15,7 +15,8 @@ class Family:
     """One row of the table: the architecture, transformers' model type, and what its tiny configuration sets.
 
     `embedding_scale` shrinks random embeddings where the model would otherwise only repeat its newest token. The long
-    tests of a row whose traits other rows show are run by `make matrix` alone, if `in_matrix`.
+    tests of a row whose traits other rows show are run by `make matrix` alone, if `in_matrix`. `states` says that some
+    layers keep a running state of each request, "all" that no layer keeps tokens.
     """
 
     architecture: str
@@ -23,6 +24,7 @@ class Family:
     config: Mapping[str, Any] = field(default_factory=dict)
     embedding_scale: float = 1.0
     in_matrix: bool = False
+    states: Literal["none", "some", "all"] = "none"
 
 
 TINY: Mapping[str, Any] = {
