@@ -49,6 +49,15 @@ if TYPE_CHECKING:
         WeightMap as WeightMap,
         load_weights as load_weights,
     )
+    from frame.layers.delta_net import (
+        DeltaHeads as DeltaHeads,
+        DeltaNetSpec as DeltaNetSpec,
+        GatedDeltaNet as GatedDeltaNet,
+        GatedHeadNorm as GatedHeadNorm,
+    )
+    from frame.layers.gated_attention import (
+        gated_attention_input as gated_attention_input,
+    )
     from frame.layers.heads_norm import (
         HeadsNorm as HeadsNorm,
     )
