@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: gated delta nets in most layers, gated attention in the others, experts beside a shared one."""
+"""Qwen3-Next and Qwen3.5: gated delta nets in most layers, gated attention in others, experts beside a shared one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Qwen3NextForCausalLM(Decoder):
         return GatedDeltaNet(build, prefix, heads, runs, _conv_runs(prefix, heads))
 
 
-class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):  # noqa: N801  the architecture's name
+class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
     """As Qwen3-Next, with four tensors for the inputs of a delta net; the text part of a model with pictures too."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = (
@@ -69,7 +69,8 @@ class GatedAttention(nn.Module):
     def __init__(self, build: Build, prefix: str, rotary: RotaryEmbedding) -> None:
         super().__init__()
         config, self.rotary = build.config, rotary
-        heads = num_heads, num_kv_heads, self.head_dim = head_shape(config)
+        heads = head_shape(config)
+        num_heads, self.head_dim = heads[0], heads[2]
         bias, hidden_size, eps = config.attention_bias, config.hidden_size, config.rms_norm_eps
         self.inputs, self.sizes = gated_attention_input(build, prefix, hidden_size, heads, bias=bias)
         self.query_norm = build.norm(f"{prefix}.q_norm", self.head_dim, eps=eps, offset=1.0)

@@ -61,6 +61,9 @@ if TYPE_CHECKING:
     from frame.layers.heads_norm import (
         HeadsNorm as HeadsNorm,
     )
+    from frame.layers.lightning import (
+        LightningAttention as LightningAttention,
+    )
     from frame.layers.mamba1 import (
         MambaMixer as MambaMixer,
         MambaSpec as MambaSpec,
@@ -80,6 +83,9 @@ if TYPE_CHECKING:
     )
     from frame.layers.router import (
         Router as Router,
+    )
+    from frame.layers.short_conv import (
+        ShortConv as ShortConv,
     )
     from frame.layers.states import (
         StateLayer as StateLayer,

@@ -28,6 +28,7 @@ class DeltaNetSpec:
     """Sizes of a mixer. A key head serves `num_heads` / `num_key_heads` value heads that stand side by side.
 
     `doubles` says that writes to the state reach up to twice what they replace, `gate` what the gate goes through.
+    `names` are those of the norm and the output projection, whose sum over ranks is completed if it is to `reduce`.
     """
 
     hidden_size: int
@@ -39,6 +40,8 @@ class DeltaNetSpec:
     eps: float
     doubles: bool = False
     gate: Gate = functional.silu
+    names: tuple[str, str] = ("norm", "out_proj")
+    reduce: bool = False
 
     @property
     def share(self) -> int:
@@ -107,16 +110,15 @@ class DeltaHeads:
 
 
 class GatedDeltaNet(nn.Module):
-    """Maps [T, hidden_size] to a rank's part of the mixed sum. Heads are divided over the tensor group.
+    """Maps [T, hidden_size] to a rank's part of the mixed sum, or all of it; heads are divided over the tensor group.
 
     `runs` are the rows of the checkpoint's tensors that make queries, keys, values, gates, betas and steps, and
     `conv_runs` the channels of its convolutions.
     """
 
     def __init__(
-        self, build: Build, prefix: str, heads: DeltaHeads, runs: Sequence[Run], conv_runs: Sequence[Run],
-        names: tuple[str, str] = ("norm", "out_proj"),
-    ) -> None:  # fmt: skip
+        self, build: Build, prefix: str, heads: DeltaHeads, runs: Sequence[Run], conv_runs: Sequence[Run]
+    ) -> None:
         super().__init__()
         spec = heads.spec
         self.spec, values = spec, spec.num_heads * spec.value_dim
@@ -124,8 +126,9 @@ class GatedDeltaNet(nn.Module):
         self.inputs = Linear(build, rows, spec.hidden_size, slice(0, spec.hidden_size))
         self.sizes = (sum(heads.sizes), heads.sizes[2], heads.count, heads.count)
         self.scan = DeltaScan(build, prefix, heads, conv_runs)
-        self.norm = GatedHeadNorm(build, f"{prefix}.{names[0]}", spec.value_dim, spec.eps, spec.gate)
-        self.output = build.linear(f"{prefix}.{names[1]}", values, spec.hidden_size, shard="row", reduce=False)
+        norm, output = (f"{prefix}.{name}" for name in spec.names)
+        self.norm = GatedHeadNorm(build, norm, spec.value_dim, spec.eps, spec.gate)
+        self.output = build.linear(output, values, spec.hidden_size, shard="row", reduce=spec.reduce)
 
     def forward(
         self, norm: nn.Module, hidden: Tensor, residual: Tensor | None, positions: Tensor, step: ForwardStep

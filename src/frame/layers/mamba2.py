@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Mamba2Spec:
     """Sizes and features of a mixer. Each of `num_groups` groups of heads shares B and C, and has a norm of its own.
 
-    Without `gated_norm` the output is multiplied by silu(gate) alone; with `gate_last` the norm comes before the gate.
+    `output_bias` is as `bias` where it is None. Without `gated_norm` the output is multiplied by silu(gate) alone; with
+    `gate_last` the norm comes before the gate. The sum over ranks is completed if it is to `reduce`.
     """
 
     hidden_size: int
@@ -37,9 +38,11 @@ class Mamba2Spec:
     eps: float
     step_range: tuple[float, float] = (0.0, float("inf"))
     bias: bool = False
+    output_bias: bool | None = None
     conv_bias: bool = True
     gated_norm: bool = True
     gate_last: bool = False
+    reduce: bool = False
 
     @property
     def inner_size(self) -> int:
@@ -60,7 +63,7 @@ def step_range(limits: Any) -> tuple[float, float]:
 
 
 class Mamba2Mixer(nn.Module):
-    """Maps [T, hidden_size] to a rank's part of the mixed sum, under the names "PREFIX.in_proj", "PREFIX.conv1d" ….
+    """Maps [T, hidden_size] to a rank's part of the mixed sum, under "PREFIX.in_proj", "PREFIX.conv1d" and so on.
 
     Heads are divided over the tensor group, and groups with them; groups that are fewer than ranks lie on several.
     """
@@ -78,12 +81,15 @@ class Mamba2Mixer(nn.Module):
         for whole, (first, count) in zip(spec.sizes, self.runs, strict=True):
             rows.append(Rows(f"{prefix}.in_proj", sum(spec.sizes), base + first, count))
             base += whole
+        #: what `inputs` gives of gate, x, B, C, dt on this rank
+        self.part_sizes = counts
         self.counts = (counts[0], sum(counts[1:4]), counts[4])
         self.inputs = Linear(build, rows, spec.hidden_size, slice(0, spec.hidden_size), bias=spec.bias)
         self.scan = Mamba2Scan(build, prefix, spec, self.runs)
         self.norm = GroupedNorm(build, f"{prefix}.norm", spec.inner_size, spec.num_groups, spec)
+        bias = spec.bias if spec.output_bias is None else spec.output_bias
         self.output = build.linear(
-            f"{prefix}.out_proj", spec.inner_size, spec.hidden_size, bias=spec.bias, shard="row", reduce=False
+            f"{prefix}.out_proj", spec.inner_size, spec.hidden_size, bias=bias, shard="row", reduce=spec.reduce
         )
 
     def forward(
