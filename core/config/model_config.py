@@ -30,13 +30,22 @@ _NAMES = {
 }  # fmt: skip
 
 
+def _with_floats(value: Any) -> Any:
+    """`value` with the numbers that JSON lacks, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(one) for key, one in value.items()}
+    return [_with_floats(one) for one in value] if isinstance(value, list) else value
+
+
 class ModelConfig:
     """The configuration of a model: its attributes are `values` of config.json; transformers gives missing ones."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         kind = values.get("model_type", "")
         usual = {name: values[old] for name, old in _NAMES.get(kind, {}).items() if old in values}
-        self._values = {**_FAMILY_DEFAULTS.get(kind, {}), **usual, **values}
+        self._values = {**_FAMILY_DEFAULTS.get(kind, {}), **usual, **_with_floats(values)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

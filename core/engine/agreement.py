@@ -12,7 +12,7 @@ from msgspec import structs
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerFacts
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import plan_layout, with_blocks
+from ..interfaces.kv_layout import plan_layout, with_blocks, with_checkpoints
 from ..interfaces.mesh import Mesh
 from ..interfaces.wire import encode
 
@@ -33,6 +33,8 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
     multiples = {layer: math.lcm(*(fact.block_multiples.get(layer, 1) for fact in facts)) for layer in first.kv_specs}
     layout = plan_layout(first.kv_specs, cache.block_size, multiples)
     _check_states(config, layout)
+    if cache.enable_prefix_caching:
+        layout = with_checkpoints(layout)
     fitting = [
         with_blocks(
             layout,
@@ -58,8 +60,6 @@ def _check_states(config: FrameConfig, layout: KVLayout) -> None:
         raise ValueError(f"{kept}, which no KV connector can move: leave kv_connector out for this model")
     if config.speculation.speculator is not None:
         raise ValueError(f"{kept}, which rejected drafts would spoil: leave the speculator out for this model")
-    if config.cache.enable_prefix_caching:
-        logger.warning("prefix caching is off: %s, in which no prefix can be found again", kept)
 
 
 def numerics(mesh: Mesh, facts: Sequence[WorkerFacts]) -> str:

@@ -147,7 +147,7 @@ class Answers:
         have read its blocks, unless it was rolled back before they were planned.
         """
         lifecycle, number, later = self._lifecycle, step.plan.step, list[LaunchedStep]()
-        if any(request is not None for request in step.requests):
+        if step.plan.copies or any(request is not None for request in step.requests):
             later = [one for one in lifecycle.launched.values() if one.plan.step > number]
         for launched in (step, *later):
             lifecycle.kv.withdraw(launched.publications)

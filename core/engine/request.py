@@ -72,7 +72,8 @@ class CachedBlocks:
 
     `blocks[g]` are the block ids of KV group g in order, 0 where a block fell out of the window; before `first_live[g]`
     all are 0. `hashes` chain from `root`, one for each `block_size` tokens of the layout; the blocks of the first
-    `num_published` hashes are in the prefix cache, or could not be put there.
+    `num_published` hashes are in the prefix cache, or could not be put there. The blocks of its first `num_seen` tokens
+    were found when it was admitted, whether or not their states were.
     """
 
     root: bytes
@@ -80,6 +81,7 @@ class CachedBlocks:
     first_live: list[int]
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
+    num_seen: int = 0
 
     @classmethod
     def none(cls, num_groups: int, root: bytes) -> CachedBlocks:

@@ -98,7 +98,8 @@ AnyKVSpec = FullKV | SlidingKV | LatentKV | StateKV
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of equal retention, which share a block table. `layers[i]` keeps `specs[i]` in layer slot i of the pool.
 
-    A group of states has a pool of its own, where a request holds one block, and block size 0.
+    A group of states has a pool of its own, where a request holds one block; its block size is the number of tokens of
+    which a prefix whose state is kept is a multiple, 0 where none is.
     """
 
     specs: tuple[AnyKVSpec, ...]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: Tokens of a block where neither the user nor a backend asks for another size.
 AUTO_BLOCK_SIZE = 16
+#: With states, this part of the memory beside those of running requests holds states that stand for prefixes.
+CHECKPOINT_SHARE = 1 / 4
+#: The most of these for each running request, where nothing else needs the memory.
+_MOST_CHECKPOINTS = 16
 #: Element types of different widths view one block, so the place of each is a multiple of this many bytes.
 _ALIGNMENT = 64
 
@@ -51,6 +55,16 @@ def plan_layout(
         groups.append(_group(states, specs, 0, pool=1))
     pools = (1,) * (1 + bool(states))
     return KVLayout(groups=tuple(groups), pools=pools, block_size=math.gcd(*sizes) or 1, grain=math.lcm(*sizes))
+
+
+def with_checkpoints(layout: KVLayout) -> KVLayout:
+    """The layout with states kept where prefixes end: of every grain, or every 16 tokens if no layer keeps tokens."""
+    keeps_tokens = any(not group.keeps_states for group in layout.groups)
+    interval = layout.grain if keeps_tokens else AUTO_BLOCK_SIZE
+    groups = tuple(replace(one, block_size=interval) if one.keeps_states else one for one in layout.groups)
+    if keeps_tokens:
+        return replace(layout, groups=groups)
+    return replace(layout, groups=groups, block_size=interval, grain=interval)
 
 
 def _group(names: Sequence[str], specs: Mapping[str, AnyKVSpec], block_size: int, pool: int = 0) -> KVGroup:
@@ -124,12 +138,16 @@ def with_blocks(
 ) -> KVLayout:
     """The layout with states for `num_states` requests, and as many blocks of tokens as fit, or exactly `override`.
 
+    Where states stand for prefixes too, `CHECKPOINT_SHARE` of what is left is theirs.
+
     `bytes_of_pools` are the bytes of a block of each pool (see `pool_bytes`) where they are not those of all layers.
     Raises `ValueError` when not even two blocks fit. A model that keeps no tokens has two blocks of no bytes.
     """
     tokens, *states = bytes_of_pools or pool_bytes(layout)
     for_states = (1 + num_states) * sum(states)
-    num_blocks = override or ((available_bytes - for_states) // tokens if tokens else 2)
+    kept = _num_checkpoints(layout, available_bytes - for_states, override, num_states, (tokens, sum(states)))
+    left = available_bytes - for_states - kept * sum(states)
+    num_blocks = override or (left // tokens if tokens else 2)
     if num_blocks < 2 or (not override and available_bytes < for_states):
         of_states = f" and the states of {num_states} requests" if states else ""
         raise ValueError(
@@ -137,7 +155,21 @@ def with_blocks(
             f"takes {2 * tokens + for_states}: raise gpu_memory_utilization or kv_cache_memory_bytes, or choose a "
             f"smaller {'max_num_seqs' if states else 'block_size'}"
         )
-    return replace(layout, pools=(int(num_blocks), *(1 + num_states for _ in states)))
+    return replace(layout, pools=(int(num_blocks), *(1 + num_states + kept for _ in states)))
+
+
+def _num_checkpoints(
+    layout: KVLayout, free_bytes: int, override: int | None, num_states: int, pools: tuple[int, int]
+) -> int:
+    """How many states are kept for prefixes; `pools` are the bytes of a block of tokens and of all states."""
+    tokens, state = pools
+    if not state or not any(group.keeps_states and group.block_size for group in layout.groups):
+        return 0
+    if override:
+        return max(num_states, int(override * tokens * CHECKPOINT_SHARE / (1 - CHECKPOINT_SHARE)) // state)
+    if not tokens:
+        return max(0, min(free_bytes // state, _MOST_CHECKPOINTS * num_states))
+    return max(0, min(int(free_bytes * CHECKPOINT_SHARE), free_bytes - 2 * tokens) // state)
 
 
 def blocks_needed(layout: KVLayout, num_tokens: int) -> int:

@@ -67,6 +67,14 @@ class BlockAppend(msgspec.Struct, kw_only=True):
     block_ids: np.ndarray
 
 
+class BlockCopy(msgspec.Struct, kw_only=True):
+    """In KV group `group` blocks `targets` [n] become what blocks `sources` [n] were before."""
+
+    group: int
+    sources: np.ndarray
+    targets: np.ndarray
+
+
 class PrefixRows(msgspec.Struct, kw_only=True):
     """Rows `rows` [n] of a step whose first `num_tokens` tokens are computed and lie in the same blocks."""
 
@@ -83,6 +91,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     prefill token is part of the step), `num_drafts` [B] draft tokens among the scheduled ones. A plan without rows
     still applies the state changes and lets connectors progress. `extras` carries one message per collaborator.
     `prefixes` are rows of one token that attend to the same first tokens, where reading those once is worth it.
+    `copies` are made one after the other before the forward pass, also by a plan without rows.
     With `capture` the worker captures a CUDA graph of one more shape after this step; all ranks do so together.
     """
 
@@ -98,6 +107,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     finished_ids: list[str] = []
     deterministic: bool = False
     prefixes: list[PrefixRows] = []
+    copies: list[BlockCopy] = []
     capture: bool = False
     extras: dict[str, bytes] = {}
 

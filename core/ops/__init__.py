@@ -63,6 +63,7 @@ class Ops:
     place_experts = staticmethod(layers.place_experts)
     fused_experts = staticmethod(layers.fused_experts)
     # states
+    copy_blocks = staticmethod(states.copy_blocks)
     causal_conv = staticmethod(states.causal_conv)
     ssd_scan = staticmethod(states.ssd_scan)
     selective_scan = staticmethod(states.selective_scan)

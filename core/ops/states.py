@@ -166,6 +166,11 @@ def gated_delta(
     return places.scatter(out, value.dtype)
 
 
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """cache[targets] = cache[sources] as it was before, for cache [blocks, ...], sources and targets int32 [n]."""
+    cache.index_copy_(0, targets.long(), cache.index_select(0, sources))
+
+
 def unit_heads(x: Tensor) -> Tensor:
     """Each head of x float32 [..., K] scaled to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,13 +52,18 @@ class TestStates(ModelSuite):
             assert engine.scheduler._kv._states[1].num_free == 5, "each request gave back its state"
             assert stats.kv_usage == 0
 
-    def test_prefix_caching_is_off_and_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.WARNING, "frame.engine"), self.served() as engine:
-            prompt = self.given()[1]
-            first, again = (drain(engine, [request(name, prompt, 4)])[name] for name in "ab")
-        assert "prefix caching is off: layer 'model.state' keeps a running state of each request" in caplog.text
-        assert tokens_of(first) == tokens_of(again)
-        assert again[0].num_cached in (None, 0)
+    def test_a_prompt_goes_on_from_the_state_that_was_kept_of_its_beginning(self) -> None:
+        """Of the whole prompt at first; once a second one is seen to share a part, of that part as well."""
+        shared = [7] * 40 + list(range(3, 30))
+        prompts = [[*shared, *tail] for tail in ([4] * 9, [5] * 20, [6] * 30, [4] * 9)]
+        want = self.reference(self.checkpoint_folder, prompts, 4)
+        cached = []
+        with self.served(block_size=8) as engine:
+            for index, prompt in enumerate(prompts):
+                outputs = drain(engine, [request(f"r{index}", prompt, 4)])[f"r{index}"]
+                assert tokens_of(outputs) == want[index]
+                cached.append(outputs[0].num_cached)
+        assert cached == [0, 0, 64, 72]
 
     @pytest.mark.parametrize(
         ("settings", "what"),

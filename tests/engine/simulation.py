@@ -36,9 +36,11 @@ def make_layout(
     windows: tuple[int | None, ...] = (None,),
     strides: Sequence[int] = (),
     states: int = 0,
+    checkpoints: int = 0,
 ) -> KVLayout:
     """As that of `frame.testing`, a layer in each group; None is a full window."""
-    return layout_of(num_blocks, block_size, [one or 0 for one in windows], layers=1, strides=strides, states=states)
+    given = [one or 0 for one in windows]
+    return layout_of(num_blocks, block_size, given, layers=1, strides=strides, states=states, checkpoints=checkpoints)
 
 
 def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str]:

@@ -163,7 +163,7 @@ def test_what_a_step_published_can_be_taken_back():
     request = make(cache, list(range(9)))
     cache.admit(request, PrefixHit(0, [[]]), 0, 9)
     made = cache.publish(request, 9)
-    assert [block for block, _ in made] == request.cache.blocks[0][:2]
+    assert [block for _, block, _ in made] == request.cache.blocks[0][:2]
     assert cache.publish(request, 9) == []
     cache.withdraw(made)
     assert cache.pool.num_published == 0

@@ -24,6 +24,7 @@ setups = st.fixed_dictionaries(
         "block_size": st.sampled_from([1, 2, 4]),
         "strides": st.sampled_from([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
         "holds_states": st.sampled_from([False, False, True]),
+        "checkpoints": st.sampled_from([0, 1, 6]),
         "roominess": st.sampled_from([1.0, 1.3, 2.0, 6.0]),
         "max_in_flight": st.integers(1, 3),
         "policy": st.sampled_from(POLICIES),
@@ -53,7 +54,7 @@ def simulate(setup: dict, connector: dict | None = None) -> Simulation:
     strides, holds_states = setup.pop("strides")[: len(windows)], setup.pop("holds_states")
     num_blocks = int(sum(-(-MAX_LEN // (size * stride)) for stride in strides) * roominess) + 1
     states = setup["max_num_seqs"] if holds_states and connector is None and "speculator" not in setup else 0
-    layout = make_layout(num_blocks, size, windows, strides, states)
+    layout = make_layout(num_blocks, size, windows, strides, states, setup.pop("checkpoints"))
     if connector is not None:
         connector = dict(connector)
         setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
@@ -190,6 +191,7 @@ def test_thousands_of_random_requests_get_their_tokens(start):
             "block_size": rng.choice([1, 2, 4]),
             "strides": rng.choice([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
             "holds_states": rng.random() < 0.3,
+            "checkpoints": rng.choice([0, 1, 6]),
             "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
             "max_in_flight": rng.randrange(1, 4),
             "policy": rng.choice(POLICIES),

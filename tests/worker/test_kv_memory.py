@@ -3,7 +3,14 @@ import torch
 
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat
 from frame.core.interfaces.kv import FullKV, SlidingKV, StateKV
-from frame.core.interfaces.kv_layout import full_bytes, plan_layout, pool_bytes, slot_bytes, with_blocks
+from frame.core.interfaces.kv_layout import (
+    full_bytes,
+    plan_layout,
+    pool_bytes,
+    slot_bytes,
+    with_blocks,
+    with_checkpoints,
+)
 from frame.core.worker.start.kv_memory import KVMemory
 
 FULL = FullKV(num_kv_heads=2, head_dim=8, dtype="float32")
@@ -115,6 +122,50 @@ def test_states_have_a_pool_of_their_own_with_a_block_for_each_request():
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"and the states of 8 requests, takes 13888: .* smaller max_num_seqs"):
         with_blocks(layout, 9000, num_states=8)
+
+
+def test_states_that_stand_for_prefixes_get_a_quarter_of_what_is_left():
+    layout = with_checkpoints(plan_layout({"a": FULL, "s": StateKV(state_bytes=1024)}))
+    assert [group.block_size for group in layout.groups] == [16, 16]
+    assert with_blocks(layout, 9 * 1024 + 80 * 1024, num_states=8).pools == (30, 9 + 20)
+    assert with_blocks(layout, 9 * 1024 + 2 * 2048, num_states=8).pools == (2, 9), "the least is as without them"
+    assert with_blocks(layout, 0, 100, num_states=8).pools == (100, 9 + 66)
+    assert with_blocks(layout, 0, 2, num_states=8).pools == (2, 9 + 8)
+    alone = with_checkpoints(plan_layout({"s": StateKV(state_bytes=1024)}))
+    assert (alone.block_size, alone.grain, alone.groups[0].block_size) == (16, 16, 16)
+    assert with_blocks(alone, 20 * 1024, num_states=8).pools == (2, 20)
+    assert with_blocks(alone, 1 << 30, num_states=8).pools == (2, 9 + 16 * 8), "more is never needed"
+
+
+#: Of Qwen3-Next-80B-A3B and Nemotron-H-8B: the layers that keep tokens and states, with the sizes of their heads.
+REAL = {
+    "qwen3-next": (12, {"num_kv_heads": 2, "head_dim": 256}, 36, 4 * 32 * 128 * 128, 2 * 3 * (2 * 16 + 32) * 128),
+    "nemotron-h": (4, {"num_kv_heads": 8, "head_dim": 128}, 24, 4 * 128 * 64 * 128, 2 * 3 * (8192 + 2 * 8 * 128)),
+}
+
+
+@pytest.mark.parametrize("num_states", [32, 256])
+@pytest.mark.parametrize("model", REAL)
+def test_hardly_a_byte_of_real_hybrids_is_lost(model, num_states):
+    """What nothing can be kept in: the null blocks, what is left over, and the rest of each request's last block."""
+    num_full, heads, num_states_layers, scan, conv = REAL[model]
+    specs = {f"full.{i}": FullKV(**heads, dtype="bfloat16") for i in range(num_full)}
+    specs |= {f"state.{i}": StateKV(state_bytes=scan + conv) for i in range(num_states_layers)}
+    layout = with_checkpoints(plan_layout(specs))
+    assert [group.block_size for group in layout.groups] == [16, 16], "blocks are as short as users choose"
+    available = 64 << 30
+    blocks, states = with_blocks(layout, available, num_states=num_states).pools
+    tokens_bytes, state_bytes = pool_bytes(layout)
+    assert blocks * tokens_bytes + states * state_bytes <= available
+    num_tokens = 8192 + 1  # the last block of each request holds one token
+    requests = min(num_states, (blocks - 1) * 16 // num_tokens)
+    wanted = sum(spec.block_bytes(16) for spec in specs.values() if isinstance(spec, FullKV))
+    padding = tokens_bytes - wanted + state_bytes - num_states_layers * (scan + conv)
+    assert padding == 0, "no tensor is padded to the width of another"
+    left = available - blocks * tokens_bytes - states * state_bytes
+    lost = tokens_bytes + state_bytes + left + requests * tokens_bytes * 15 // 16
+    assert lost <= 0.01 * available
+    assert requests >= 32, "and most of it is there for requests"
 
 
 def test_a_model_of_states_alone_and_one_that_keeps_nothing():

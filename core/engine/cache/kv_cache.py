@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...interfaces.kv import KVLayout, KVSpec
 from ..request import Request
 from .blocks import BlockPool
+from .checkpoints import Checkpoints, Publication, StateBlock
 from .hashing import BlockHasher
-
-#: (block, its hash): what a step made findable and must take back when it fails.
-Publication = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """The longest cached prefix of a request: `blocks[g]` per group, 0 where the window needs none."""
+    """The longest cached prefix of a request: `blocks[g]` per group, 0 where the window needs none.
+
+    `states` are the blocks of its states. Blocks of tokens alone were found for the first `num_seen`.
+    """
 
     num_tokens: int
     blocks: list[list[int]]
+    states: list[StateBlock] = field(default_factory=list)
+    num_seen: int = 0
 
     @property
     def held(self) -> list[int]:
@@ -44,7 +47,8 @@ class _Group:
 class KVCache:
     """Gives blocks of tokens and of states to requests. Tables of a request's groups cover the same tokens.
 
-    A group of states has a pool of its own, with a block for every request that may run at once, and a table of one.
+    A group of states has a pool of its own, with a block for every request that may run at once and for copies, and a
+    table of one.
     """
 
     def __init__(self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool) -> None:
@@ -52,11 +56,8 @@ class KVCache:
         self.block_size = unit = layout.block_size
         self.hasher = hasher
         self.pool = BlockPool(layout.pools[0], len(layout.groups))
-        self._states = {
-            index: BlockPool(layout.pools[group.pool], 0)
-            for index, group in enumerate(layout.groups)
-            if group.keeps_states
-        }
+        self.checkpoints = Checkpoints(layout, enabled=enable_prefix_caching)
+        self._states = self.checkpoints.pools
         self._growing = [
             _Group(index, group.specs[0], group.block_size, group.block_size // unit)
             for index, group in enumerate(layout.groups)
@@ -66,8 +67,8 @@ class KVCache:
         self._whole = [one for one in self._growing if one not in self._windowed]
         # groups that all gain a block at the same time, as long as every other
         self._even = not self._states and not self._windowed and all(one.stride == 1 for one in self._whole)
-        # a state is overwritten in place, so its block cannot stand for a prefix
-        self.caches_prefixes = enable_prefix_caching and bool(self._growing) and not self._states
+        keeps = bool(self._growing) and not self._states
+        self.caches_prefixes = enable_prefix_caching and (keeps or self.checkpoints.interval > 0)
 
     @property
     def whole_groups(self) -> dict[int, int]:
@@ -92,14 +93,17 @@ class KVCache:
             places = range(step - 1, most // self.block_size, step)
             found = next((i for i, place in enumerate(places) if not find(index, hashes[place])), len(places))
             most = found * size // grain * grain
-        before = -1
+        before, seen, states = -1, most, list[StateBlock]()
         while most != before:  # what one window shortens may reach into another
             before = most
             for group in self._windowed:
                 most = self._shorten_to_window(group, hashes, most)
-        if most == 0:
-            return nothing
-        return PrefixHit(most, [self._hit_blocks(group, hashes, most) for group in self._growing])
+            if self._states:
+                most, states = self.checkpoints.find(hashes, most)
+        blocks: list[list[int]] = [[] for _ in self.layout.groups]
+        for group in self._growing if most else ():
+            blocks[group.index] = self._hit_blocks(group, hashes, most)
+        return PrefixHit(most, blocks, states, seen)
 
     def _shorten_to_window(self, group: _Group, hashes: list[bytes], most: int) -> int:
         """The most tokens, at most `most`, whose window before the end is cached in the group."""
@@ -128,14 +132,14 @@ class KVCache:
 
         `num_computed` counts the hit and what a connector will load. `reserve` blocks must stay free.
         """
-        states, needed = self._states, self.num_taken(hit, num_computed, total)
-        if needed + reserve > self.pool.num_free or any(not own.num_free for own in states.values()):
+        needed = self.num_taken(hit, num_computed, total)
+        if needed + reserve > self.pool.num_free or not self.checkpoints.has_room(hit.states):
             return False
         for block in hit.held:
             self.pool.share(block)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
-        for group, own in states.items():
-            request.cache.blocks[group] = own.allocate(1)
+        self.checkpoints.admit(request, hit.states)
+        request.cache.num_seen = hit.num_seen
         request.cache.first_live = [0] * len(self.layout.groups)
         request.cache.num_published = hit.num_tokens // self.block_size
         self._grow(request, num_computed, total)
@@ -219,20 +223,40 @@ class KVCache:
                 index, rest = divmod(place + 1, group.stride)
                 block = 0 if rest else request.cache.blocks[group.index][index - 1]
                 if block and self.pool.publish(group.index, hashes[place], block):
-                    made.append((block, hashes[place]))
+                    made.append((self.pool, block, hashes[place]))
         request.cache.num_published = count
         return made
 
+    def chunk(self, request: Request, num_computed: int, count: int) -> int:
+        """How many of the `count` tokens that a step could take of a prompt it takes, so that its state can be kept."""
+        end = self.checkpoints.end_of_chunk(
+            num_computed, num_computed + count, request.num_tokens, request.cache.num_seen
+        )
+        return end - num_computed
+
+    def note_state(self, request: Request, num_tokens: int) -> None:
+        """Called when a step was launched behind which the request's state stands for its first `num_tokens`."""
+        interval = self.checkpoints.interval
+        if interval and num_tokens % interval == 0 and num_tokens <= request.num_tokens:
+            place = num_tokens // self.block_size
+            self.checkpoints.note(request, self.block_hashes(request, place)[place - 1])
+
     def withdraw(self, publications: list[Publication]) -> None:
         """Takes back what a step published."""
-        for block, block_hash in publications:
-            self.pool.withdraw(block, block_hash)
+        for pool, block, block_hash in publications:
+            pool.withdraw(block, block_hash)
+
+    def withdraw_all(self) -> None:
+        """Empties the prefix cache; requests keep their blocks."""
+        self.pool.withdraw_all()
+        self.checkpoints.withdraw_all()
 
     def withdraw_request(self, request: Request, num_tokens: int = 0) -> None:
         """Makes all but the blocks of its first `num_tokens` unfindable: their content is not to be trusted."""
         for group in self._growing:
             for block in request.cache.blocks[group.index][num_tokens // group.block_size :]:
                 self.pool.withdraw(block)
+        self.checkpoints.withdraw_request(request, num_tokens)
 
     def num_before(self, request: Request, bad: set[tuple[int, int]]) -> int | None:
         """Tokens before the first of the request's blocks that is in `bad`, pairs (group, block); None: none is."""

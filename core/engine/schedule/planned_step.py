@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...interfaces.step import BlockAppend, NewRequest, StepPlan
-from ..cache.kv_cache import KVCache, Publication
+from ..cache.checkpoints import Publication
+from ..cache.kv_cache import KVCache
 from ..request import Request
 from .batch import Batch
 

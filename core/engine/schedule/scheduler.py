@@ -138,6 +138,7 @@ class Scheduler:
         if self.quarantine.active:
             self._isolate()
         self._counts.fill(0)
+        self._kv.checkpoints.save()
         draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
         if rows:
             self._fill(draft, admits)
@@ -145,11 +146,25 @@ class Scheduler:
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
+        self._keep_states(launched)
         lifecycle.launched[launched.plan.step] = launched
         self._num_steps += 1
         if not self._transfers.attach(launched.plan):
             lifecycle.load_nothing(launched)
         return launched.plan
+
+    def _keep_states(self, launched: LaunchedStep) -> None:
+        """Has the plan copy what the one before left, and notes whose states the next one is to copy."""
+        plan, kv = launched.plan, self._kv
+        if not kv.checkpoints.interval:
+            return
+        plan.copies, made = kv.checkpoints.take()
+        launched.publications += made
+        ends = plan.num_computed + plan.num_scheduled
+        for row in np.flatnonzero(plan.num_scheduled > 1).tolist():
+            request = launched.requests[row]
+            if request is not None:
+                kv.note_state(request, int(ends[row]))
 
     def _fill(self, draft: StepDraft, admits: bool) -> None:
         """Gives `draft` its rows."""
@@ -245,6 +260,7 @@ class Scheduler:
             if request is None:
                 continue  # preempted for a request before it
             count = self._admission.chunk(remaining, draft.budget)
+            count = kv.chunk(request, int(batch.num_computed[slot]), count)
             while count and not self._grow(draft, request, count):
                 # alone, and the rest is held by ended requests or too small: take what fits
                 count = count // 2 if request.batch is not None else 0
@@ -302,6 +318,7 @@ class Scheduler:
         plan repeats the removals and additions that workers learnt from this plan alone.
         """
         step, living = self._launched(plan), self.living(plan)
+        self._kv.checkpoints.drop()
         guilty = self.quarantine.blame(living)
         if guilty is not None and guilty.transfer.unconfirmed:
             guilty = None
@@ -360,7 +377,7 @@ class Scheduler:
             pass
         if len(self._batch) or self.lifecycle.loading:
             return False
-        self._kv.pool.withdraw_all()
+        self._kv.withdraw_all()
         return True
 
     def stats(self) -> EngineStats:

@@ -1,9 +1,9 @@
 """The runner: one list of phases for every model and platform.
 
-finish → add → extend → shape → "writes": what other stages send, staged writes, rows → connector begin → "forward":
-inputs, attention plans, model → next stage → connector end | "draw": logits, sample, keep → "drafts": propose → copy
-out. A step without tokens ends with the writes and the connector; one of an earlier pipeline stage draws nothing. The
-platform runs what stands in quotes. Anything rarer than "every model" lives in a
+finish → add → extend → shape → "writes": what other stages send, staged writes, rows → copies of states → connector
+begin → "forward": inputs, attention plans, model → next stage → connector end | "draw": logits, sample, keep →
+"drafts": propose → copy out. A step without tokens ends with the writes and the connector; one of an earlier pipeline
+stage draws nothing. The platform runs what stands in quotes. Anything rarer than "every model" lives in a
 collaborator with a null default. Where the plan says so, a shape is captured after all that. Knows no scheduling, no
 text and no particular device.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,8 @@ from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import ForwardStep, LayerHooks, Model
 from ...interfaces.platform_steps import NO_ROWS, StepShape
-from ...interfaces.step import StepPlan, TransferReport
-from ...layers.cached import Planner
+from ...interfaces.step import BlockCopy, StepPlan, TransferReport
+from ...layers.cached import CachedLayer, Planner
 from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
 from ..device import Device
@@ -89,6 +90,7 @@ class Runner:
         )
         self.sampler = sampler
         self.speculation = speculation
+        self.caches = {one.name: one for one in model.modules() if isinstance(one, CachedLayer)}
         self.prompt_logprobs = PromptLogprobs(device, sampler.logprobs_mode)
         self.connector = connector
         self.pooling = pooling
@@ -129,6 +131,7 @@ class Runner:
     def _execute(self, plan: StepPlan, shape: StepShape) -> _Executed:
         self._apply_changes(plan)
         inputs = self.device.graphs.run(shape, "writes", partial(self._write, plan, shape))
+        self._copy_blocks(plan.copies)
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         hidden = None
         if inputs is not None:
@@ -194,6 +197,14 @@ class Runner:
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
         return self.inputs.build(plan, shape) if len(plan.slots) else None
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            places = self.device.streams.stage(np.stack((copy.sources, copy.targets))).unbind(0)
+            for name in self.layout.groups[copy.group].layers:
+                cache = self.caches[name].kv_cache if name in self.caches else None
+                if cache is not None:
+                    self.device.ops.copy_blocks(cache, *places)
 
     def _forward(
         self,

@@ -86,7 +86,7 @@ class InputBuilder:
         self._tables = tables
         self._correct = correct
         self._plan_groups = plan_groups
-        self._block_sizes = [group.block_size or STATE_SPAN for group in groups]
+        self._block_sizes = [STATE_SPAN if group.keeps_states else group.block_size for group in groups]
         self._prefixes = prefixes
         nothing = buffers.query_start.new_empty(0)
         self._cacheless = nothing.view(0, 0), nothing

@@ -128,6 +128,7 @@ if TYPE_CHECKING:
         pool_bytes as pool_bytes,
         why_not_served as why_not_served,
         with_blocks as with_blocks,
+        with_checkpoints as with_checkpoints,
     )
     from frame.core.interfaces.latent import (
         CacheSpec as CacheSpec,
@@ -303,6 +304,7 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.step import (
         BlockAppend as BlockAppend,
+        BlockCopy as BlockCopy,
         ExpertReport as ExpertReport,
         LogprobRows as LogprobRows,
         NewRequest as NewRequest,

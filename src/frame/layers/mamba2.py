@@ -57,8 +57,8 @@ class Mamba2Spec:
 
 
 def step_range(limits: Any) -> tuple[float, float]:
-    """`time_step_limit` of a configuration, of which transformers writes infinity as {"__float__": "Infinity"}."""
-    least, most = (one["__float__"] if isinstance(one, dict) else one for one in limits or (0.0, "inf"))
+    """`time_step_limit` of a configuration, where null stands for no limits."""
+    least, most = limits or (0.0, float("inf"))
     return float(least), float(most)
 
 

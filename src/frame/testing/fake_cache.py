@@ -32,12 +32,13 @@ def make_layout(
     *,
     strides: Sequence[int] = (),
     states: int = 0,
+    checkpoints: int = 0,
     model: str = "test",
 ) -> KVLayout:
     """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
 
     `strides[g]` times `block_size` tokens are in a block of group g; without them every block has `block_size`. With
-    `states` there is a group of a running state besides, for so many requests.
+    `states` there is a group of a running state besides, for so many requests, and for so many `checkpoints`.
     """
     groups = []
     strides = strides or [1] * len(windows)
@@ -50,10 +51,12 @@ def make_layout(
         names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
         groups.append(KVGroup(specs=(spec,) * layers, layers=names, block_size=block_size * strides[index]))
     if states:
-        groups.append(KVGroup(specs=(StateKV(state_bytes=4 * NUMBERS),), layers=("state",), block_size=0, pool=1))
+        interval = block_size * math.lcm(*strides) if checkpoints else 0
+        kept = (StateKV(state_bytes=4 * NUMBERS),)
+        groups.append(KVGroup(specs=kept, layers=("state",), block_size=interval, pool=1))
     return KVLayout(
         groups=tuple(groups),
-        pools=(num_blocks, states + 1) if states else (num_blocks,),
+        pools=(num_blocks, states + checkpoints + 1) if states else (num_blocks,),
         block_size=block_size,
         grain=block_size * math.lcm(*strides),
         numerics=f"{model} in float32",

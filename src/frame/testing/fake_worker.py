@@ -131,6 +131,9 @@ class FakeWorker:
         self._executed = None
         self._change_state(plan)
         self.unanswered.append(plan)
+        for copy in plan.copies:
+            for layer in self.layout.groups[copy.group].layers:
+                self.entries[layer][copy.targets] = self.entries[layer][copy.sources]
         self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
         rows = [self.slots[slot] for slot in plan.slots.tolist()]
         starts = [self._begin(plan, row, resident) for row, resident in enumerate(rows)]
@@ -307,7 +310,7 @@ class FakeWorker:
     def _places(self, resident: Resident, group: int, positions: range) -> tuple[np.ndarray, np.ndarray]:
         where, table = np.array(positions, np.int64), np.array(resident.tables[group], np.int64)
         size = self.layout.groups[group].block_size
-        if not size:  # a state has one block
+        if self.layout.groups[group].keeps_states:  # it has one block
             return table[where * 0], where * 0
         return table[where // size], where % size
 

@@ -279,6 +279,12 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
         lambda d: _experts(d, 3),
         *(partial(_gated_experts, gating=gating) for gating in GATINGS),
     ],
+    "copy_blocks": [
+        lambda d: (
+            (_state(d, 5, 3), torch.tensor([1, 4], dtype=torch.int32), torch.tensor([4, 6], dtype=torch.int32)),
+            {},
+        )
+    ],
     "causal_conv": [lambda d: _conv(d, STATE_ROWS), lambda d: _conv(d, DECODE_ROWS)],
     "ssd_scan": [lambda d: _ssd(d, STATE_ROWS), lambda d: _ssd(d, DECODE_ROWS)],
     "selective_scan": [lambda d: _selective(d, STATE_ROWS), lambda d: _selective(d, DECODE_ROWS)],

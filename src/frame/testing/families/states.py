@@ -49,9 +49,8 @@ _BAMBA: Mapping[str, Any] = {
 }
 _ZAMBA2: Mapping[str, Any] = {
     **{name: value for name, value in TINY.items() if name != "head_dim"},
-    "num_hidden_layers": 4,
     "num_key_value_heads": 4,
-    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+    "layers_block_type": ["hybrid", "hybrid", "hybrid"],
     "mamba_d_state": 12,
     "mamba_ngroups": 2,
     "n_mamba_heads": 8,
@@ -255,7 +254,13 @@ ROWS: Mapping[str, Family] = {
         },
         states="some",
     ),
-    "zamba2-one-block": Family("Zamba2ForCausalLM", "zamba2", _ZAMBA2, in_matrix=True, states="some"),
+    "zamba2-one-block": Family(
+        "Zamba2ForCausalLM",
+        "zamba2",
+        {**_ZAMBA2, "num_hidden_layers": 4, "layers_block_type": ["linear_attention", *["hybrid"] * 3]},
+        in_matrix=True,
+        states="some",
+    ),
     "minimax": Family(
         "MiniMaxForCausalLM",
         "minimax",
