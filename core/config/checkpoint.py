@@ -43,8 +43,9 @@ class Checkpoint:
     `hf` is config.json with `hf_overrides` merged in, `text` the part of it about the text model. `model_max_len` are
     the tokens that the model was made for, `max_model_len` the user's limit if there is one, else the same. `dtype` is
     the type of the stored weights by its torch name. `generation` holds default sampling values. `pooling` says how a
-    pooling model makes vectors; None for one that generates. `model_plugin` is the plugin that the user chose for it.
-    `quantization` says how the weights are quantised; None where they are not.
+    pooling model makes vectors; None for one that generates. `model_plugin` is the plugin that the user chose for it,
+    `model_impl` whether any model of an architecture may serve it. `quantization` says how the weights are quantised;
+    None where they are not.
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Checkpoint:
     pooling: PoolingPlan | None = None
     model_plugin: str | None = None
     quantization: Mapping[str, Any] | None = None
+    model_impl: str = "auto"
 
     @property
     def model_type(self) -> str:
@@ -98,6 +100,7 @@ def read_checkpoint(config: FrameConfig) -> Checkpoint:
         pooling=pooling,
         model_plugin=config.model.model_plugin,
         quantization=_quantization(hf, text, folder),
+        model_impl=config.model.model_impl,
     )
 
 

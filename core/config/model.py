@@ -23,6 +23,11 @@ class ModelConfig(Section):
         "Model plugin (PACKAGE:NAME) that serves the checkpoint, whatever its config.json says; default: the plugin "
         "named after its architecture, frame's own if several packages offer one.",
     )
+    model_impl: Literal["auto", "frame", "transformers"] = setting(
+        "auto",
+        "Whose code computes the model: frame's own (frame), transformers' class with frame's attention and layers "
+        "(transformers), or the first of these that has the architecture (auto).",
+    )
     revision: str | None = setting(
         None,
         "Branch, tag or commit of a model that is fetched; of a folder: a subfolder, or a name under `snapshots/`.",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from ..layers.weights import WeightMap
     from .attention import GroupBatch
+    from .loader import LazyTensor
     from .setup import ModelSetup
 
 Shard = Literal["column", "row"]
@@ -132,6 +133,15 @@ class Model(nn.Module, ABC):
         self._make_weights = setup.build.weights
         self.running = setup.build.running
 
+    @classmethod
+    def supports(cls, architecture: str, config: Mapping[str, Any]) -> str | None:
+        """None, or why the model cannot serve config.json; asked of models called "*", which are for any architecture.
+
+        "*" may be followed by more letters where there are several.
+        """
+        del architecture, config
+        return None
+
     @abstractmethod
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor | dict[str, Tensor]:
         """Returns the hidden states [T, hidden_size] of the tokens in `inputs`.
@@ -146,6 +156,10 @@ class Model(nn.Module, ABC):
         A model whose `output` is "classes" returns [N, classes]; one of "hidden" raises. If it reads values on the
         host, draws are not captured.
         """
+
+    def convert(self, tensors: Iterable[LazyTensor]) -> Iterable[LazyTensor]:
+        """Returns the tensors that weight slots name, made of those of a checkpoint, none of which is read yet."""
+        return tensors
 
     def load(self, pairs: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Copies whole tensors, given with their checkpoint names, to the parameters; returns the names that it used.

@@ -64,7 +64,7 @@ class WeightMap:
         unexpected: list[str] = []
         misfits: list[str] = []
         covered: set[str] = set()
-        for tensor in tensors:
+        for tensor in self._model.convert(tensors):
             slots = self.match(tensor.name)
             if slots is None:
                 unexpected.append(tensor.name)

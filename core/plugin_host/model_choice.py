@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..config.checkpoint import Checkpoint
-from ..interfaces.provider import Provider
+from ..interfaces.provider import PluginError, Provider
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -22,15 +22,35 @@ def choose_model(checkpoint: Checkpoint, registry: Registry) -> type[Model]:
 def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
     """Returns the provider that the user chose, else the one of the checkpoint's architecture.
 
-    For a pooling checkpoint whose architecture no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") that
+    Where no plugin offers that, or the user asks for transformers' class, it is the first of those called "*" that
+    supports config.json. For a pooling checkpoint whose architecture no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") that
     is the family's generating model, which is built with another head.
     """
     if checkpoint.model_plugin is not None:
         return registry.choose("model", checkpoint.model_plugin)
     architecture = checkpoint.architecture
+    offered = {provider.name for provider in registry.providers("model")}
     if checkpoint.pooling is not None:
-        offered = {provider.name for provider in registry.providers("model")}
         stem = re.sub(r"(ForSequenceClassification|RewardModel|Model)$", "", architecture)
         relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
         architecture = next((name for name in relatives if name in offered), architecture)
-    return registry.choose("model", architecture)
+    native = checkpoint.model_impl != "transformers"
+    if native and (architecture in offered or checkpoint.model_impl == "frame"):
+        return registry.choose("model", architecture)
+    return _any_model(checkpoint, registry)
+
+
+def _any_model(checkpoint: Checkpoint, registry: Registry) -> Provider:
+    """The model that serves an architecture without one of its own; raises `PluginError` with each one's reason."""
+    reasons = []
+    for provider in registry.providers("model"):
+        if provider.name.startswith("*"):
+            model: type[Model] = registry.resolve(provider)
+            if (reason := model.supports(checkpoint.architecture, checkpoint.hf)) is None:
+                return provider
+            reasons.append(reason)
+    if checkpoint.model_impl == "auto" and not reasons:
+        return registry.choose("model", checkpoint.architecture)  # which says what there is
+    raise PluginError(
+        f"no model for {checkpoint.architecture!r}: {'; '.join(dict.fromkeys(reasons)) or 'none is installed'}"
+    )

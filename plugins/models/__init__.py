@@ -104,11 +104,21 @@ _FAMILIES = (
     ),
 )
 
+#: Models of any architecture that transformers has a class for; the first that supports it is taken.
+_WRAPPED = (("*", "decoder:WrappedDecoder", "any class of transformers that generates, over frame's cache"),)
+
 
 @hookimpl
 def frame_models() -> list[Provider]:
     """One provider an architecture."""
-    return [
+    native = [
         Provider(name, f"frame.plugins.models.{target}", api=">=0.2.dev1,<0.3", summary=summary)
         for name, target, summary in _FAMILIES
     ]
+    wrapped = [
+        Provider(
+            name, f"frame.plugins.models.wrapped.{target}", api=">=0.2.dev39,<0.3", summary=summary, preference=-rank
+        )
+        for rank, (name, target, summary) in enumerate(_WRAPPED, 1)
+    ]
+    return native + wrapped

@@ -24,6 +24,7 @@ VALUES: Mapping[tuple[str, str], str] = MappingProxyType({
     ("dtype", "float"): "float32",
     ("kv_cache_dtype", "fp8"): "fp8_e4m3",
     ("generation_config", "vllm"): "frame",
+    ("model_impl", "vllm"): "frame",
     ("prefix_caching_hash_algo", "sha256_cbor"): "sha256",
     ("prefix_caching_hash_algo", "xxhash_cbor"): "xxhash",
     ("kv_role", "kv_both"): "both",

@@ -110,7 +110,6 @@ _MODEL = {
     **_only("the configuration is read from the model's folder", hf_config_path=""),
     **_only("set the variable HF_TOKEN", hf_token=""),
     **_only("give --tokenizer, a folder", tokenizer_revision=""),
-    **_only("the implementation follows from the architecture", model_impl=("auto", "frame", "vllm")),
     **_only("give --dtype, which attention has too", override_attention_dtype=""),
     **_only('give hf_overrides={"rope_parameters": …} instead', rope_scaling={}, rope_theta=()),
     **_only("give --logits-processors", logits_processor_pattern="", io_processor_plugin=""),

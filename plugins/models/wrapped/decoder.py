@@ -1,0 +1,89 @@
+"""The model of a class that generates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from frame.interfaces import Build, ForwardStep, ModelInputs
+
+from .library import base_of
+from .model import Wrapped
+
+
+class GivenStates(tuple[Tensor]):
+    """The output of a base model that was not called: it holds hidden states and nothing else."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[0] if name == "last_hidden_state" else None
+
+
+class Base(nn.Module):
+    """Stands for the base model in a class with a head: gives the states that it is told, without computing them."""
+
+    def __init__(self, real: nn.Module) -> None:
+        super().__init__()
+        self.real = real
+        self.states: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("real"), name)
+
+    def forward(self, *arguments: Any, **more: Any) -> Any:
+        if self.states is None:
+            return self.real(*arguments, **more)
+        return GivenStates((self.states,))
+
+
+class WrappedDecoder(Wrapped):
+    """A causal class. Its head, and all that it does to logits, is the class's own around frame's product."""
+
+    def make_parts(self, build: Build) -> None:
+        whole, replacing = self.whole, self.replacing
+        names = {module: name for name, module in whole.named_modules()}
+        embedding = names.get(whole.get_input_embeddings(), "")
+        output = None if self.headless else whole.get_output_embeddings()
+        head = names.get(output, "") if isinstance(output, nn.Linear) else ""
+        tied = head and output.weight is whole.get_input_embeddings().weight
+        replacing.all(head)
+        table = replacing.embedding(embedding) if embedding else None
+        if self.headless:
+            size = whole.get_input_embeddings_size() if hasattr(whole, "get_input_embeddings_size") else 0
+            self.head = build.head("lm_head", size or whole.config.hidden_size, whole.config.vocab_size)
+        elif head and (table is not None or not tied):
+            new = build.head(
+                head,
+                output.in_features,
+                output.out_features,
+                tied=table if tied else None,
+                bias=output.bias is not None,
+            )
+            replacing.put(head, new)
+
+    def finish_parts(self) -> None:
+        if not self.headless:
+            owner, name = base_of(self.whole)
+            owner._modules[name] = self.given = Base(self.base)
+
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        return self.states(inputs, step)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] → [N, vocab_size]."""
+        if self.headless:
+            out: Tensor = self.head(hidden)
+            return out
+        self.given.states = hidden[None]
+        try:
+            result: Tensor = self.whole(inputs_embeds=hidden[None], use_cache=False)[0]
+        finally:
+            self.given.states = None
+        return result[0]
