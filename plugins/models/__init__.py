@@ -105,7 +105,14 @@ _FAMILIES = (
 )
 
 #: Models of any architecture that transformers has a class for; the first that supports it is taken.
-_WRAPPED = (("*", "decoder:WrappedDecoder", "any class of transformers that generates, over frame's cache"),)
+_WRAPPED = (
+    ("*", "decoder:WrappedDecoder", "any class of transformers that generates, over frame's cache"),
+    (
+        "*recomputed",
+        "recomputed:RecomputedDecoder",
+        "any other one, each request computed anew in each step, on 1 rank",
+    ),
+)
 
 
 @hookimpl

@@ -53,7 +53,7 @@ class WrappedDecoder(Wrapped):
         output = None if self.headless else whole.get_output_embeddings()
         head = names.get(output, "") if isinstance(output, nn.Linear) else ""
         tied = head and output.weight is whole.get_input_embeddings().weight
-        replacing.all(head)
+        self.replace(head)
         table = replacing.embedding(embedding) if embedding else None
         if self.headless:
             size = whole.get_input_embeddings_size() if hasattr(whole, "get_input_embeddings_size") else 0
@@ -68,7 +68,16 @@ class WrappedDecoder(Wrapped):
             )
             replacing.put(head, new)
 
-    def finish_parts(self) -> None:
+    def replace(self, head: str) -> None:
+        """Replaces all parts but the output layer called `head`."""
+        self.replacing.all(head)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.wrap_base()
+
+    def wrap_base(self) -> None:
+        """Lets `logits` call the class with states that are there already."""
         if not self.headless:
             owner, name = base_of(self.whole)
             owner._modules[name] = self.given = Base(self.base)

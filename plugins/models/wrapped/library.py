@@ -44,16 +44,18 @@ def make_config(hf: Mapping[str, Any]) -> Any:
         raise NoClassError(f"transformers has no configuration for model type {hf.get('model_type')!r}") from error
 
 
-def make_model(kind: type[Any], config: Any, dtype: torch.dtype, attention: str) -> Any:
-    """A model of class `kind` on the meta device, whose attention calls what is registered as `attention`."""
+def make_model(kind: type[Any], config: Any, dtype: torch.dtype, attention: str = "") -> Any:
+    """A model of class `kind` on the meta device, whose attention calls what is registered as `attention`, if given."""
     from transformers import AttentionInterface
     from transformers.integrations.moe import ExpertsInterface
 
-    AttentionInterface.register(attention, _nothing)
-    ExpertsInterface.register(attention, _nothing)
+    given = {"attn_implementation": attention, "experts_implementation": attention} if attention else {}
+    if attention:
+        AttentionInterface.register(attention, _nothing)
+        ExpertsInterface.register(attention, _nothing)
     config.use_cache = False
     with torch.device("meta"):
-        made = kind._from_config(config, dtype=dtype, attn_implementation=attention, experts_implementation=attention)
+        made = kind._from_config(config, dtype=dtype, **given)
     return made.eval()
 
 

@@ -31,6 +31,8 @@ class Wrapped(Model):
 
     #: whether this is the model of a class whose attention sees all tokens of a prompt
     sees_all: ClassVar[bool] = False
+    #: what the log says of it
+    message: ClassVar[str] = "model: %s of transformers, with frame's attention and layers"
 
     @classmethod
     def supports(cls, architecture: str, config: Mapping[str, Any]) -> str | None:
@@ -47,37 +49,32 @@ class Wrapped(Model):
         config = deepcopy(getattr(build.config, "complete", build.config))
         architecture = config.architectures[0]
         self.kind = find_class(architecture, config.to_dict())
-        self.whole = make_model(self.kind, config, build.dtype, TRIAL)
         self.headless = is_headless(architecture, self.kind)
-        plain_kinds = [(one, one.rope_type) for one in self.whole.modules() if hasattr(one, "rope_type")]
-        record = learn(self.whole, build.max_model_len)
-        for one, kind in plain_kinds:
-            one.rope_type = kind
+        self.whole, record = self.make(config, build)
         self._names = Names(self.whole)
         self.replacing = Replacing(build, self.whole, record, self._names)
-        self._log(architecture, record)
         self.make_parts(build)
         fill_buffers(self.whole, build.device, build.max_model_len)
         self._slots = fill_parameters(self.whole, build.device)
-        self._register()
         self.base = base_module(self.whole)
-        self._first = first_position(self.base)
-        self._arguments = {**forward_arguments(self.base, torch.zeros(1, 1)), "position_ids": None}
-        self.finish_parts()
+        self.prepare()
+        logger.info(self.message, architecture)
+
+    def make(self, config: Any, build: Build) -> tuple[Any, Record]:
+        """The class, without memory, and what it calls."""
+        whole = make_model(self.kind, config, build.dtype, TRIAL)
+        kinds = [(one, one.rope_type) for one in whole.modules() if hasattr(one, "rope_type")]
+        record = learn(whole, build.max_model_len)
+        for one, kind in kinds:
+            one.rope_type = kind
+        return whole, record
 
     def make_parts(self, build: Build) -> None:
         """Replaces the parts of `self.whole`."""
         self.replacing.all()
 
-    def finish_parts(self) -> None:
+    def prepare(self) -> None:
         """Called when everything is in its place."""
-
-    def _log(self, architecture: str, record: Record) -> None:
-        apart = [name for name in record.experts if name not in self._names.apart]
-        del apart
-        logger.info("%s runs through transformers' class: frame has no file of its own for it", architecture)
-
-    def _register(self) -> None:
         from transformers import AttentionInterface
         from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
@@ -85,6 +82,8 @@ class Wrapped(Model):
         ExpertsInterface.register(NAME, grouped_mm_experts_forward)
         self.whole.config._attn_implementation = NAME
         self.whole.config._experts_implementation = NAME
+        self._first = first_position(self.base)
+        self._arguments = {**forward_arguments(self.base, torch.zeros(1, 1)), "position_ids": None}
 
     def states(self, inputs: ModelInputs, step: ForwardStep, **more: Any) -> Tensor:
         """The hidden states [T, hidden_size] that the base model gives."""

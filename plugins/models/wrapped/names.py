@@ -6,7 +6,6 @@ A rule renames a tensor, or makes tensors of several ones; what it makes is read
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any

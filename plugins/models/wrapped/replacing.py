@@ -41,6 +41,12 @@ class Replacing:
         self._norms: dict[tuple[object, ...], float | None] = {}
         self.calls: list[Calls] = []
 
+    def linears(self, head: str = "") -> None:
+        """Replaces products alone, each by itself; `head` names one that stays."""
+        for name, module in list(self._model.named_modules()):
+            if type(module) is nn.Linear and name != head and module.weight.is_meta:
+                self._linear(name, module, None)
+
     def all(self, head: str = "") -> None:
         """Replaces everything but embedding and head; `head` names an output layer that stays."""
         experts = set(self._record.experts)
@@ -89,7 +95,9 @@ class Replacing:
                 return
         if type(self._model.get_submodule(name)) is not nn.Linear:
             return  # joined with another
-        shard = self._shard(name)
+        self._linear(name, old, self._shard(name))
+
+    def _linear(self, name: str, old: nn.Linear, shard: Shard | None) -> None:
         halves: Sequence[int] = ()
         if shard == "column" and self._is_packed(name):
             halves = (old.out_features // 2,) * 2

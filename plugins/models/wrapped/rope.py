@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,14 +29,14 @@ def fill_buffers(model: Any, device: torch.device, max_len: int) -> None:
     for owner, name, module in _owned(model):
         meta = {key: one for key, one in module.named_buffers(recurse=False) if one.is_meta}
         for key, one in meta.items():
-            setattr(module, key, _unset(one, device))
-        kept = {key for key in meta if key not in module._non_persistent_buffers_set}
-        if meta.keys() - kept and device.type != "meta":
-            with torch.no_grad():
-                owner._init_weights(module)
-        for key in meta.keys() - kept if device.type != "meta" else ():
-            if _is_unset(getattr(module, key)):
-                raise UnfitError(f"its buffer {name}.{key} is in no file, and its class does not compute it again")
+            module._buffers[key] = torch.zeros(one.shape, dtype=one.dtype, device=device)
+        computed = [key for key in meta if key in module._non_persistent_buffers_set]
+        if computed and device.type != "meta":
+            first = _computed(owner, module, computed, 0)
+            second = _computed(owner, module, computed, 1)
+            unset = [key for key in computed if not torch.equal(first[key], second[key])]
+            if unset:
+                raise UnfitError(f"its buffer {name}.{unset[0]} is in no file, and its class does not compute it again")
     for module, kind in kinds if device.type != "meta" else ():
         for layer, one in kind.items() if isinstance(kind, dict) else [(None, kind)]:
             _fix(module, one, layer, device, max_len)
@@ -58,23 +59,13 @@ def _owned(model: Any) -> list[tuple[Any, str, nn.Module]]:
     return found
 
 
-def _unset(like: Tensor, device: torch.device) -> Tensor:
-    new = torch.empty(like.shape, dtype=like.dtype, device=device)
-    if device.type == "meta":
-        return new
-    return (
-        new.fill_(torch.nan)
-        if like.is_floating_point()
-        else new.fill_(torch.iinfo(like.dtype).min if like.dtype != torch.bool else 0)
-    )
-
-
-def _is_unset(buffer: Tensor) -> bool:
-    if not buffer.numel() or buffer.dtype == torch.bool:
-        return False
-    if buffer.is_floating_point():
-        return bool(buffer.isnan().all())
-    return bool((buffer == torch.iinfo(buffer.dtype).min).all())
+def _computed(owner: Any, module: nn.Module, keys: Iterable[str], before: int) -> dict[str, Tensor]:
+    """The buffers `keys` as `owner` sets them where they were full of `before`."""
+    for key in keys:
+        module._buffers[key].fill_(before)  # type: ignore[union-attr]
+    with torch.no_grad():
+        owner._init_weights(module)
+    return {key: module._buffers[key].clone() for key in keys}  # type: ignore[union-attr]
 
 
 def _fix(module: Any, kind: str, layer: str | None, device: torch.device, max_len: int) -> None:

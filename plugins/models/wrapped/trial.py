@@ -162,8 +162,14 @@ def forward_arguments(base: nn.Module, positions: Tensor) -> dict[str, Any]:
     known = inspect.signature(base.forward).parameters
     if "position_ids" not in known:
         raise UnfitError("its forward pass takes no positions")
-    switches = {"use_cache": False, "return_dict": True}
-    return {"position_ids": positions, **{key: value for key, value in switches.items() if key in known}}
+    return {"position_ids": positions, **switches(base)}
+
+
+def switches(base: nn.Module) -> dict[str, Any]:
+    """The arguments by which `base` is told to cache nothing."""
+    known = inspect.signature(base.forward).parameters
+    wanted = {"use_cache": False, "return_dict": True}
+    return {key: value for key, value in wanted.items() if key in known}
 
 
 def see(mask_function: Callable[..., Any], max_len: int) -> Sight:
