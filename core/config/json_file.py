@@ -69,9 +69,14 @@ def read_list(path: Path) -> list[dict[str, Any]]:
     return content
 
 
+def _special(value: dict[str, Any]) -> Any:
+    """An object, or the number for which transformers writes {"__float__": "Infinity"}, as JSON has none."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+
 def _read(path: Path, needed: str) -> Any:
     try:
-        return json.loads(_read_bytes(path))
+        return json.loads(_read_bytes(path), object_hook=_special)
     except FileNotFoundError:
         raise ConfigError(f"no {path.name} in {path.parent}; {needed}") from None
     except OSError as error:

@@ -107,10 +107,12 @@ _FAMILIES = (
 #: Models of any architecture that transformers has a class for; the first that supports it is taken.
 _WRAPPED = (
     ("*", "decoder:WrappedDecoder", "any class of transformers that generates, over frame's cache"),
+    ("*encoder", "encoder:WrappedEncoder", "any class of transformers that embeds, as BERT does"),
+    ("*classifier", "encoder:WrappedClassifier", "any class of transformers that scores texts, as BERT does"),
     (
         "*recomputed",
         "recomputed:RecomputedDecoder",
-        "any other one, each request computed anew in each step, on 1 rank",
+        "any other that generates, each request computed anew in each step",
     ),
 )
 

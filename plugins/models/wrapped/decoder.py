@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, ModelInputs
 
 from .library import base_of
 from .model import Wrapped
-
-
-class GivenStates(tuple[Tensor]):
-    """The output of a base model that was not called: it holds hidden states and nothing else."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[0] if name == "last_hidden_state" else None
-
-
-class Base(nn.Module):
-    """Stands for the base model in a class with a head: gives the states that it is told, without computing them."""
-
-    def __init__(self, real: nn.Module) -> None:
-        super().__init__()
-        self.real = real
-        self.states: Tensor | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("real"), name)
-
-    def forward(self, *arguments: Any, **more: Any) -> Any:
-        if self.states is None:
-            return self.real(*arguments, **more)
-        return GivenStates((self.states,))
+from .parts import GivenBase
 
 
 class WrappedDecoder(Wrapped):
@@ -67,6 +35,9 @@ class WrappedDecoder(Wrapped):
                 bias=output.bias is not None,
             )
             replacing.put(head, new)
+            sources = getattr(whole, "all_tied_weights_keys", None) or {}
+            if (source := sources.get(f"{head}.bias")) is not None:
+                self._names.also[source] = f"{head}.bias"
 
     def replace(self, head: str) -> None:
         """Replaces all parts but the output layer called `head`."""
@@ -80,7 +51,7 @@ class WrappedDecoder(Wrapped):
         """Lets `logits` call the class with states that are there already."""
         if not self.headless:
             owner, name = base_of(self.whole)
-            owner._modules[name] = self.given = Base(self.base)
+            owner._modules[name] = self.given = GivenBase(self.base)
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
         return self.states(inputs, step)
@@ -90,9 +61,4 @@ class WrappedDecoder(Wrapped):
         if self.headless:
             out: Tensor = self.head(hidden)
             return out
-        self.given.states = hidden[None]
-        try:
-            result: Tensor = self.whole(inputs_embeds=hidden[None], use_cache=False)[0]
-        finally:
-            self.given.states = None
-        return result[0]
+        return self.given.during(hidden[None], lambda states: self.whole(inputs_embeds=states, use_cache=False))[0]

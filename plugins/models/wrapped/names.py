@@ -101,6 +101,8 @@ class Names:
         self._ignored = [re.compile(pattern) for pattern in (*ignored, r"rotary_emb\.inv_freq$")]
         #: names of experts that frame computes, which take their tensors apart
         self.apart: set[str] = set()
+        #: name of a tensor → another parameter that it fills too
+        self.also: dict[str, str] = {}
 
     def convert(self, tensors: Iterable[LazyTensor]) -> Iterator[LazyTensor]:
         """Yields what parameters are called, in place of the tensors of a checkpoint; leaves out what is ignored."""
@@ -109,6 +111,8 @@ class Names:
             name, pattern = self._renamed(tensor.name)
             if name not in self.state and any(one.search(tensor.name) for one in self._ignored):
                 continue
+            if name in self.also:
+                yield _Renamed(tensor, self.also[name])
             if pattern is None:
                 yield _Renamed(tensor, name)
             elif (of_expert := self._of_expert(tensor.name, name, pattern)) is not None:

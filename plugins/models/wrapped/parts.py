@@ -144,3 +144,48 @@ class ExpertsPart(nn.Module):
         routing = Routing(weights.float().flatten(0, -2), ids.to(torch.int32).flatten(0, -2))
         out: Tensor = self.experts(hidden.flatten(0, -2), routing)
         return out.view(hidden.shape)
+
+
+class GivenStates(tuple[Tensor, ...]):
+    """The output of a base model: hidden states, what its pooler makes of them, and nothing else."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "last_hidden_state":
+            return self[0]
+        return self[1] if name == "pooler_output" and len(self) > 1 else None
+
+
+class GivenBase(nn.Module):
+    """Stands for the base model in a class with a head, so that the head can be called with states that are there."""
+
+    def __init__(self, real: nn.Module) -> None:
+        super().__init__()
+        self.real = real
+        self._states: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("real"), name)
+
+    def during(self, states: Tensor, call: Callable[[Tensor], Any]) -> Tensor:
+        """The logits that `call` gives, where the base model gives `states` [B, T, hidden_size]."""
+        self._states = states
+        try:
+            out = call(states)
+        finally:
+            self._states = None
+        found: Tensor = out.logits
+        return found
+
+    def forward(self, *arguments: Any, **more: Any) -> Any:
+        if self._states is None:
+            return self.real(*arguments, **more)
+        pooler = getattr(self.real, "pooler", None)
+        pooled = () if pooler is None else (pooler(self._states),)
+        return GivenStates((self._states, *pooled))
