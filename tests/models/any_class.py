@@ -32,9 +32,37 @@ _SIZES: Mapping[int, str] = {
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 #: Model type → what its tiny configuration sets besides, and what it leaves as the class has it (None).
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
-_TWEAKS: Mapping[str, Mapping[str, Any]] = {
-    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+_GEMMA3N = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+_TWEAKS: Mapping[str, Mapping[str, Any]] = {
+    "axk1": {"head_dim": ...},
+    "axk2": {"head_dim": ...},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "falcon_h1": _MAMBA,
+    "gemma3n_text": {
+        **_GEMMA3N, "intermediate_size": 96, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+    },
+    "gemma4_text": {**_GEMMA3N, "hidden_size_per_layer_input": 16, "global_head_dim": 32},
+    "gemma4_unified_text": {**_GEMMA3N, "hidden_size_per_layer_input": 16, "global_head_dim": 32},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 24},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
+    "jamba": {"mamba_d_state": 8, "mamba_dt_rank": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "nemotron_h": {
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
+    },
+    "reformer": {
+        "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"],
+        "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16, "num_buckets": 4, "attention_head_size": 16,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
 #: Tokens of the prompts, and how many each is continued with.
 _PROMPTS = (33, 1, 17, 40)
 _NUM_TOKENS = 12
@@ -59,24 +87,28 @@ def tiny_config(model_type: str) -> Any:
     kind = CONFIG_MAPPING[model_type]
     tweaks = dict(_TWEAKS.get(model_type, {}))
     known = _defaults(kind, tweaks)
-    values: dict[str, Any] = {}
+    values = {**_tiny(known), "initializer_range": 0.2, **tweaks}
+    return kind(**{name: value for name, value in values.items() if value is not ...})
+
+
+def _tiny(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Tiny values for what a configuration says of sizes, also of the parts in it."""
+    values: dict[str, Any] = dict(_TOKENS)
     for size, names in _SIZES.items():
-        values |= {
-            name: size for name in names.split() if isinstance(known.get(name), int) or name == "head_dim" in known
-        }
-    values |= {
-        name: token
-        for name, token in _TOKENS.items()
-        if name in known or name in ("pad_token_id", "eos_token_id", "bos_token_id")
-    }
-    for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
-        values[name] = None if isinstance(known.get(name), list) else known.get(name)
-        if values[name] is None:
-            del values[name]
+        values |= {name: size for name in names.split() if isinstance(known.get(name), int)}
+    if "num_key_value_heads" in known:
+        values["num_key_value_heads"] = 2
+    if "head_dim" in known:
+        values["head_dim"] = 8 if "qk_rope_head_dim" in known else 16
     if "is_decoder" in known:
         values["is_decoder"] = True
-    values |= {"initializer_range": 0.2, **tweaks}
-    return kind(**{name: value for name, value in values.items() if value is not ...})
+    for name, value in known.items():
+        if isinstance(value, dict) and name.endswith("_config") and name != "per_layer_config":
+            values[name] = {**value, **_tiny(value)}
+            for key in ("layer_types", "mlp_layer_types", "head_dim"):
+                if values[name].get(key) is not None and key not in _tiny(value):
+                    del values[name][key]
+    return values
 
 
 def _defaults(kind: Any, tweaks: Mapping[str, Any]) -> dict[str, Any]:

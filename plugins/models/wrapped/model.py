@@ -58,6 +58,8 @@ class Wrapped(Model):
         self._slots = fill_parameters(self.whole, build.device)
         self.base = base_module(self.whole)
         self.prepare()
+        if build.device.type == "meta" and build.groups.tensor.size > 1:
+            self.check_division(build.groups.tensor.size)
         logger.info(self.message, architecture)
 
     def make(self, config: Any, build: Build) -> tuple[Any, Record]:
@@ -84,6 +86,17 @@ class Wrapped(Model):
         self.whole.config._experts_implementation = NAME
         self._first = first_position(self.base)
         self._arguments = {**forward_arguments(self.base, torch.zeros(1, 1)), "position_ids": None}
+
+    def check_division(self, ranks: int) -> None:
+        """Raises `ValueError` where the class cannot compute with a part of its heads; runs it without memory."""
+        ids = torch.zeros(1, 7, dtype=torch.int64, device="meta")
+        given = {**self._arguments, "position_ids": ids, "input_ids": ids}
+        try:
+            with torch.inference_mode():
+                self.base(**given)
+        except Exception as error:  # what a class does in its forward pass is its own
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise ValueError(f"{self.kind.__name__} runs on 1 rank, not on {ranks}: {why}") from error
 
     def states(self, inputs: ModelInputs, step: ForwardStep, **more: Any) -> Tensor:
         """The hidden states [T, hidden_size] that the base model gives."""

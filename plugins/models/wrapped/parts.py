@@ -35,8 +35,6 @@ class Calls(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [1, H, T, D], key [1, Hk, T, D], value [1, Hk, T, Dv] → [1, T, H, Dv]; H, Hk are this rank's."""
         step, layer = self.running.step, self.layers[self.next]
-        if step is None:
-            raise RuntimeError("attention was called outside of a step")
         self.next = (self.next + 1) % len(self.layers)
         if self.padding:
             value = pad(value, (0, self.padding))
@@ -47,6 +45,10 @@ class Calls(nn.Module):
                 f"{layer.name} attends with {list(tokens[0].shape[1:])} queries and {list(tokens[1].shape[1:])} keys a "
                 f"token, not with {[heads, head_dim]} and {[kv_heads, head_dim]}: its class cannot be divided like that"
             )
+        if query.is_meta:  # of a model without memory, which is tried for its shapes
+            return value.new_empty(1, len(tokens[0]), heads, self.value_dim)
+        if step is None:
+            raise RuntimeError("attention was called outside of a step")
         out = layer(*tokens, step).view(1, len(tokens[0]), heads, head_dim)
         return out[..., : self.value_dim] if self.padding else out
 
@@ -141,6 +143,8 @@ class ExpertsPart(nn.Module):
 
     def forward(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """hidden [..., H], ids and weights [T, k] → [..., H]."""
+        if hidden.is_meta:
+            return torch.empty_like(hidden)
         routing = Routing(weights.float().flatten(0, -2), ids.to(torch.int32).flatten(0, -2))
         out: Tensor = self.experts(hidden.flatten(0, -2), routing)
         return out.view(hidden.shape)
