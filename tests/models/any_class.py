@@ -21,7 +21,7 @@ _SIZES: Mapping[int, str] = {
     4: "num_attention_heads n_head n_heads decoder_attention_heads encoder_attention_heads num_decoder_attention_heads "
     "num_encoder_attention_heads",
     16: "head_dim v_head_dim qk_nope_head_dim swa_head_dim swa_v_head_dim d_kv attention_head_dim global_head_dim",
-    8: "qk_rope_head_dim num_experts num_local_experts n_routed_experts moe_num_experts",
+    8: "qk_rope_head_dim rotary_dim num_experts num_local_experts n_routed_experts moe_num_experts",
     24: "sliding_window attention_window_size local_attention",
     32: "q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
     "expert_ffn_hidden_size moe_shared_expert_intermediate_size",
@@ -97,7 +97,7 @@ def _tiny(known: Mapping[str, Any]) -> dict[str, Any]:
     for size, names in _SIZES.items():
         values |= {name: size for name in names.split() if isinstance(known.get(name), int)}
     if "num_key_value_heads" in known:
-        values["num_key_value_heads"] = 2
+        values["num_key_value_heads"] = 4 if "kv_lora_rank" in known else 2
     if "head_dim" in known:
         values["head_dim"] = 8 if "qk_rope_head_dim" in known else 16
     if "is_decoder" in known:

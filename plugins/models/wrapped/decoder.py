@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, ModelInputs
 
 from .library import base_of
 from .model import Wrapped
-from .parts import GivenBase
+from .parts import GivenBase, HeadPart
 
 
 class WrappedDecoder(Wrapped):
@@ -18,7 +20,7 @@ class WrappedDecoder(Wrapped):
         whole, replacing = self.whole, self.replacing
         names = {module: name for name, module in whole.named_modules()}
         embedding = names.get(whole.get_input_embeddings(), "")
-        output = None if self.headless else whole.get_output_embeddings()
+        output: Any = None if self.headless else whole.get_output_embeddings()
         head = names.get(output, "") if isinstance(output, nn.Linear) else ""
         tied = head and output.weight is whole.get_input_embeddings().weight
         self.replace(head)
@@ -34,7 +36,7 @@ class WrappedDecoder(Wrapped):
                 tied=table if tied else None,
                 bias=output.bias is not None,
             )
-            replacing.put(head, new)
+            replacing.put(head, HeadPart(new, build.dtype))
             sources = getattr(whole, "all_tied_weights_keys", None) or {}
             if (source := sources.get(f"{head}.bias")) is not None:
                 self._names.also[source] = f"{head}.bias"

@@ -22,8 +22,10 @@ def fill_parameters(model: Any, device: torch.device) -> list[WeightSlot]:
     made: dict[int, nn.Parameter] = {}
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules():
+        if type(module).__module__.startswith("frame."):
+            continue
         for key, old in list(module._parameters.items()):
-            if old is None or not _is_own(module, old):
+            if old is None:
                 continue
             full = f"{name}.{key}" if name else key
             if id(old) not in made:
@@ -40,10 +42,6 @@ def fill_parameters(model: Any, device: torch.device) -> list[WeightSlot]:
     return slots + _buffers(model)
 
 
-def _is_own(module: nn.Module, parameter: Tensor) -> bool:
-    return parameter.is_meta and not hasattr(module, "weight_slots")
-
-
 def _parameter(old: Tensor, name: str, device: torch.device, kept: Any) -> nn.Parameter:
     whole = any(re.search(rf"(^|\.){re.escape(one).replace(chr(92) + '*', '.*')}(\.|$)", name) for one in kept)
     dtype = torch.float32 if whole and old.is_floating_point() else old.dtype
@@ -53,7 +51,7 @@ def _parameter(old: Tensor, name: str, device: torch.device, kept: Any) -> nn.Pa
 def _buffers(model: nn.Module) -> list[WeightSlot]:
     slots = []
     for name, module in model.named_modules():
-        if hasattr(module, "weight_slots") or type(module).__module__.startswith("frame."):
+        if type(module).__module__.startswith("frame."):
             continue
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:

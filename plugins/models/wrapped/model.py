@@ -151,7 +151,7 @@ def first_position(base: nn.Module) -> int:
     """What position 0 is called: tables with a row for padding, as RoBERTa's, count from behind that row."""
     for name, module in base.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(module.padding_idx) + 1  # type: ignore[arg-type]
+            return int(module.padding_idx) + 1
     return 0
 
 

@@ -50,7 +50,8 @@ class Calls(nn.Module):
         if step is None:
             raise RuntimeError("attention was called outside of a step")
         out = layer(*tokens, step).view(1, len(tokens[0]), heads, head_dim)
-        return out[..., : self.value_dim] if self.padding else out
+        heads_out: Tensor = out[..., : self.value_dim] if self.padding else out
+        return heads_out
 
 
 def _by_token(heads: Tensor) -> Tensor:
@@ -116,6 +117,20 @@ class ScaledEmbedding(nn.Module):
         """[...] → [..., dim]."""
         rows: Tensor = self.table(ids)
         return rows * self.scale
+
+
+class HeadPart(nn.Module):
+    """The output projection; classes look at the type of its weight."""
+
+    def __init__(self, head: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head = head
+        self.weight = torch.empty(0, dtype=dtype)  # no parameter: it has no place on a device
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden_size] → [..., vocab_size]."""
+        logits: Tensor = self.head(hidden.flatten(0, -2))
+        return logits.view(*hidden.shape[:-1], -1)
 
 
 class NormPart(nn.Module):

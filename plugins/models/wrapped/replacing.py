@@ -74,7 +74,7 @@ class Replacing:
         if plain:
             self.put(name, table)
         else:
-            rounded = torch.tensor(float(scale), dtype=self._build.dtype).item()
+            rounded = torch.tensor(float(scale or 1.0), dtype=self._build.dtype).item()
             self.put(name, ScaledEmbedding(table, rounded))
         return table
 
@@ -114,13 +114,13 @@ class Replacing:
         layers = [owner._modules.get(key) for key in keys]
         if not all(type(layer) is nn.Linear for layer in layers):
             return False
-        first, sizes = layers[0], [layer.out_features for layer in layers]  # type: ignore[union-attr]
+        first, sizes = layers[0], [layer.out_features for layer in layers]
         shards = {self._shard(f"{parent}.{key}") for key in keys}
-        biases = {layer.bias is not None for layer in layers}  # type: ignore[union-attr]
-        inputs = {layer.in_features for layer in layers}  # type: ignore[union-attr]
+        biases = {layer.bias is not None for layer in layers}
+        inputs = {layer.in_features for layer in layers}
         if len(shards) > 1 or len(biases) > 1 or len(inputs) > 1 or shards == {"row"}:
             return False
-        joined = self._joined(parent, keys, sizes, first.in_features, biases.pop(), shards.pop())  # type: ignore[union-attr, arg-type]
+        joined = self._joined(parent, keys, sizes, first.in_features, biases.pop(), shards.pop())
         if joined is None:
             return False
         shared = JoinedLinear(joined)
@@ -225,7 +225,8 @@ class _Split(nn.Module):
     def forward(self, x: Tensor) -> Sequence[Tensor]:
         """[T, in_features] → one [T, size] each."""
         out: Tensor = self.layer(x)
-        return out.split(self.sizes, dim=-1)
+        pieces: Sequence[Tensor] = out.split(self.sizes, dim=-1)
+        return pieces
 
 
 def _pattern(key: str) -> re.Pattern[str]:

@@ -122,7 +122,8 @@ class Record:
             return Sight(bool(causal), int(more.get("sliding_window") or 0))
         found = [sight for one, sight in self._masks if one is mask]
         others = {sight for _, sight in self._masks}
-        if not found and len(others) != 1:
+        plain = mask.dtype == torch.bool and tuple(mask.shape[:3]) == (1, 1, _TOKENS)  # as one that was cut
+        if not found and not (plain and len(others) == 1):
             raise UnfitError(f"{name} makes a mask of its own")
         return found[0] if found else others.pop()
 
