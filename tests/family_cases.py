@@ -12,6 +12,10 @@ from frame.testing.families import FAMILIES
 _PARAMETERS = ("family", "checkpoint")
 
 
+#: Rows with ALiBi, whose contexts devices cannot share.
+ALIBI = ("falcon-rw", "bloom", "bloom-post-norm", "mpt", "mpt-plain")
+
+
 def mark_families(items: Iterable[pytest.Item]) -> None:
     """Adds the marker `matrix` to cases of rows that are `in_matrix`, but in tests that are marked `every_family`."""
     for item in items:

@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import Any
 
 #: Keys whose values transformers' classes change while reading them, so that the attribute differs from the file.
-_REWRITTEN = frozenset({"dtype", "torch_dtype", "rope_scaling", "rope_theta", "auto_map", "quantization_config"})
+_REWRITTEN = frozenset(
+    {"dtype", "torch_dtype", "rope_scaling", "rope_theta", "auto_map", "quantization_config", "attn_config"}
+)
 #: Keys that a file with `rope_parameters` has inside of those, or not at all.
 _IN_ROPE_PARAMETERS = frozenset({"partial_rotary_factor", "original_max_position_embeddings"})
 #: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files are enough.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from .dense_modules import DenseModule, read_dense
 from .errors import ConfigError
 from .json_file import read_list, read_optional
 from .tree import FrameConfig
@@ -17,18 +18,21 @@ from .tree import FrameConfig
 Purpose = Literal["embed", "classify", "reward"]
 Activation = Literal["identity", "sigmoid", "softmax"]
 
+#: How the architectures end that classify each token.
+_OF_TOKENS = "ForTokenClassification"
 #: (suffix of an architecture, what such a model is for); the first match counts.
 _ENDINGS: tuple[tuple[str, Purpose | None], ...] = (
     ("ForCausalLM", None),
     ("LMHeadModel", None),
     ("ForConditionalGeneration", None),
     ("ForSequenceClassification", "classify"),
+    (_OF_TOKENS, "classify"),
     ("RewardModel", "reward"),
     ("Model", "embed"),
 )
 #: What sentence-transformers calls a way of pooling, in old and new files → pooler
 _MODES = {"cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last"}
-_MODULES = ("Transformer", "Pooling", "Normalize", "Dropout")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 #: Most classes of a model that states no names for them.
 _MAX_LABELS = 1 << 20
 
@@ -39,7 +43,7 @@ class PoolingPlan:
 
     `pooler` None: the one of its class. If `is_matryoshka`, embeddings may be cut to the sizes in `matryoshka`, to any
     size when that is (). `activation` makes probabilities of `num_labels` scores. `max_len` is the longest text, in
-    tokens, that the model was trained on; None where the model's positions are the limit.
+    tokens, that the model was trained on; None where the model's positions are the limit. `dense` follows pooling.
     """
 
     purpose: Purpose
@@ -52,6 +56,7 @@ class PoolingPlan:
     max_len: int | None = None
     is_matryoshka: bool = False
     matryoshka: tuple[int, ...] = ()
+    dense: tuple[DenseModule, ...] = ()
 
 
 def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], architecture: str) -> PoolingPlan | None:
@@ -68,7 +73,7 @@ def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], archi
     labels, wanted = _labels(hf), config.pooler
     normalize = stored.get("normalize", True) if wanted.normalize is None else wanted.normalize
     pooler = stored.get("pooler") if wanted.pooling_type == "auto" else wanted.pooling_type
-    if pooler is None and purpose == "reward":
+    if pooler is None and (purpose == "reward" or architecture.endswith(_OF_TOKENS)):
         pooler = "all"
     return PoolingPlan(
         purpose=purpose,
@@ -81,6 +86,7 @@ def read_pooling(config: FrameConfig, folder: Path, hf: Mapping[str, Any], archi
         max_len=_sentence_length(folder),
         is_matryoshka=bool(hf.get("is_matryoshka") or sizes),
         matryoshka=sizes,
+        dense=stored.get("dense", ()),
     )
 
 
@@ -133,14 +139,14 @@ def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
 
 
 def _sentence_modules(folder: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns pooler and normalisation from the modules of sentence-transformers; {} without such modules."""
+    """Returns what the modules of sentence-transformers say of pooling and what follows it; {} without modules."""
     if not modules:
         return {}
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in _MODULES]
     if unknown:
         raise ConfigError(f"{folder / 'modules.json'} names a module {unknown[0]!r}; there are: {', '.join(_MODULES)}")
-    found: dict[str, Any] = {"normalize": "Normalize" in kinds}
+    found: dict[str, Any] = {"normalize": "Normalize" in kinds, "dense": read_dense(folder, modules, kinds)}
     if "Pooling" in kinds:
         path = folder / str(modules[kinds.index("Pooling")].get("path", "")) / "config.json"
         found["pooler"] = _sentence_pooler(path, read_optional(path))

@@ -169,15 +169,20 @@ class Build:
         bias: bool = False,
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         transposed: bool = False,
+        groups: int = 1,
+        order: str = "qkv",
     ) -> nn.Module:
         """Returns the fused query, key and value projection, sharded by heads.
 
         It maps [T, hidden_size] to (q, k, v), each [T, heads, head_dim]. With one entry in `names` the checkpoint holds
-        one fused tensor in the order q, k, v.
+        one fused tensor: as many `groups`, one behind the other, each with its equal share of the heads of all three,
+        in this `order`. So 1 group is all queries, all keys and all values, `num_kv_heads` groups have the queries of a
+        key head beside it.
         """
         return AttentionInput(
-            self, prefix, hidden_size, num_heads, num_kv_heads, head_dim, bias=bias, names=names, transposed=transposed
-        )
+            self, prefix, hidden_size, num_heads, num_kv_heads, head_dim,
+            bias=bias, names=names, transposed=transposed, groups=groups, order=order,
+        )  # fmt: skip
 
     def attention(
         self,
@@ -305,8 +310,9 @@ class Build:
         kind: Literal["rms", "layer"] = "rms",
         offset: float = 0.0,
         partial: bool = False,
+        bias: bool = True,
     ) -> nn.Module:
-        """Returns an RMSNorm (weight + `offset`) or LayerNorm.
+        """Returns an RMSNorm (weight + `offset`), or a LayerNorm, with or without `bias`.
 
         An RMSNorm that is called with a residual adds it first, and returns (normed, sum). `partial`: what it is called
         with beside a residual is each rank's part of a sum over the tensor group, which it completes.
@@ -314,7 +320,7 @@ class Build:
         if kind == "layer":
             if partial:
                 raise ValueError(f"{prefix}: only an RMS norm completes a sum over ranks")
-            return LayerNorm(self, prefix, dim, eps)
+            return LayerNorm(self, prefix, dim, eps, bias=bias)
         return RMSNorm(self, prefix, dim, eps, offset, partial=partial)
 
     def final_norm(
@@ -326,12 +332,13 @@ class Build:
         kind: Literal["rms", "layer"] = "rms",
         offset: float = 0.0,
         partial: bool = False,
+        bias: bool = True,
     ) -> nn.Module:
         """Returns what follows a model's layers: in the last pipeline stage `norm`, in others what completes sums."""
         if self.stage.last:
-            return self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial)
+            return self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial, bias=bias)
         with self._without_memory():
-            norm = self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial)
+            norm = self.norm(prefix, dim, eps=eps, kind=kind, offset=offset, partial=partial, bias=bias)
         return StageEnd(norm, self.groups.tensor if partial else SingleGroup())
 
     def experts(

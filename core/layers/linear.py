@@ -138,6 +138,29 @@ class RowLinear(LinearShard):
         return y
 
 
+def _joined_rows(
+    name: str, parts: dict[str, tuple[int, int, int]], head_dim: int, groups: int, order: str
+) -> list[Rows]:
+    """The runs of rows of a tensor that joins queries, keys and values (`Build.attention_input`).
+
+    `parts` are (heads of the model, the first of this rank, how many it has) by q, k and v, in the order of the result.
+    """
+    if sorted(order) != sorted(parts):
+        raise ValueError(f"{name}: the order {order!r} must have each of {', '.join(parts)} once")
+    if odd := [heads for heads, _, _ in parts.values() if heads % groups]:
+        raise ValueError(f"{name}: {odd[0]} heads do not divide into {groups} groups")
+    in_group = sum(heads for heads, _, _ in parts.values()) // groups
+    total, rows = in_group * groups * head_dim, list[Rows]()
+    for kind, (heads, first, count) in parts.items():
+        each, before = heads // groups, sum(parts[other][0] // groups for other in order[: order.index(kind)])
+        for index in range(groups):
+            start, stop = max(first, index * each), min(first + count, (index + 1) * each)
+            if start < stop:
+                head = index * in_group + before + start - index * each
+                rows.append(Rows(name, total, head * head_dim, (stop - start) * head_dim))
+    return rows
+
+
 class AttentionInput(LinearShard):
     """Query, key and value projection in one product, sharded by heads.
 
@@ -156,23 +179,24 @@ class AttentionInput(LinearShard):
         bias: bool,
         names: Sequence[str],
         transposed: bool,
+        groups: int = 1,
+        order: str = "qkv",
     ) -> None:
         group = build.groups.tensor
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, group)
         kv_heads, first_kv = local_kv_heads(prefix, num_kv_heads, group)
         query, kv = (num_heads, group.rank * heads, heads), (num_kv_heads, first_kv, kv_heads)
-        rows: list[Rows] = []
-        base = 0
-        fused_total = (num_heads + 2 * num_kv_heads) * head_dim
-        for i, (total, first, count) in enumerate((query, kv, kv)):
-            if len(names) == 1:
-                rows.append(Rows(f"{prefix}.{names[0]}", fused_total, (base + first) * head_dim, count * head_dim))
-                base += total
-            else:
-                rows.append(Rows(f"{prefix}.{names[i]}", total * head_dim, first * head_dim, count * head_dim))
+        parts = {"q": query, "k": kv, "v": kv}
+        if len(names) == 1:
+            rows = _joined_rows(f"{prefix}.{names[0]}", parts, head_dim, groups, order)
+        else:
+            rows = [
+                Rows(f"{prefix}.{name}", total * head_dim, first * head_dim, count * head_dim)
+                for name, (total, first, count) in zip(names, parts.values(), strict=True)
+            ]
         super().__init__(build, rows, hidden_size, slice(0, hidden_size), bias=bias, transposed=transposed)
         self.head_dim = head_dim
-        self.sizes = [part.count for part in rows]
+        self.sizes = [count * head_dim for _, _, count in parts.values()]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, hidden_size] → query [T, heads, head_dim], key, value [T, kv_heads, head_dim]: views of one tensor."""

@@ -75,17 +75,18 @@ class SummedNorm:
 class LayerNorm(nn.Module):
     """(x - mean) / std · weight + bias, over the last dimension (Ba et al. 2016)."""
 
-    def __init__(self, build: Build, prefix: str, dim: int, eps: float) -> None:
+    def __init__(self, build: Build, prefix: str, dim: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.prefix, self.dim, self.eps, self.ops = prefix, dim, eps, build.ops
-        self.weight, self.bias = empty_parameter(build, dim), empty_parameter(build, dim)
+        self.weight = empty_parameter(build, dim)
+        self.bias = empty_parameter(build, dim) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] → [..., dim]."""
         return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def weight_slots(self) -> list[WeightSlot]:
-        return [
-            WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight),
-            WeightSlot(f"{self.prefix}.bias", (self.dim,), self.bias),
-        ]
+        slots = [WeightSlot(f"{self.prefix}.weight", (self.dim,), self.weight)]
+        if self.bias is not None:
+            slots.append(WeightSlot(f"{self.prefix}.bias", (self.dim,), self.bias))
+        return slots

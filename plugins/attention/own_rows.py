@@ -14,6 +14,8 @@ from torch import Tensor
 
 from frame.interfaces import GroupBatch
 
+from .paging import TILE
+
 #: (query [n, H, L, D], keys and values [n, Hk, L, D], mask) → [n, H, L, D]
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
@@ -34,6 +36,7 @@ class OwnRows:
 
     groups: list[EqualRows]
     covers_all: bool
+    window: int = 0
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [T, H, D], key and value [T, Hk, D] → [T, H, D]."""
@@ -41,7 +44,11 @@ class OwnRows:
         if not self.covers_all:
             out.zero_()
         for group in self.groups:
-            found = attend(_rows(query, group), _rows(key, group), _rows(value, group), None).transpose(1, 2)
+            rows = _rows(query, group), _rows(key, group), _rows(value, group)
+            if self.window and group.length > self.window:
+                found = _windowed(attend, *rows, self.window).transpose(1, 2)
+            else:
+                found = attend(*rows, None).transpose(1, 2)
             if group.tokens is None:
                 out[group.start : group.start + group.count * group.length].view(found.shape).copy_(found)
             else:
@@ -58,8 +65,24 @@ def _rows(x: Tensor, group: EqualRows) -> Tensor:
     return rows.view(group.count, group.length, *x.shape[1:]).transpose(1, 2)
 
 
-def own_rows(batch: GroupBatch, *, alone: bool) -> OwnRows:
-    """Groups the rows of a batch by length; with `alone` each row has its own call, so that its bits are its own."""
+def _windowed(attend: Attend, query: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    """`attend` in tiles of queries, each with the keys that its window reaches: those less than `window` away."""
+    length, parts = query.shape[2], list[Tensor]()
+    places = torch.arange(length, device=query.device)
+    for first in range(0, length, TILE):
+        last = min(first + TILE, length)
+        reach = slice(max(0, first - window + 1), min(length, last + window - 1))
+        hidden = (places[first:last, None] - places[None, reach]).abs() >= window
+        mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, float("-inf"))
+        parts.append(attend(query[:, :, first:last], keys[:, :, reach], values[:, :, reach], mask))
+    return torch.cat(parts, dim=2)
+
+
+def own_rows(batch: GroupBatch, *, alone: bool, window: int = 0) -> OwnRows:
+    """Groups the rows of a batch by length; with `alone` each row has its own call, so that its bits are its own.
+
+    With a `window` a token sees those that are less than so many tokens before or behind it.
+    """
     lengths = batch.host_query_lens
     starts = lengths.cumsum(dtype=np.int64) - lengths
     live = np.flatnonzero(lengths)
@@ -73,4 +96,4 @@ def own_rows(batch: GroupBatch, *, alone: bool) -> OwnRows:
             listed = (starts[rows][:, None] + np.arange(length)).ravel()
             tokens = torch.from_numpy(listed).to(batch.query_start.device)
         groups.append(EqualRows(count, length, start, tokens))
-    return OwnRows(groups, int(lengths.sum()) == batch.num_tokens)
+    return OwnRows(groups, int(lengths.sum()) == batch.num_tokens, window)

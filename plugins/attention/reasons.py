@@ -76,8 +76,8 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
     if spec.kind not in can.kinds:
         choices = ", ".join(map(repr, can.kinds))
         found.append(f"attention kind {spec.kind!r} not supported (there are: {choices})")
-    if spec.kind == "encoder_only" and (spec.window or spec.alibi or spec.sinks):
-        found.append("windows, ALiBi and sinks not supported without a cache")
+    if spec.kind == "encoder_only" and (spec.alibi or spec.sinks):
+        found.append("ALiBi and sinks not supported without a cache")
     if spec.kind != "decoder" and spec.returns_lse:
         found.append("log-sum-exps not supported without a cache")
     if can.devices and spec.device_type not in can.devices:

@@ -96,7 +96,8 @@ class TorchAttention(AttentionBackend):
         if self.spec.returns_lse:
             return partial_rows(batch, self.spec)
         if self.spec.kind == "encoder_only":
-            return own_rows(batch, alone=self.spec.deterministic or batch.deterministic)
+            alone = self.spec.deterministic or batch.deterministic
+            return own_rows(batch, alone=alone, window=self.spec.window)
         return self._paged_plan(batch)
 
     def forward(

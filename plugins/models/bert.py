@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frame.interfaces import ModelOutput, ModelSetup
 
-from .encoder import Encoder
+from .encoder import Encoder, LabelsTokens
 
 _OLD_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 
@@ -40,3 +40,7 @@ class BertForSequenceClassification(BertModel):
         """[N, hidden_size] → [N, classes]."""
         out: Tensor = self.classifier(torch.tanh(self.dense(hidden)))
         return out
+
+
+class BertForTokenClassification(BertModel, LabelsTokens):
+    """Scores of classes for each token."""

@@ -5,56 +5,67 @@ Each family's file gives prefixes, positions and heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelOutput, ModelSetup
 
-#: They work in place: their input is the widest tensor of a layer, and nothing else reads it.
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_new": partial(torch.ops.aten.gelu_, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
-    "relu": torch.relu_,
-    "silu": partial(functional.silu, inplace=True),
-}
+from .plain_mlp import activation
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What configurations call differently: feed-forward size, activation, epsilon, segments, width of embeddings."""
+
+    inner: int
+    function: str
+    eps: float
+    segments: int
+    width: int
 
 
 class EncoderEmbeddings(nn.Module):
-    """norm(word + position + segment); positions count from `first_position` on."""
+    """norm(word + position + segment); positions count from `first_position` on.
 
-    def __init__(self, build: Build, first_position: int) -> None:
+    Those that are narrower than the layers are projected (ELECTRA). Families without segments have no table of them.
+    """
+
+    def __init__(self, build: Build, first_position: int, shape: Shape) -> None:
         super().__init__()
         config, prefix = build.config, "embeddings"
-        size, self.first_position = config.hidden_size, first_position
+        size, self.first_position = shape.width, first_position
         self.words = build.embedding(f"{prefix}.word_embeddings", config.vocab_size, size)
         self.positions = build.embedding(
             f"{prefix}.position_embeddings", config.max_position_embeddings, size, shard=False
         )
-        self.segments = build.embedding(f"{prefix}.token_type_embeddings", config.type_vocab_size, size, shard=False)
-        self.norm = build.norm(f"{prefix}.LayerNorm", size, eps=config.layer_norm_eps, kind="layer")
+        self.segments: nn.Module | None = None
+        if shape.segments:
+            self.segments = build.embedding(f"{prefix}.token_type_embeddings", shape.segments, size, shard=False)
+        self.norm = build.norm(f"{prefix}.LayerNorm", size, eps=shape.eps, kind="layer")
+        self.project: nn.Module = nn.Identity()
+        if size != config.hidden_size:
+            self.project = build.linear("embeddings_project", size, config.hidden_size, bias=True)
 
     def forward(self, inputs: ModelInputs) -> Tensor:
         """[T, hidden_size]; without segments all tokens are of the first text."""
         positions, segments = inputs.positions[0], inputs.segments
         hidden = inputs.embedded(self.words) + self.positions(positions + self.first_position)
-        hidden = hidden + self.segments(positions.new_zeros(1) if segments is None else segments)
-        out: Tensor = self.norm(hidden)
+        if self.segments is not None:
+            hidden = hidden + self.segments(positions.new_zeros(1) if segments is None else segments)
+        out: Tensor = self.project(self.norm(hidden))
         return out
 
 
 class EncoderLayer(nn.Module):
     """norm(x + attention(x)), then the same with the feed-forward part."""
 
-    def __init__(self, build: Build, prefix: str) -> None:
+    def __init__(self, build: Build, prefix: str, shape: Shape) -> None:
         super().__init__()
         config = build.config
-        size, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        size, inner, eps = config.hidden_size, shape.inner, shape.eps
         heads, head_dim = config.num_attention_heads, size // config.num_attention_heads
         name = f"{prefix}.attention"
         self.inputs = build.attention_input(
@@ -68,9 +79,7 @@ class EncoderLayer(nn.Module):
         self.up = build.linear(f"{prefix}.intermediate.dense", size, inner, bias=True, shard="column")
         self.down = build.linear(f"{prefix}.output.dense", inner, size, bias=True, shard="row")
         self.mlp_norm = build.norm(f"{prefix}.output.LayerNorm", size, eps=eps, kind="layer")
-        if config.hidden_act not in _ACTIVATIONS:
-            raise ValueError(f"no activation {config.hidden_act!r}; there are: {', '.join(sorted(_ACTIVATIONS))}")
-        self.activation = partial(build.ops.map_rows, _ACTIVATIONS[config.hidden_act])
+        self.activation = activation(build, shape.function)
 
     def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
@@ -83,7 +92,7 @@ class EncoderLayer(nn.Module):
 class Encoder(Model):
     """Embeddings and layers under BERT's names ("embeddings.…", "encoder.layer.0.…"); gives hidden states.
 
-    A family that classifies overrides `logits` and `output`.
+    A family that classifies overrides `logits` and `output`, as `LabelsTokens` does.
     """
 
     ignores: ClassVar[Sequence[str]] = (r".*embeddings\.position_ids", r"pooler\..*", r"(cls|lm_head)\..*")
@@ -98,10 +107,16 @@ class Encoder(Model):
         kind = getattr(config, "position_embedding_type", "absolute") or "absolute"
         if kind != "absolute":
             raise ValueError(f"position embeddings must be 'absolute', the checkpoint has {kind!r}")
-        self.embeddings = EncoderEmbeddings(build, first_position)
+        shape = self.shape(config)
+        self.embeddings = EncoderEmbeddings(build, first_position, shape)
         self.layers = build.layers(
-            config.num_hidden_layers, lambda index: EncoderLayer(build, f"encoder.layer.{index}")
+            config.num_hidden_layers, lambda index: EncoderLayer(build, f"encoder.layer.{index}", shape)
         )
+
+    def shape(self, config: Any) -> Shape:
+        """What the family's configuration says."""
+        function, eps = config.hidden_act, config.layer_norm_eps
+        return Shape(config.intermediate_size, function, eps, config.type_vocab_size, config.hidden_size)
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
         hidden: Tensor = self.embeddings(inputs)
@@ -112,3 +127,20 @@ class Encoder(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         """Raises `ValueError`: this model has no head."""
         raise ValueError(f"{type(self).__name__} has no output head, it gives hidden states of size {hidden.shape[-1]}")
+
+
+class LabelsTokens(Encoder):
+    """An encoder with scores of classes for each token, by one product called "classifier"."""
+
+    output: ClassVar[ModelOutput] = "classes"
+    default_pooler: ClassVar[str] = "all"
+
+    def __init__(self, setup: ModelSetup, options: Any = None, **arguments: Any) -> None:
+        build = setup.build
+        super().__init__(setup, options, **arguments)
+        self.classifier = build.linear("classifier", build.config.hidden_size, build.config.num_labels, bias=True)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] → [N, classes]."""
+        out: Tensor = self.classifier(hidden)
+        return out

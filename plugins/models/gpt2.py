@@ -1,87 +1,138 @@
-"""GPT-2: learned positions, LayerNorm, biases everywhere, weights stored as [in, out], head tied to the embedding."""
+"""The GPTs with learned positions: the first one, GPT-2, GPT-Neo, and GPTBigCode (StarCoder)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
-from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
+from frame.interfaces import Build, ModelSetup
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-}
+from .added_positions import LearnedPositions
+from .classic import (
+    ClassicAttention,
+    ClassicDecoder,
+    Outline,
+    PostNormLayer,
+    SequentialLayer,
+    plain_heads,
+)
+from .plain_mlp import PlainMLP
 
 
-class GPT2LMHeadModel(Model):
-    """The original stack of pre-norm layers, with residual sums outside the norms."""
+@dataclass(frozen=True)
+class Traits:
+    """What differs between layers. `groups` 0: one tensor each of queries, keys and values.
+
+    `transposed`: weights are stored as [in, out]. `post_norm`: norms stand behind the parts.
+    """
+
+    function: str
+    inner: int
+    scale: float
+    output: str = "c_proj"
+    num_kv_heads: int = 0
+    groups: int = 1
+    window: int = 0
+    transposed: bool = False
+    post_norm: bool = False
+
+
+class GPT2LMHeadModel(ClassicDecoder):
+    """LayerNorm before each part, biases everywhere, weights stored as [in, out], head tied to the embedding."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^transformer\.", ""),)
-    stage_tensors: ClassVar[Sequence[str]] = ("hidden",)
-    divides_logits: ClassVar[bool] = True
-    ignores: ClassVar[Sequence[str]] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
+    outline: ClassVar[Outline] = Outline("wte", "h", "ln_f")
+    positions: ClassVar[str] = "wpe"
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
-        build = setup.build
-        super().__init__(setup, options)
-        config = build.config
-        if config.add_cross_attention:
-            raise ValueError("GPT-2 with cross-attention (add_cross_attention=true) is not supported")
-        hidden_size, vocab_size = config.hidden_size, config.vocab_size
-        self.tokens = build.embedding("wte", vocab_size, hidden_size)
-        self.positions = build.embedding("wpe", config.max_position_embeddings, hidden_size, shard=False)
-        self.layers = build.layers(config.num_hidden_layers, lambda index: GPT2Layer(build, f"h.{index}", index))
-        self.norm = build.final_norm("ln_f", hidden_size, eps=config.layer_norm_epsilon, kind="layer")
-        tied = self.tokens if config.tie_word_embeddings else None
-        self.head = build.head("lm_head", hidden_size, vocab_size, tied=tied)
+        build, config = setup.build, setup.build.config
+        if getattr(config, "add_cross_attention", False):
+            raise ValueError(f"{config.model_type} with cross-attention (add_cross_attention=true) is not supported")
+        super().__init__(
+            setup,
+            options,
+            outline=replace(self.outline, eps=config.layer_norm_epsilon),
+            make_layer=lambda prefix, index: _layer(build, prefix, self.traits(config, index)),
+            places=LearnedPositions(build, self.positions, config.max_position_embeddings),
+        )
 
-    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        hidden = inputs.embedded(lambda ids: self.tokens(ids) + self.positions(inputs.positions[0]))
-        for layer in self.layers:
-            hidden = layer(hidden, step)
-        out: Tensor = self.norm(hidden)
-        return out
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.head(hidden)
-        return out
-
-
-class GPT2Layer(nn.Module):
-    """hidden + attention(norm(hidden)), then the same with the feed-forward part."""
-
-    def __init__(self, build: Build, prefix: str, index: int) -> None:
-        super().__init__()
-        config = build.config
-        hidden_size, eps, heads = config.hidden_size, config.layer_norm_epsilon, config.num_attention_heads
-        inner = config.n_inner or 4 * hidden_size
-        head_dim, attn, mlp = hidden_size // heads, f"{prefix}.attn", f"{prefix}.mlp"
-        scale = head_dim**-0.5 if config.scale_attn_weights else 1.0
+    def traits(self, config: Any, index: int) -> Traits:
+        """Those of layer `index`."""
+        scale = _scale(config)
         if config.scale_attn_by_inverse_layer_idx:
             scale /= index + 1
-        self.attention_norm = build.norm(f"{prefix}.ln_1", hidden_size, eps=eps, kind="layer")
-        self.inputs = build.attention_input(
-            attn, hidden_size, heads, heads, head_dim, bias=True, names=("c_attn",), transposed=True
-        )
-        self.attention = build.attention(attn, heads, heads, head_dim, scale=scale)
-        self.output = build.linear(f"{attn}.c_proj", hidden_size, hidden_size, bias=True, shard="row", transposed=True)
-        self.mlp_norm = build.norm(f"{prefix}.ln_2", hidden_size, eps=eps, kind="layer")
-        self.up = build.linear(f"{mlp}.c_fc", hidden_size, inner, bias=True, shard="column", transposed=True)
-        self.down = build.linear(f"{mlp}.c_proj", inner, hidden_size, bias=True, shard="row", transposed=True)
-        if config.activation_function not in _ACTIVATIONS:
-            names = ", ".join(sorted(_ACTIVATIONS))
-            raise ValueError(f"no activation {config.activation_function!r}; there are: {names}")
-        self.activation = partial(build.ops.map_rows, _ACTIVATIONS[config.activation_function])
+        return Traits(config.activation_function, config.n_inner or 4 * config.hidden_size, scale, transposed=True)
 
-    def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        query, key, value = self.inputs(self.attention_norm(hidden))
-        hidden = hidden + self.output(self.attention(query, key, value, step))
-        out: Tensor = hidden + self.down(self.activation(self.up(self.mlp_norm(hidden))))
-        return out
+
+class GPTBigCodeForCausalLM(GPT2LMHeadModel):
+    """One key/value head, or as many as queries; then all three are joined head by head."""
+
+    def traits(self, config: Any, index: int) -> Traits:
+        """Those of every layer."""
+        del index
+        shared = 1 if config.multi_query else config.num_attention_heads
+        inner = config.n_inner or 4 * config.hidden_size
+        return Traits(config.activation_function, inner, _scale(config), num_kv_heads=shared, groups=shared)
+
+
+class GPTNeoForCausalLM(GPT2LMHeadModel):
+    """Windows in some layers; scores are not scaled; queries, keys and values without biases."""
+
+    renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^transformer\.", ""), (r"\.attn\.attention\.", ".attn."))
+    ignores: ClassVar[Sequence[str]] = (*ClassicDecoder.ignores, r".*\.attn\.attention\.(bias|masked_bias)")
+
+    def traits(self, config: Any, index: int) -> Traits:
+        """Those of layer `index`."""
+        kind, inner = config.attention_layers[index], config.intermediate_size or 4 * config.hidden_size
+        if kind not in ("global", "local"):
+            raise ValueError(f"no attention {kind!r} of layer {index}; there are: global, local")
+        window = config.window_size if kind == "local" else 0
+        return Traits(config.activation_function, inner, 1.0, "out_proj", groups=0, window=window)
+
+
+class OpenAIGPTLMHeadModel(GPT2LMHeadModel):
+    """The first GPT: norms behind each part, and none at the end."""
+
+    ignores: ClassVar[Sequence[str]] = (*ClassicDecoder.ignores, r"(transformer\.)?position_ids")
+    outline: ClassVar[Outline] = Outline("tokens_embed", "h", "")
+    positions: ClassVar[str] = "positions_embed"
+
+    def traits(self, config: Any, index: int) -> Traits:
+        """Those of every layer; "gelu" is the one by tanh here."""
+        del index
+        function = "gelu_new" if config.afn == "gelu" else config.afn
+        scale = plain_heads(config)[1] ** -0.5
+        return Traits(function, 4 * config.hidden_size, scale, transposed=True, post_norm=True)
+
+
+def _scale(config: Any) -> float:
+    return float(plain_heads(config)[1] ** -0.5) if config.scale_attn_weights else 1.0
+
+
+def _layer(build: Build, prefix: str, traits: Traits) -> nn.Module:
+    config, name, mlp = build.config, f"{prefix}.attn", f"{prefix}.mlp"
+    size, eps, apart = config.hidden_size, config.layer_norm_epsilon, traits.groups == 0
+    heads, head_dim = plain_heads(config)
+    kv_heads, transposed = traits.num_kv_heads or heads, traits.transposed
+    inputs = (
+        build.attention_input(name, size, heads, kv_heads, head_dim)
+        if apart
+        else build.attention_input(
+            name, size, heads, kv_heads, head_dim,
+            bias=True, names=("c_attn",), transposed=transposed, groups=traits.groups,
+        )
+    )  # fmt: skip
+    attention = ClassicAttention(
+        inputs,
+        build.attention(name, heads, kv_heads, head_dim, scale=traits.scale, window=traits.window),
+        build.linear(f"{name}.{traits.output}", size, size, bias=True, shard="row", transposed=transposed),
+    )
+    norms = (
+        build.norm(f"{prefix}.ln_1", size, eps=eps, kind="layer"),
+        build.norm(f"{prefix}.ln_2", size, eps=eps, kind="layer"),
+    )
+    part = PlainMLP(build, (f"{mlp}.c_fc", f"{mlp}.c_proj"), traits.inner, traits.function, transposed=transposed)
+    return (PostNormLayer if traits.post_norm else SequentialLayer)(norms, attention, part)

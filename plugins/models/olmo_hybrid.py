@@ -12,7 +12,7 @@ from frame.layers import DeltaHeads, DeltaNetSpec, GatedDeltaNet, HeadsNorm, Rot
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, SandwichLayer, gate_activation, head_shape
 from .hybrid import Unturned, layer_kind, plain_attention
-from .olmo2 import Unnormed
+from .norms import Unnormed
 
 
 class OlmoHybridForCausalLM(Decoder):

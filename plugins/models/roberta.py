@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frame.interfaces import ModelOutput, ModelSetup
 
-from .encoder import Encoder
+from .encoder import Encoder, LabelsTokens
 
 
 class RobertaModel(Encoder):
@@ -40,3 +40,7 @@ class RobertaForSequenceClassification(RobertaModel):
         """[N, hidden_size] → [N, classes]."""
         out: Tensor = self.classifier(torch.tanh(self.dense(hidden)))
         return out
+
+
+class RobertaForTokenClassification(RobertaModel, LabelsTokens):
+    """Scores of classes for each token."""

@@ -129,6 +129,42 @@ def test_attention_input_by_heads(names, size):
         assert v.shape == k.shape
 
 
+#: (query heads, key/value heads, groups, order): a tensor of queries, keys and values in other ways.
+JOINED = [(8, 8, 8, "qkv"), (8, 2, 2, "qkv"), (8, 4, 4, "qkv"), (8, 8, 4, "qvk"), (8, 4, 2, "kqv"), (8, 1, 1, "qkv")]
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "groups", "order"), JOINED)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_attention_input_from_a_tensor_of_groups(num_heads, num_kv_heads, groups, order, transposed, size):
+    torch.manual_seed(0)
+    counts = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
+    apart = {kind: torch.randn(count, 3, 7) for kind, count in counts.items()}  # the last column is the bias
+    split = {kind: part.view(groups, -1, 3, 7) for kind, part in apart.items()}
+    joined = torch.cat([split[kind][group].flatten(0, 1) for group in range(groups) for kind in order])
+    weight = joined[:, :6].T.contiguous() if transposed else joined[:, :6].contiguous()
+    tensors, x = {"a.qkv.weight": weight, "a.qkv.bias": joined[:, 6].contiguous()}, torch.randn(5, 6)
+
+    def work(group):
+        layout = {"names": ("qkv",), "bias": True, "groups": groups, "order": order, "transposed": transposed}
+        return load(make_build(group).attention_input("a", 6, num_heads, num_kv_heads, 3, **layout), tensors)(x)
+
+    for rank, found in enumerate(run_ranks(size, work)):
+        for kind, part in zip("qkv", found, strict=True):
+            count = max(1, counts[kind] // size)
+            mine = apart[kind][rank * counts[kind] // size :][:count]
+            torch.testing.assert_close(part, torch.einsum("ti,hdi->thd", x, mine[..., :6]) + mine[..., 6])
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [({"groups": 3}, "4 heads do not divide into 3 groups"), ({"order": "qq"}, "order 'qq' must have each of q, k, v")],
+)
+def test_a_layout_that_cannot_be_is_refused(layout, said):
+    with pytest.raises(ValueError, match=said):
+        make_build().attention_input("a", 6, 4, 2, 3, names=("qkv",), **layout)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
 def test_vocabulary_that_does_not_divide(size, tied):

@@ -62,10 +62,12 @@ class DenseAttention(AttentionBackend):
         hidden = distance < 0
         if spec.window:
             hidden |= distance >= spec.window
+        if layer.alibi_slopes is not None:
+            scores = scores - layer.alibi_slopes[:, None, None] * distance
         scores = scores.masked_fill(hidden, float("-inf"))
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks.to(scores)[:, None, None].expand(-1, len(query), 1)), -1)
-        weights = scores.softmax(-1)[..., : len(keys)]
+        weights = scores.softmax(-1)[..., : len(keys)].to(values.dtype)
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -145,8 +147,9 @@ def make_model(
     from transformers import AutoConfig
 
     config = config or AutoConfig.from_pretrained(folder)
+    text = getattr(config, "get_text_config", lambda: config)()
     maker = Build(
-        config=getattr(config, "get_text_config", lambda: config)(),
+        config=text,
         dtype=dtype,
         device=torch.device("cpu"),
         ops=Ops(),
@@ -154,6 +157,7 @@ def make_model(
         kv_dtype=dtype,
         device_type="cpu",
         redundant_experts=redundant_experts,
+        max_model_len=0 if hasattr(text, "max_position_embeddings") else 256,
     )
     registry = Registry.load()
     model = registry.make("model", config.architectures[0], ModelSetup(maker))

@@ -11,7 +11,8 @@ from tests.pooling.conftest import hidden_states, logits, make_prompts, near, op
 
 _SIZES = {
     "vocab_size": 512, "hidden_size": 64, "dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 96, "num_labels": 3,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 130, "type_vocab_size": 2,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 130,
+    "type_vocab_size": 2,
     "initializer_range": 0.2, "pad_token_id": 0,
 }  # fmt: skip
 

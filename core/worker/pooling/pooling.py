@@ -20,6 +20,7 @@ from ...interfaces.pooling import Pooler, PoolerRows
 from ...interfaces.pooling_params import PoolingFacts, PoolingParams
 from ...interfaces.step import NewRequest, StepPlan
 from ...ops import Ops
+from .dense import DenseLayers
 
 NOT_FINITE = "the model produced values that are not finite"
 
@@ -68,6 +69,7 @@ class PooledHead:
     dimensions: int | None
     use_activation: bool
     activation: Activation
+    dense: DenseLayers
     bias: float | None = None
     returned: tuple[int, ...] = ()
 
@@ -80,6 +82,8 @@ class PooledHead:
         return self._embedding(rows, params) if self.kind == "embedding" else self._scores(rows, params)
 
     def _embedding(self, rows: Tensor, params: PoolingParams) -> Tensor:
+        if not params.per_token:
+            rows = self.dense(rows)
         size = self.dimensions if params.dimensions is None else params.dimensions
         if size is not None:
             rows = rows[:, :size]

@@ -10,6 +10,7 @@ from ...interfaces.pooling import Pooler
 from ...interfaces.pooling_params import PoolingFacts, PoolingTask
 from ...interfaces.setup import PoolerSetup
 from ...plugin_host.registry import Registry
+from .dense import DenseLayers
 from .pooling import PooledHead, Pooling
 
 
@@ -33,18 +34,20 @@ def make_pooling(
     for name in (plan.pooler or model.default_pooler, "all"):  # "all" is left out where the first gives token rows, too
         pooler: Pooler = registry.make("pooler", name, setup, config)
         poolers.setdefault(pooler.per_token, pooler)
+    dense = DenseLayers(plan.dense, setup.hidden_size, registry, platform.device)
     head = PooledHead(
         model=model,
         ops=setup.ops,
         kind="embedding" if plan.purpose == "embed" else "scores",
         normalize=plan.normalize,
-        dimensions=_dimensions(config, plan, setup.hidden_size),
+        dimensions=_dimensions(config, plan, dense.size),
         use_activation=plan.use_activation,
         activation=plan.activation,
         bias=config.pooler.pooler_logit_bias,
         returned=tuple(config.pooler.returned_token_ids or ()),
+        dense=dense,
     )
-    return Pooling(_facts(plan, model, poolers, head), poolers, head, platform.streams())
+    return Pooling(_facts(plan, dense.size, model, poolers, head), poolers, head, platform.streams())
 
 
 def _dimensions(config: FrameConfig, plan: PoolingPlan, size: int) -> int | None:
@@ -57,7 +60,7 @@ def _dimensions(config: FrameConfig, plan: PoolingPlan, size: int) -> int | None
     return wanted
 
 
-def _facts(plan: PoolingPlan, model: Model, poolers: dict[bool, Pooler], head: PooledHead) -> PoolingFacts:
+def _facts(plan: PoolingPlan, size: int, model: Model, poolers: dict[bool, Pooler], head: PooledHead) -> PoolingFacts:
     sequence = poolers.get(False)
     embeds = head.kind == "embedding"
     tasks: list[PoolingTask] = []
@@ -69,7 +72,7 @@ def _facts(plan: PoolingPlan, model: Model, poolers: dict[bool, Pooler], head: P
     num_scores = len(head.returned) or plan.num_labels
     return PoolingFacts(
         tasks=[*tasks, "encode"],
-        size=(head.dimensions or int(model.config.hidden_size)) if embeds else num_scores,
+        size=(head.dimensions or size) if embeds else num_scores,
         labels=[] if embeds else list(plan.labels),
         normalize=plan.normalize,
         use_activation=plan.use_activation,

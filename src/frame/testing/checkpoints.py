@@ -56,7 +56,7 @@ def roughen(model: Any, embedding_scale: float) -> None:
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(embedding_scale)
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or "bias" in name:
+            if parameter.dim() == 1 or "bias" in name or (parameter == parameter.flatten()[0]).all():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         for name, buffer in model.named_buffers():
             if name.endswith("bias"):  # of routers, for choosing

@@ -143,10 +143,12 @@ def greedy(engine: Engine, given: Sequence[Sequence[int]], num_tokens: int = 12)
 
 
 def pooled(engine: Engine, given: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """The pooled row of each prompt; all prompts run in one batch."""
+    """The pooled row of each prompt, its first token's where each token has one; all prompts run in one batch."""
+    facts = engine.info.pooling
+    per_token = facts is not None and not {"embed", "classify"} & set(facts.tasks)
+    params = PoolingParams(reads_cache=False, per_token=per_token)
     asked = [
-        msgspec.structs.replace(request(str(index), prompt, 1), pooling=PoolingParams(reads_cache=False))
-        for index, prompt in enumerate(given)
+        msgspec.structs.replace(request(str(index), prompt, 1), pooling=params) for index, prompt in enumerate(given)
     ]
     outputs = drain(engine, asked)
     rows = [outputs[one.request_id][-1].pooled for one in asked]

@@ -25,6 +25,28 @@ _ENCODER: Mapping[str, Any] = {
 }
 _BERT: Mapping[str, Any] = {**_ENCODER, "max_position_embeddings": 128, "pad_token_id": 0}
 _ROBERTA: Mapping[str, Any] = {**_ENCODER, "type_vocab_size": 1}
+_ELECTRA: Mapping[str, Any] = {**_BERT, "embedding_size": 32}
+_DISTILBERT: Mapping[str, Any] = {
+    "vocab_size": _TOKENS,
+    "dim": 64,
+    "hidden_dim": 96,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "num_labels": 3,
+}
+#: Windows of 16 tokens on both sides in two layers of three.
+_MODERNBERT: Mapping[str, Any] = {
+    **_BERT,
+    "num_hidden_layers": 4,
+    "local_attention": 32,
+    "initializer_cutoff_factor": 2.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
 _DECODER: Mapping[str, Any] = {**FAMILIES["qwen3"].config, "num_labels": 3}
 _QWEN2: Mapping[str, Any] = {**FAMILIES["qwen2"].config, "num_labels": 1}
 
@@ -36,6 +58,26 @@ POOLING_FAMILIES: Mapping[str, Family] = {
     "roberta-classes": Family("RobertaForSequenceClassification", "roberta", _ROBERTA),
     "xlm-roberta": Family("XLMRobertaModel", "xlm-roberta", _ROBERTA),
     "xlm-roberta-reranker": Family("XLMRobertaForSequenceClassification", "xlm-roberta", {**_ROBERTA, "num_labels": 1}),
+    "bert-tokens": Family("BertForTokenClassification", "bert", _BERT),
+    "roberta-tokens": Family("RobertaForTokenClassification", "roberta", _ROBERTA),
+    "xlm-roberta-tokens": Family("XLMRobertaForTokenClassification", "xlm-roberta", _ROBERTA),
+    "distilbert": Family("DistilBertModel", "distilbert", _DISTILBERT),
+    "distilbert-classes": Family("DistilBertForSequenceClassification", "distilbert", _DISTILBERT),
+    "distilbert-tokens": Family("DistilBertForTokenClassification", "distilbert", _DISTILBERT),
+    "electra": Family("ElectraModel", "electra", _ELECTRA),
+    "electra-classes": Family("ElectraForSequenceClassification", "electra", _ELECTRA),
+    "electra-tokens": Family("ElectraForTokenClassification", "electra", {**_ELECTRA, "embedding_size": 64}),
+    "modernbert": Family("ModernBertModel", "modernbert", _MODERNBERT),
+    "modernbert-biases": Family(
+        "ModernBertModel", "modernbert", {**_MODERNBERT, "norm_bias": True, "attention_bias": True, "mlp_bias": True}
+    ),
+    "modernbert-classes": Family("ModernBertForSequenceClassification", "modernbert", _MODERNBERT),
+    "modernbert-mean-reranker": Family(
+        "ModernBertForSequenceClassification",
+        "modernbert",
+        {**_MODERNBERT, "num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True},
+    ),
+    "modernbert-tokens": Family("ModernBertForTokenClassification", "modernbert", _MODERNBERT),
     "qwen3": Family("Qwen3Model", "qwen3", _DECODER),
     "qwen3-classes": Family("Qwen3ForSequenceClassification", "qwen3", _DECODER),
     "qwen2-reranker": Family("Qwen2ForSequenceClassification", "qwen2", _QWEN2),
@@ -44,6 +86,11 @@ POOLING_FAMILIES: Mapping[str, Family] = {
     "glm4-classes": Family("Glm4ForSequenceClassification", "glm4", {**FAMILIES["glm4"].config, "num_labels": 3}),
     "nemotron-reranker": Family(
         "NemotronForSequenceClassification", "nemotron", {**FAMILIES["nemotron"].config, "num_labels": 1}
+    ),
+    "bloom-classes": Family("BloomForSequenceClassification", "bloom", {**FAMILIES["bloom"].config, "num_labels": 3}),
+    "opt-350m-classes": Family("OPTForSequenceClassification", "opt", {**FAMILIES["opt-350m"].config, "num_labels": 3}),
+    "gpt-neox-reranker": Family(
+        "GPTNeoXForSequenceClassification", "gpt_neox", {**FAMILIES["gpt-neox"].config, "num_labels": 1}
     ),
     "llama-classes": Family("LlamaForSequenceClassification", "llama", {**FAMILIES["llama"].config, "num_labels": 2}),
 }
@@ -72,10 +119,18 @@ def make_pooling_checkpoint(
 
 
 def _model(row: Family, values: Mapping[str, Any]) -> Any:
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
 
     config = AutoConfig.for_model(row.model_type, architectures=[row.architecture], **values)
-    auto = AutoModelForSequenceClassification if "Classification" in row.architecture else AutoModel
+    auto = AutoModel
+    if row.architecture.endswith("Classification"):
+        of_tokens = row.architecture.endswith("ForTokenClassification")
+        auto = AutoModelForTokenClassification if of_tokens else AutoModelForSequenceClassification
     return auto.from_config(config, dtype=torch.float32)
 
 

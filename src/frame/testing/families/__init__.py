@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import decoders, dense, experts, latent, states
+from . import decoders, dense, experts, latent, older, states
 from .row import NUM_TOKENS, TINY, Family, rope
 
 #: All rows, by name.
-FAMILIES: Mapping[str, Family] = {**decoders.ROWS, **dense.ROWS, **experts.ROWS, **latent.ROWS, **states.ROWS}
+FAMILIES: Mapping[str, Family] = {
+    **decoders.ROWS,
+    **dense.ROWS,
+    **older.ROWS,
+    **experts.ROWS,
+    **latent.ROWS,
+    **states.ROWS,
+}
 
 __all__ = ["FAMILIES", "NUM_TOKENS", "TINY", "Family", "rope"]
