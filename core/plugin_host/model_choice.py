@@ -23,8 +23,8 @@ def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
     """Returns the provider that the user chose, else the one of the checkpoint's architecture.
 
     Where no plugin offers that, or the user asks for transformers' class, it is the first of those called "*" that
-    supports config.json. For a pooling checkpoint whose architecture no plugin offers ("Qwen3ForSequenceClassification", "Qwen3Model") that
-    is the family's generating model, which is built with another head.
+    supports config.json. For a pooling checkpoint whose architecture no plugin offers
+    ("Qwen3ForSequenceClassification", "Qwen3Model") it is the family's generating model, built with another head.
     """
     if checkpoint.model_plugin is not None:
         return registry.choose("model", checkpoint.model_plugin)

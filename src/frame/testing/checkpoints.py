@@ -59,7 +59,7 @@ def roughen(model: Any, embedding_scale: float) -> None:
             if parameter.dim() == 1 or "bias" in name or (parameter == parameter.flatten()[0]).all():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):  # of routers, for choosing
+            if name.endswith("bias") and buffer.is_floating_point():  # of routers, for choosing
                 buffer.add_(torch.randn_like(buffer) * 0.3)
 
 
