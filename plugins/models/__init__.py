@@ -35,6 +35,8 @@ _FAMILIES = (
     ("Olmo2ForCausalLM", "olmo2:Olmo2ForCausalLM", "OLMo 2"),
     ("Phi3ForCausalLM", "phi3:Phi3ForCausalLM", "Phi-3 and Phi-4, text"),
     ("GemmaForCausalLM", "gemma:GemmaForCausalLM", "Gemma 1"),
+    ("Gemma3nForCausalLM", "gemma3n:Gemma3nForCausalLM", "Gemma 3n, text"),
+    ("Gemma3nForConditionalGeneration", "gemma3n:Gemma3nForConditionalGeneration", "Gemma 3n, text part only"),
     ("Gemma4ForCausalLM", "gemma4:Gemma4ForCausalLM", "Gemma 4, text, without experts"),
     ("Gemma4ForConditionalGeneration", "gemma4:Gemma4ForConditionalGeneration", "Gemma 4, text part only"),
     ("VaultGemmaForCausalLM", "gemma:VaultGemmaForCausalLM", "VaultGemma"),

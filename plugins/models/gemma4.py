@@ -5,7 +5,6 @@ Experts, and attention that also looks ahead, are refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,15 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, ModelInputs, ModelSetup
-from frame.layers import RotaryEmbedding, WeightSlot, normed_linear
+from frame.layers import RotaryEmbedding, WeightSlot
 
 from .activations import plain_activation
-from .decoder import GatedMLP, gate_activation, sliding_window
+from .decoder import GatedMLP, gate_activation
 from .gemma2 import GemmaDecoder
-from .norms import NormSpec, UnweightedNorm
-
-#: The keys and values of a step's tokens, each [T, Hk, D], and the attention that keeps them.
-Kept = tuple[Tensor, Tensor, nn.Module]
+from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
 
 
 class Gemma4ForCausalLM(GemmaDecoder):
@@ -93,7 +89,10 @@ class _Parts:
         if mode == "reuse":
             attention = SharingAttention(build, name, head_dim, rotary, kind)
         else:
-            attention = KeepingAttention(build, name, index, rotary, kind)
+            own = config.per_layer_config[index]
+            equal = bool(config.attention_k_eq_v) and kind == "full_attention"
+            heads = (own.num_key_value_heads, own.head_dim)
+            attention = KeepingAttention(build, name, index, rotary, heads=heads, equal=equal)
         return Gemma4Layer(build, prefix, attention, mlp)
 
 
@@ -134,88 +133,3 @@ class Gemma4Layer(nn.Module):
 
     def weight_slots(self) -> list[WeightSlot]:
         return [WeightSlot(f"{self.prefix}.layer_scalar", (1,), self.scalar)]
-
-
-class KeepingAttention(nn.Module):
-    """Attention with keys and values of its own, which it lends to later layers of its `kind`."""
-
-    def __init__(self, build: Build, name: str, index: int, rotary: RotaryEmbedding, kind: str) -> None:
-        super().__init__()
-        config = _complete(build.config)
-        own, heads, bias = config.per_layer_config[index], config.num_attention_heads, config.attention_bias
-        kv_heads, dim = own.num_key_value_heads, own.head_dim
-        equal = config.attention_k_eq_v and kind == "full_attention"
-        names = ("q_proj", "k_proj", "k_proj" if equal else "v_proj")
-        self.inputs = build.attention_input(name, config.hidden_size, heads, kv_heads, dim, bias=bias, names=names)
-        window = sliding_window(config, index)
-        self.attention = build.attention(name, heads, kv_heads, dim, scale=1.0, window=window)
-        self.output = build.linear(f"{name}.o_proj", heads * dim, config.hidden_size, bias=bias, shard="row")
-        self.query_norm, self.key_norm = (
-            build.norm(f"{name}.{part}", dim, eps=config.rms_norm_eps) for part in ("q_norm", "k_norm")
-        )
-        self.value_norm = UnweightedNorm(build, dim, NormSpec(config.rms_norm_eps, weighted=False))
-        self.rotary, self.kind = rotary, kind
-
-    def forward(
-        self, norm: nn.Module, hidden: Tensor, positions: Tensor, step: ForwardStep, kept: dict[str, Kept]
-    ) -> tuple[Tensor, Tensor]:
-        """(attention of norm(hidden), hidden); all [T, hidden_size]."""
-        (query, key, value), _, residual = normed_linear(norm, self.inputs, hidden, None)
-        query, key = self.rotary(positions, query, key, (self.query_norm, self.key_norm))
-        value = self.value_norm(value)
-        kept[self.kind] = key, value, self.attention
-        return self.output(self.attention(query, key, value, step)), residual
-
-
-class SharingAttention(nn.Module):
-    """Attention with queries of its own, to the keys and values of the last layer of its kind that has some.
-
-    These are written to that layer's cache once more, which changes nothing there.
-    """
-
-    def __init__(self, build: Build, name: str, head_dim: int, rotary: RotaryEmbedding, kind: str) -> None:
-        super().__init__()
-        config, size = build.config, build.config.num_attention_heads * head_dim
-        bias = config.attention_bias
-        self.query = build.linear(f"{name}.q_proj", config.hidden_size, size, bias=bias, shard="column")
-        self.output = build.linear(f"{name}.o_proj", size, config.hidden_size, bias=bias, shard="row")
-        self.query_norm = build.norm(f"{name}.q_norm", head_dim, eps=config.rms_norm_eps)
-        self.rotary, self.kind, self.name, self.head_dim = rotary, kind, name, head_dim
-
-    def forward(
-        self, norm: nn.Module, hidden: Tensor, positions: Tensor, step: ForwardStep, kept: dict[str, Kept]
-    ) -> tuple[Tensor, Tensor]:
-        """(attention of norm(hidden), hidden); all [T, hidden_size]."""
-        joined, _, residual = normed_linear(norm, self.query, hidden, None)
-        query = joined.unflatten(1, (-1, self.head_dim))
-        query, _ = self.rotary(positions, query, query[:, :1], (self.query_norm, self.query_norm))
-        key, value, attention = kept[self.kind]
-        return self.output(attention(query, key, value, step)), residual
-
-    def weight_slots(self) -> list[WeightSlot]:
-        """Some files hold keys and values of these layers, which nothing reads."""
-        names = [f"{part}_proj.{suffix}" for part in "kv" for suffix in ("weight", "bias")]
-        return [WeightSlot(f"{self.name}.{name}", (), None) for name in (*names, "k_norm.weight", "v_norm.weight")]
-
-
-class PerLayerEmbedding(nn.Module):
-    """What is added in each layer: from a table by token and from the embedding of the model, joined."""
-
-    def __init__(self, build: Build) -> None:
-        super().__init__()
-        config = build.config
-        self.num_layers, self.width = config.num_hidden_layers, config.hidden_size_per_layer_input
-        size, self.scale = self.num_layers * self.width, config.hidden_size**-0.5
-        words = config.vocab_size_per_layer_input
-        self.table = build.embedding("model.embed_tokens_per_layer", words, size)
-        self.projection = build.linear("model.per_layer_model_projection", config.hidden_size, size)
-        self.norm = build.norm("model.per_layer_projection_norm", self.width, eps=config.rms_norm_eps)
-
-    def forward(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """ids [T], embeddings [T, hidden_size] → [T, num_layers, width]."""
-        shape = (-1, self.num_layers, self.width)
-        rows = self.table(ids).view(shape)
-        rows = rows * torch.tensor(self.width**0.5, dtype=rows.dtype).item()
-        projected: Tensor = self.norm((self.projection(hidden) * self.scale).view(shape))
-        out: Tensor = (projected + rows) * math.sqrt(0.5)
-        return out

@@ -152,7 +152,7 @@ def test_nemotron_without_a_number_of_key_heads_has_one_for_each_query_head(tmp_
     assert near(run(make_model(folder), IDS, [40]), expected)
 
 
-def test_constants_of_a_learned_activation_are_read_or_known(tmp_path):
+def test_constants_of_a_learned_activation_are_read(tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = make_checkpoint(tmp_path, "apertus")
@@ -166,8 +166,6 @@ def test_constants_of_a_learned_activation_are_read_or_known(tmp_path):
     other = run(make_model(folder), IDS, [40])
     assert near(other, reference(folder))
     assert not near(other, plain)
-    save_file({name: tensors[name] for name in tensors.keys() - constants}, file, metadata={"format": "pt"})
-    assert near(run(make_model(folder), IDS, [40]), plain)
 
 
 @pytest.mark.parametrize("family", ["olmo", "nanochat"])

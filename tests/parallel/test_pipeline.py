@@ -16,7 +16,7 @@ from frame.testing.thread_executor import with_threads
 #: One family for each way in which a stage may end.
 TRAITS = {"llama": "partial sums", "llama-tied": "tied head", "qwen3-moe": "experts", "gpt2": "positions", "gemma2": ""}
 #: Families whose layers need more of each other than a stage hands on.
-UNDIVIDED = [family for family in FAMILIES if family.startswith("gemma4")]
+UNDIVIDED = [family for family in FAMILIES if family.startswith(("gemma3n", "gemma4"))]
 
 
 def tokens(folder, stages=1, tensor=1, serve=greedy, executor="threads", **settings):
@@ -49,7 +49,7 @@ def test_every_family_over_two_stages(family, tmp_path):
 
 def test_a_family_that_cannot_be_divided_is_refused(tmp_path):
     make_checkpoint(tmp_path, UNDIVIDED[0])
-    with pytest.raises(ConfigError, match="model Gemma4ForCausalLM cannot be divided into stages; use 1"):
+    with pytest.raises(ConfigError, match="model Gemma3nForCausalLM cannot be divided into stages; use 1"):
         tokens(tmp_path, 2)
 
 

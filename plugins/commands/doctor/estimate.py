@@ -24,8 +24,13 @@ def estimate_weights(checkpoint: Checkpoint, shape: Shape, dtype_bytes: int) -> 
         elements = _gpt2(config, checkpoint.vocab_size, shape)
     else:
         elements = _decoder(config, family, checkpoint.vocab_size, shape)
+    return weights_of(elements, checkpoint.dtype, dtype_bytes)
+
+
+def weights_of(elements: int, dtype: str, dtype_bytes: int) -> Weights:
+    """So many weights, all of one type, of which no file is there."""
     num_bytes = elements * dtype_bytes
-    return Weights(0, {checkpoint.dtype: num_bytes}, elements, num_bytes)
+    return Weights(0, {dtype: num_bytes}, elements, num_bytes)
 
 
 def _decoder(config: ModelConfig, family: str, vocab_size: int, shape: Shape) -> int:

@@ -95,7 +95,8 @@ def _intermediate(text: Mapping[str, Any], hidden: int) -> int:
     """Columns of the widest part of a layer for one token; routed experts count as often as a token visits them."""
     if text.get("moe_intermediate_size"):
         return int(text["moe_intermediate_size"]) * int(text.get("num_experts_per_tok") or 1)
-    return int(text.get("intermediate_size") or text.get("n_inner") or 4 * hidden)
+    stated = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    return int(max(stated) if isinstance(stated, list) else stated)
 
 
 def _tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:

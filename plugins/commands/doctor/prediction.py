@@ -7,7 +7,7 @@ The KV cache follows the engine's own layout (`frame.interfaces.plan_layout`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from frame.interfaces import (
@@ -21,7 +21,7 @@ from frame.interfaces import (
 from frame.settings import Checkpoint, FrameConfig
 
 from .backends import block_multiples
-from .estimate import estimate_weights
+from .estimate import estimate_weights, weights_of
 from .layers import Shape, read_shape
 from .machine import Device
 from .memory import CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES, Budget, Sizes, graph_bytes, kv_budget, resolve_sizes
@@ -82,10 +82,23 @@ def predict(
     sizes = resolve_sizes(config, checkpoint, device)
     shape = read_shape(checkpoint, sizes.kv_dtype)
     there = has_weights(checkpoint.folder)
+    built = None
+    if not shape.known and not devices:
+        from .ranks import built_part
+
+        built = built_part(config, checkpoint, sizes.dtype)
+    if built is not None:
+        shape = replace(shape, kv_specs=built.kv_specs, known=True)
     if there:
         weights = read_weights(checkpoint.folder, tied=shape.tied)
+    elif built is not None:
+        weights = weights_of(
+            built.weights_bytes // DTYPE_BYTES[sizes.dtype], checkpoint.dtype, DTYPE_BYTES[checkpoint.dtype]
+        )
     else:
         weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
+    if built is not None:
+        weights = replace(weights, elements=built.weights_bytes // DTYPE_BYTES[sizes.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
     ranks = None
     if devices:

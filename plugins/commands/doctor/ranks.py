@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frame.interfaces import KVLayout, part_of, plan_layout, pool_bytes, with_blocks
-from frame.settings import Checkpoint, EngineParts, FrameConfig, RankPart, engine_parts
+from frame.settings import Checkpoint, EngineParts, FrameConfig, PluginError, RankPart, engine_parts
 
 from .backends import multiples_of
 from .layers import Shape
@@ -60,6 +60,14 @@ class Ranks:
         """The rank that decides how many blocks all have."""
         keeping = [rank for rank in self.all if rank.block_bytes] or list(self.all)
         return min(keeping, key=lambda rank: (rank.fits, rank.num_blocks, -rank.part.weights_bytes))
+
+
+def built_part(config: FrameConfig, checkpoint: Checkpoint, dtype: str) -> RankPart | None:
+    """What the first rank holds, found by building the model without memory; None where no plugin serves it."""
+    try:
+        return engine_parts(config, checkpoint, dtype).ranks[0]
+    except (PluginError, ValueError):  # told by whoever starts an engine of it
+        return None
 
 
 def predict_ranks(

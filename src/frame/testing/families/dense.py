@@ -28,6 +28,14 @@ _GEMMA4: Mapping[str, Any] = {
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": TINY["vocab_size"],
 }
+_GEMMA3N: Mapping[str, Any] = {
+    **{name: value for name, value in _GEMMA4.items() if name != "global_head_dim"},
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": TINY["vocab_size"] - 100,
+    "altup_num_inputs": 3,
+    "laurel_rank": 8,
+    "final_logit_softcapping": 0.5,
+}
 _YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -48,6 +56,24 @@ ROWS: Mapping[str, Family] = {
         "GemmaForCausalLM",
         "gemma",
         {**TINY, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma3n": Family(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        {
+            **_GEMMA3N,
+            "num_kv_shared_layers": 3,
+            "intermediate_size": [96, 64, 96, 64, 96, 64],
+            "activation_sparsity_pattern": [0.6, 0.6, 0.0, 0.0, 0.6, 0.0],
+            "altup_active_idx": 1,
+        },
+        embedding_scale=0.05,
+    ),
+    "gemma3n-plain": _row(
+        "Gemma3nForCausalLM",
+        "gemma3n_text",
+        {**_GEMMA3N, "num_kv_shared_layers": 0, "altup_correct_scale": False, "attention_bias": True},
+        0.05,
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
