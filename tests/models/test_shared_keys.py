@@ -1,4 +1,4 @@
-"""Gemma 4: what the table of families does not show: stored factors, tensors that nobody reads, refusals."""
+"""Gemma 3n and 4: what the table of families does not show: stored factors, tensors that nobody reads, refusals."""
 
 import json
 import random
@@ -16,10 +16,13 @@ from tests.models.dense import make_model, run
 IDS = random.Random(1).choices(range(3, 512), k=40)
 
 
-@pytest.fixture
-def shared(tmp_path):
+@pytest.fixture(params=["gemma4-shared", "gemma3n"])
+def shared(request, tmp_path):
     """The folder of a checkpoint whose last layers have no keys of their own, with embeddings for each layer."""
-    return make_checkpoint(tmp_path / "shared", "gemma4-shared")
+    return make_checkpoint(tmp_path / "shared", request.param)
+
+
+of_gemma4 = pytest.mark.parametrize("shared", ["gemma4-shared"], indirect=True)
 
 
 def reference(folder):
@@ -33,6 +36,7 @@ def near(logits, expected):
     return (logits - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
+@of_gemma4
 def test_the_factor_of_each_layer_is_read(shared):
     plain = run(make_model(shared), IDS, [40])
     file = shared / "model.safetensors"
@@ -70,6 +74,7 @@ def test_embeddings_in_place_of_ids_are_refused(shared):
         model(inputs, ForwardStep(plans=[None], batches=[None]))
 
 
+@of_gemma4
 @pytest.mark.parametrize(("name", "value"), [("enable_moe_block", True), ("use_bidirectional_attention", "all")])
 def test_what_is_not_served_is_named(name, value, shared):
     values = {**json.loads((shared / "config.json").read_text()), name: value, "top_k_experts": 1}
@@ -87,5 +92,6 @@ def test_the_text_part_of_a_checkpoint_that_sees(shared, tmp_path):
     renamed |= {f"model.{name}.weight": torch.zeros(1) for name in others}
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     values = json.loads((folder / "config.json").read_text())
-    config = ModelConfig({**values, "architectures": ["Gemma4ForConditionalGeneration"]})
+    seeing = values["architectures"][0].replace("ForCausalLM", "ForConditionalGeneration")
+    config = ModelConfig({**values, "architectures": [seeing]})
     assert torch.equal(run(make_model(folder, config=config), IDS, [40]), expected)
