@@ -75,9 +75,11 @@ def _gated(function: Activation, halves: Tensor) -> Tensor:
 class XIELU(nn.Module):
     """αp x² + β x above 0, αn (exp(min(x, ε)) - 1 - x) + β x below (xIELU, arXiv 2411.13010).
 
-    αp = softplus(alpha_p) and αn = β + softplus(alpha_n) are learned; β and ε are constants of the checkpoint.
+    αp = softplus(alpha_p) and αn = β + softplus(alpha_n) are learned; β and ε are constants, which files may omit.
     """
 
+    beta: Tensor
+    eps: Tensor
     slopes: Tensor
 
     def __init__(self, build: Build, prefix: str) -> None:
@@ -85,8 +87,8 @@ class XIELU(nn.Module):
         self.prefix, self.ops = prefix, build.ops
         dtype, device = build.dtype, build.device
         self.alpha = nn.Parameter(torch.empty(2, dtype=dtype, device=device), requires_grad=False)
-        self.beta = nn.Parameter(torch.empty(1, dtype=dtype, device=device), requires_grad=False)
-        self.eps = nn.Parameter(torch.empty(1, dtype=dtype, device=device), requires_grad=False)
+        self.register_buffer("beta", torch.full((1,), 0.5, dtype=dtype, device=device))
+        self.register_buffer("eps", torch.full((1,), -1e-6, dtype=dtype, device=device))
         self.register_buffer("slopes", torch.zeros(2, dtype=dtype, device=device), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,6 +111,6 @@ class XIELU(nn.Module):
         return [
             WeightSlot(f"{self.prefix}.alpha_p", (1,), self.alpha, region=first),
             WeightSlot(f"{self.prefix}.alpha_n", (1,), self.alpha, region=second),
-            WeightSlot(f"{self.prefix}.beta", (), self.beta),
-            WeightSlot(f"{self.prefix}.eps", (), self.eps),
+            WeightSlot(f"{self.prefix}.beta", (), self.beta, optional=True),
+            WeightSlot(f"{self.prefix}.eps", (), self.eps, optional=True),
         ]

@@ -21,6 +21,8 @@ from frame.testing.checkpoints import make_checkpoint
 from frame.testing.families import FAMILIES, TINY, dense
 from tests.models.dense import make_model, run
 
+#: The rows whose layers are told by traits; Gemma 3n and 4 have layers of their own.
+TOLD = [family for family in dense.ROWS if not family.startswith(("gemma3n", "gemma4"))]
 IDS = random.Random(1).choices(range(3, 512), k=40)
 
 
@@ -74,7 +76,7 @@ def without_each(traits, head_dim, base):
             yield f"rope.{name}", replace(traits, rope=rope)
 
 
-@pytest.mark.parametrize("family", dense.ROWS)
+@pytest.mark.parametrize("family", TOLD)
 def test_each_trait_of_a_row_changes_its_logits(family, published, monkeypatch):
     folder, found = published(family), model_class(family)
     expected, original = run(make_model(folder), IDS, [40]), found.traits
@@ -152,7 +154,7 @@ def test_nemotron_without_a_number_of_key_heads_has_one_for_each_query_head(tmp_
     assert near(run(make_model(folder), IDS, [40]), expected)
 
 
-def test_constants_of_a_learned_activation_are_read(tmp_path):
+def test_constants_of_a_learned_activation_are_read_or_known(tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = make_checkpoint(tmp_path, "apertus")
@@ -166,6 +168,8 @@ def test_constants_of_a_learned_activation_are_read(tmp_path):
     other = run(make_model(folder), IDS, [40])
     assert near(other, reference(folder))
     assert not near(other, plain)
+    save_file({name: tensors[name] for name in tensors.keys() - constants}, file, metadata={"format": "pt"})
+    assert near(run(make_model(folder), IDS, [40]), plain)
 
 
 @pytest.mark.parametrize("family", ["olmo", "nanochat"])
@@ -190,4 +194,4 @@ def test_weights_that_arrive_again_change_what_was_made_of_them(tmp_path):
 
 
 def test_families_of_traits_are_dense_decoders():
-    assert all(issubclass(model_class(family), DenseDecoder) for family in dense.ROWS)
+    assert all(issubclass(model_class(family), DenseDecoder) for family in TOLD)
