@@ -20,6 +20,7 @@ from frame.layers import RotaryEmbedding, WeightSlot, normed_linear
 from .activations import Activation, plain_activation
 from .decoder import GatedMLP, gate_activation, head_shape
 from .gemma2 import GemmaDecoder
+from .gemma3 import Gemma3ForConditionalGeneration
 from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
 
 _SMALLEST_SQUARE = 1e-5
@@ -66,7 +67,7 @@ class Gemma3nForCausalLM(GemmaDecoder):
 class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):
     """The text part of a checkpoint that sees and hears; the weights of the other parts are not loaded."""
 
-    renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^model\.language_model\.", "model."),)
+    renames: ClassVar[Sequence[tuple[str, str]]] = Gemma3ForConditionalGeneration.renames
     ignores: ClassVar[Sequence[str]] = (
         *Gemma3nForCausalLM.ignores,
         r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",

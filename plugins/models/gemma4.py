@@ -17,6 +17,7 @@ from frame.layers import RotaryEmbedding, WeightSlot
 from .activations import plain_activation
 from .decoder import GatedMLP, gate_activation
 from .gemma2 import GemmaDecoder
+from .gemma3 import Gemma3ForConditionalGeneration
 from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
 
 
@@ -51,7 +52,7 @@ class Gemma4ForCausalLM(GemmaDecoder):
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
     """The text part of a checkpoint that sees and hears; the weights of the other parts are not loaded."""
 
-    renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^model\.language_model\.", "model."),)
+    renames: ClassVar[Sequence[tuple[str, str]]] = Gemma3ForConditionalGeneration.renames
     ignores: ClassVar[Sequence[str]] = (
         *Gemma4ForCausalLM.ignores,
         r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
