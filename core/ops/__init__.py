@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import attention, layers, logits, sampling, states, step
+from . import attention, layers, logits, quantized, sampling, states, step
 from .layers import Norm
 
 
@@ -53,6 +53,34 @@ class Ops:
         return self.linear_silu_mul(normed, weight, bias), total
 
     map_rows = staticmethod(layers.map_rows)
+
+    # quantised weights
+    dequantize = staticmethod(quantized.dequantize)
+    dequantize_packed = staticmethod(quantized.dequantize_packed)
+
+    def scaled_linear(
+        self,
+        x: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        bias: Tensor | None = None,
+        zeros: Tensor | None = None,
+        input_scale: Tensor | None = None,
+    ) -> Tensor:
+        """x Wᵀ + b for x [..., K] and W = `dequantize(codes, scales, block, zeros)` [N, K].
+
+        A platform may round x to the codes' type as well, token by token, or divided by `input_scale` float32 [1], as
+        a checkpoint with static activations asks.
+        """
+        del input_scale
+        return self.linear(x, self.dequantize(codes, scales, block, zeros, x.dtype), bias)
+
+    def packed_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """x Wᵀ + b for x [..., K] and W = `dequantize_packed(packed, scales, zeros)` [N, K]."""
+        return self.linear(x, self.dequantize_packed(packed, scales, zeros, x.dtype), bias)
 
     # attention
     write_kv = staticmethod(attention.write_kv)

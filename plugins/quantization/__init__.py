@@ -4,8 +4,40 @@ from __future__ import annotations
 
 from frame import Provider, hookimpl
 
+_HERE = "frame.plugins.quantization"
+_API = ">=0.2.dev39,<0.3"
+_GROUPS = """{"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+"config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}}}}"""
+
 
 @hookimpl
 def frame_quantizations() -> list[Provider]:
     """What weights may be stored as, or become while they load."""
-    return []
+    return [
+        Provider(
+            "fp8",
+            f"{_HERE}.fp8:Fp8",
+            api=_API,
+            summary="8-bit floats by tensor, row or block of 128 x 128; also made of other weights while they load",
+        ),
+        Provider(
+            "int8",
+            f"{_HERE}.online:Int8",
+            api=_API,
+            summary="8-bit integers by rows, made of weights while they load",
+        ),
+        Provider(
+            "int4",
+            f"{_HERE}.online:Int4",
+            api=_API,
+            summary="4-bit integers by groups of 128 inputs, made of weights while they load",
+        ),
+        Provider(
+            "compressed-tensors",
+            f"{_HERE}.compressed_tensors:CompressedTensors",
+            api=_API,
+            summary="what llm-compressor writes: fp8, int8, and packed weights of 4 or 8 bits",
+            tags={"quantization_config": _GROUPS},
+        ),
+    ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from frame.core.layers.experts import (
         Experts as Experts,
+        PlainExperts as PlainExperts,
     )
     from frame.core.layers.latent import (
         LatentAttention as LatentAttention,
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
         AttentionInput as AttentionInput,
         Linear as Linear,
         RowLinear as RowLinear,
+    )
+    from frame.core.layers.methods import (
+        PlainEmbedding as PlainEmbedding,
+        PlainLinear as PlainLinear,
     )
     from frame.core.layers.norm import (
         LayerNorm as LayerNorm,

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
         ScanWeights as ScanWeights,
         StateRows as StateRows,
     )
+    from frame.core.ops.quantized import (
+        quantize_rows as quantize_rows,
+        unpack_nibbles as unpack_nibbles,
+    )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,
         StepSizes as StepSizes,

@@ -203,6 +203,17 @@ def _sparse(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     return draw.float32(3, 50), rows, ids
 
 
+def _codes(draw: Draw, bits: int, block: tuple[int, int]) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Whole numbers [40, 48] of few digits, so that a platform that rounds the other factor is close, and scales."""
+    codes = draw.ints(2**bits - 1, 40, 48, dtype=torch.int32).sub_(2 ** (bits - 1) - 1).to(torch.int8)
+    scales = draw.float32(-(-40 // block[0]), -(-48 // block[1])).abs().add_(0.5) / 2**bits
+    return codes, scales, block
+
+
+def _nibbles(draw: Draw, groups: int) -> tuple[Tensor, Tensor]:
+    return draw.ints(2**31 - 1, 40, 6), draw.float32(40, groups).abs().add_(0.5) / 16
+
+
 #: Op → its cases. An op without a case is named by the platform suite.
 #: Rows that begin, that go on, of one token and of many, and padding.
 STATE_ROWS = ((37, True, 3), (1, False, 1), (70, False, 6), (0, True, 0), (5, True, 2))
@@ -268,6 +279,15 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                         lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
     "norm_linear": [lambda d: _norm_linear(d, 5, 0.0), lambda d: _norm_linear(d, 1, 1.0, d.floats(24))],
     "norm_linear_silu_mul": [lambda d: _norm_linear(d, 5, 1.0, d.floats(24)), lambda d: _norm_linear(d, 1, 0.0)],
+    "dequantize": [lambda d: ((*_codes(d, 8, (1, 48)), None, d.dtype), {}),
+                   lambda d: ((*_codes(d, 8, (16, 32)), None, d.dtype), {}),
+                   lambda d: ((*_codes(d, 8, (1, 16)), d.ints(9, 40, 3), d.dtype), {})],
+    "dequantize_packed": [lambda d: ((*_nibbles(d, 3), None, d.dtype), {}),
+                          lambda d: ((*_nibbles(d, 1), d.ints(16, 40, 1, dtype=torch.uint8), d.dtype), {})],
+    "scaled_linear": [lambda d: ((d.floats(5, 48), *_codes(d, 8, (1, 48)), d.floats(40)), {}),
+                      lambda d: ((d.floats(2, 3, 48), *_codes(d, 8, (16, 32))), {})],
+    "packed_linear": [lambda d: ((d.floats(5, 48), *_nibbles(d, 3)), {}),
+                      lambda d: ((d.floats(1, 48), *_nibbles(d, 3), d.ints(16, 40, 3, dtype=torch.uint8)), {})],
     "map_rows": [lambda d: ((torch.tanh, d.floats(5, 33)), {})],
     "write_kv": [_write_kv],
     "paged_attention": [_paged_attention],

@@ -153,7 +153,8 @@ class QuantizationSuite(PluginSuite):
         for index, expected in enumerate(whole):
             parts = [share[index] for share in shares]
             found = parts[0] if index == len(whole) - 1 else torch.cat(parts, -1)
-            _close(found, expected, 2e-2, "two ranks compute something else than one")
+            near = 1e-4 if self.stored() is not None else 5e-2  # which may round by what each rank has
+            _close(found, expected, near, "two ranks compute something else than one")
 
     def test_fused_forms_give_what_apart_gives(self) -> None:
         """The product with a norm before it, with a gate behind it, or into given memory."""

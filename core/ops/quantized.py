@@ -1,0 +1,54 @@
+"""Weights from their codes, and codes of rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dequantize(
+    codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """w[n, k] = (codes[n, k] - zeros[n / r, k / c]) · scales[n / r, k / c] with (r, c) = `block`, in float32.
+
+    `codes` [..., N, K] are 8-bit floats or integers, `scales` and `zeros` [..., ⌈N / r⌉, ⌈K / c⌉]. The result is cast
+    to `dtype`.
+    """
+    weight = codes.float()
+    if zeros is not None:
+        weight = weight - _spread(zeros.float(), block, codes.shape[-2:])
+    weight = weight * _spread(scales.float(), block, codes.shape[-2:])
+    return weight if dtype is None else weight.to(dtype)
+
+
+def _spread(values: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
+    """[..., ⌈N / r⌉, ⌈K / c⌉] → what broadcasts to [..., N, K]."""
+    for dim, per, size in zip((-2, -1), block, shape, strict=True):
+        if values.shape[dim] > 1 and per > 1:
+            values = values.repeat_interleave(per, dim).narrow(dim, 0, size)
+    return values
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """int32 [..., K / 8] → uint8 [..., K]: eight codes in each word, the first in its lowest bits."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device)
+    return ((packed[..., None] >> shifts) & 15).to(torch.uint8).flatten(-2)
+
+
+def dequantize_packed(
+    packed: Tensor, scales: Tensor, zeros: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """As `dequantize`, of nibbles int32 [..., N, K / 8], with scales and zeros [..., N, groups]; the zero is else 8."""
+    codes = unpack_nibbles(packed)
+    block = (1, codes.shape[-1] // scales.shape[-1])
+    zeros = torch.full_like(scales, 8) if zeros is None else zeros
+    return dequantize(codes, scales, block, zeros, dtype)
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(codes of `dtype`, float32 scales [..., 1]) of x [..., K], each row by its own largest value."""
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / most
+    codes = wide / scales
+    return (codes if dtype.is_floating_point else codes.round_()).clamp_(-most, most).to(dtype), scales

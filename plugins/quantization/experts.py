@@ -1,0 +1,218 @@
+"""Routed experts whose weights are codes times scales.
+
+They are dequantised layer by layer for each step, then computed as plain ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frame.interfaces import Dispatched, LinearSpec
+from frame.layers import PlainExperts, Rows, WeightSlot
+from frame.ops import quantize_rows
+
+from .packed import SCALES, round_groups
+from .packing import pack_nibbles
+from .scaled import CODES, WEIGHTS
+
+_PARTS = ("gate_up", "down")
+
+
+class _Shown:
+    """A layer of experts with other weights."""
+
+    def __init__(self, layer: Any, **weights: Tensor) -> None:
+        self._layer = layer
+        self.__dict__.update(weights)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+
+class CodedExperts(PlainExperts):
+    """`gate_up`, `down` are codes [slots, N, K] of `dtype`, or nibbles int32 [slots, N, K / 8] where that is None.
+
+    `gate_up_scales`, `down_scales` are [slots, ⌈N / r⌉, ⌈K / c⌉] for blocks of (r, c), 0 for all rows or columns;
+    those of nibbles are [slots, N, K / c].
+    """
+
+    def __init__(self, dtype: torch.dtype | None, block: tuple[int, int] = (1, 0)) -> None:
+        self._dtype, self._block = dtype, block
+        self.blocks: dict[str, tuple[int, int]] = {}
+
+    def create(self, layer: Any) -> None:
+        device, layer.device = layer.device, torch.device("meta")
+        try:
+            super().create(layer)  # which checks the layer, and says what parts it has
+        finally:
+            layer.device = device
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if name not in _PARTS:
+                setattr(layer, name, layer.empty(*parameter.shape, dtype=parameter.dtype))
+                continue
+            slots, rows, columns = parameter.shape
+            self.blocks[name] = r, c = self._block_for(layer, name, rows, columns)
+            if self._dtype is None:
+                codes = layer.empty(slots, rows, columns // 8, dtype=torch.int32)
+                scales = layer.empty(slots, rows, columns // c)
+            else:
+                codes = layer.empty(slots, rows, columns, dtype=self._dtype)
+                scales = layer.empty(slots, -(-rows // r), -(-columns // c), dtype=torch.float32)
+            setattr(layer, name, codes)
+            setattr(layer, f"{name}_scales", scales)
+
+    def _block_for(self, layer: Any, name: str, rows: int, columns: int) -> tuple[int, int]:
+        """The rows and columns of a block; raises `ValueError` for sizes that it does not divide."""
+        r, c = self._block[0] or rows, self._block[1] or columns
+        halves = rows // 2 if name == "gate_up" else rows
+        if (self._dtype is None and (columns % c or columns % 8)) or (1 < r < rows and halves % r):
+            raise ValueError(
+                f"{layer.prefix}: {name} has {halves} rows and {columns} columns on this rank, which blocks of {r} x "
+                f"{c} do not divide; divide the model over fewer devices"
+            )
+        return r, c
+
+    def rows(self, layer: Any) -> list[Tensor]:
+        return [*super().rows(layer), *(getattr(layer, f"{name}_scales") for name in _PARTS)]
+
+    def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
+        """[slots, N, K] of "gate_up" or "down"."""
+        codes, scales = getattr(layer, name), getattr(layer, f"{name}_scales")
+        if self._dtype is None:
+            nibbles: Tensor = layer.ops.dequantize_packed(codes, scales, None, dtype)
+            return nibbles
+        out: Tensor = layer.ops.dequantize(codes, scales, self.blocks[name], None, dtype)
+        return out
+
+    def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
+        dtype = dispatched.values.dtype
+        shown: Any = _Shown(layer, **{name: self.dequantized(layer, name, dtype) for name in _PARTS})
+        return super().apply(shown, dispatched)
+
+
+class RoundedExperts(CodedExperts):
+    """Weights that come in 16 or 32 bits: rounded by rows to 8-bit codes, or by groups of columns to nibbles."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__(dtype, (1, 0))
+
+    def _block_for(self, layer: Any, name: str, rows: int, columns: int) -> tuple[int, int]:
+        if self._dtype is None:
+            self._block = (1, next((size for size in (128, 64, 32, 16, 8) if columns % size == 0), 0))
+        return super()._block_for(layer, name, rows, columns)
+
+    def weight_slots(self, layer: Any) -> list[WeightSlot]:
+        slots = []
+        for slot in super().weight_slots(layer):
+            name = next((one for one in _PARTS if slot.parameter is getattr(layer, one)), None)
+            slots.append(slot if name is None else replace(slot, take=partial(self._round, layer, name, slot.region)))
+        return slots
+
+    def _round(self, layer: Any, name: str, region: tuple[slice, ...], weight: Tensor) -> None:
+        codes, scales = getattr(layer, name).data, getattr(layer, f"{name}_scales").data
+        if self._dtype is None:
+            found, own = round_groups(weight, scales.shape[-1])
+            codes[region], scales[region] = pack_nibbles(found), own.to(scales.dtype)
+        else:
+            codes[region], scales[region] = quantize_rows(weight, self._dtype)
+
+
+class StoredExperts(CodedExperts):
+    """Experts whose codes are in the checkpoint, three tensors for each: "PREFIX.E.gate_proj.weight" and its scales.
+
+    `names` are the ends of the names of codes and of scales, `ignored` of tensors that may be there.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype | None,
+        block: tuple[int, int],
+        names: tuple[str, str],
+        *,
+        per_tensor: bool = False,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        super().__init__(dtype, (1, 0) if per_tensor else block)
+        self._names, self._per_tensor, self._ignored = names, per_tensor, ignored
+
+    def weight_slots(self, layer: Any) -> list[WeightSlot]:
+        codes, scales = self._names
+        packs = 8 if self._dtype is None else 1
+        dtype = torch.int32 if self._dtype is None else self._dtype
+        size = WEIGHTS / CODES[self._dtype][1] if self._dtype is not None else SCALES[0]
+        near = None if self._dtype is None else CODES[self._dtype]
+        slots = [
+            WeightSlot(f"{layer.prefix}.{expert}.{part}.{end}", (), None)
+            for end in self._ignored
+            for expert in range(layer.spec.num_experts)
+            for part in layer.spec.names
+        ]
+        slots += _slots(
+            layer, codes, lambda name: (1, packs), lambda name: getattr(layer, name), dtype=dtype, near=near
+        )
+        scaled = {"near": (size, size / 4)}
+        if self._per_tensor:
+            return slots + _numbers(layer, scales, **scaled)
+        units = {
+            name: (self._block[0] and self.blocks[name][0], self._block[1] and self.blocks[name][1]) for name in _PARTS
+        }
+        return slots + _slots(layer, scales, units.__getitem__, lambda name: getattr(layer, f"{name}_scales"), **scaled)
+
+
+def _linears(layer: Any) -> list[tuple[int, str, int, LinearSpec]]:
+    """(local slot, "gate_up" or "down", first row in it, the linear layer) of each tensor of this rank's experts."""
+    spec, width = layer.spec, layer.width
+    start = layer.divided.rank * width
+    gate, up, down = spec.names
+    found = []
+    for local, expert in enumerate(layer.held):
+        name = f"{layer.prefix}.{expert}"
+        for half, part in enumerate((gate, up)):
+            rows = Rows(f"{name}.{part}", spec.intermediate_size, start, width)
+            found.append(
+                (local, "gate_up", half * width, LinearSpec((rows,), slice(0, spec.hidden_size), spec.hidden_size))
+            )
+        rows = Rows(f"{name}.{down}", spec.hidden_size, 0, spec.hidden_size)
+        found.append((local, "down", 0, LinearSpec((rows,), slice(start, start + width), spec.intermediate_size)))
+    return found
+
+
+def _slots(
+    layer: Any,
+    end: str,
+    units: Callable[[str], tuple[int, int]],
+    parameter: Callable[[str], nn.Parameter],
+    **options: Any,
+) -> list[WeightSlot]:
+    slots = []
+    for local, name, first, spec in _linears(layer):
+        rows_per, columns_per = units(name)
+        offset = first // rows_per if rows_per else int(first > 0)
+        for slot in WeightSlot.sharded(end, parameter(name), spec, rows_per, columns_per, **options):
+            rows = slice(slot.region[0].start + offset, slot.region[0].stop + offset)
+            slots.append(replace(slot, region=(slice(local, local + 1), rows)))
+    return slots + _elsewhere(layer, end)
+
+
+def _numbers(layer: Any, end: str, **options: Any) -> list[WeightSlot]:
+    """One number for each tensor, which becomes one for each of its rows."""
+    slots = []
+    for local, name, first, spec in _linears(layer):
+        region = (slice(local, local + 1), slice(first, first + spec.out_features))
+        scales = getattr(layer, f"{name}_scales")
+        slots.append(WeightSlot(f"{spec.rows[0].name}.{end}", (), scales, (), region, **options))
+    return slots + _elsewhere(layer, end)
+
+
+def _elsewhere(layer: Any, end: str) -> list[WeightSlot]:
+    """The tensors of experts that other ranks hold, which this one does not read."""
+    others = sorted(set(range(layer.spec.num_experts)).difference(layer.held))
+    return [
+        WeightSlot(f"{layer.prefix}.{expert}.{part}.{end}", (), None) for expert in others for part in layer.spec.names
+    ]
