@@ -6,7 +6,7 @@ from pathlib import Path
 
 CORE = Path(__file__).parents[1] / "core"
 #: Physical lines of all of core's Python.
-MOST_LINES = 34_500
+MOST_LINES = 36_000
 
 
 def test_core_stays_small() -> None:

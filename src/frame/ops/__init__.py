@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         RowParts as RowParts,
         gated as gated,
     )
-    from frame.core.ops.states import (
-        ScanWeights as ScanWeights,
-        StateRows as StateRows,
-    )
     from frame.core.ops.quantized import (
         quantize_rows as quantize_rows,
         unpack_nibbles as unpack_nibbles,
+    )
+    from frame.core.ops.states import (
+        ScanWeights as ScanWeights,
+        StateRows as StateRows,
     )
     from frame.core.ops.step import (
         StepBuffers as StepBuffers,
