@@ -35,7 +35,7 @@ def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
         relatives = (architecture, f"{stem}ForCausalLM", f"{stem}LMHeadModel")
         architecture = next((name for name in relatives if name in offered), architecture)
     native = checkpoint.model_impl != "transformers"
-    if native and (architecture in offered or checkpoint.model_impl == "frame"):
+    if native and (architecture.rpartition(":")[2] in offered or checkpoint.model_impl == "frame"):
         return registry.choose("model", architecture)
     return _any_model(checkpoint, registry)
 

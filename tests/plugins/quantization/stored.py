@@ -1,4 +1,4 @@
-"""Tiny checkpoints with quantised weights, made by the libraries that make real ones, and a dequantised twin of each."""
+"""Tiny checkpoints with quantised weights, made by the libraries that make real ones, each with a dequantised twin."""
 
 from __future__ import annotations
 
