@@ -15,6 +15,8 @@ import sampling_page
 import settings_page
 from tables import our_providers, table
 
+#: What was measured of each class of transformers, in columns.
+MEASURED = Path(__file__).parent / "data" / "any_class.tsv"
 FOLDER = Path(__file__).parent / "reference"
 _MADE = "<!-- Made by docs/generate.py; change the code, not this page. -->\n"
 
@@ -26,6 +28,7 @@ def pages() -> dict[str, str]:
         "cli.md": commands_page.page(),
         "sampling.md": sampling_page.page(),
         "architectures.md": _architectures(),
+        "any-class.md": _classes(),
         "vllm-arguments.md": arguments_page.page(),
         "api.md": api_page.page(),
     }
@@ -33,7 +36,7 @@ def pages() -> dict[str, str]:
 
 
 def _architectures() -> str:
-    rows = [(f"`{provider.name}`", provider.summary) for provider in our_providers("model")]
+    rows = [(f"`{name}`", provider.summary) for provider in our_providers("model") if (name := provider.name)[0] != "*"]
     return "\n\n".join(
         (
             "# Architectures",
@@ -41,6 +44,26 @@ def _architectures() -> str:
             table(("architecture", "family"), rows),
         )
     )
+
+
+def _classes() -> str:
+    """From the table that `python -m tests.models.any_class` measures."""
+    ours = {provider.name for provider in our_providers("model")}
+    rows = []
+    for line in MEASURED.read_text(encoding="utf-8").splitlines():
+        name, _, how, why = (f"{line}\t\t").split("\t")[:4]
+        rows.append((f"`{name}`", "native" if name in ours else how, "" if name in ours else why))
+    made = [row for row in rows if row[1] != "not made"]
+    served = sum(row[1] in ("native", "wrapped", "recomputed") for row in made)
+    return "\n\n".join((
+        "# Classes of transformers",
+        "The classes that transformers 5.23 generates with, and how frame runs each: by a file of its own (native), "
+        "around the class with frame's attention and cache (wrapped), by computing a request anew in each step "
+        "(recomputed), or not (refused). [Models](../models.md#any-other-architecture) says what that means. Of a class that was "
+        '"not made" no tiny checkpoint could be written.',
+        f"Of {len(made)} classes with a tiny random checkpoint {served} give transformers' greedy tokens.",
+        table(("class", "runs", "why not otherwise"), rows),
+    ))  # fmt: skip
 
 
 def main() -> None:

@@ -49,8 +49,10 @@ def _any_model(checkpoint: Checkpoint, registry: Registry) -> Provider:
             if (reason := model.supports(checkpoint.architecture, checkpoint.hf)) is None:
                 return provider
             reasons.append(reason)
-    if checkpoint.model_impl == "auto" and not reasons:
+    if checkpoint.model_impl == "transformers":
+        found = "; ".join(dict.fromkeys(reasons[:1] + reasons[-1:])) or "no plugin wraps classes of transformers"
+        raise PluginError(f"model_impl 'transformers' cannot serve {checkpoint.architecture!r}: {found}")
+    try:
         return registry.choose("model", checkpoint.architecture)  # which says what there is
-    raise PluginError(
-        f"no model for {checkpoint.architecture!r}: {'; '.join(dict.fromkeys(reasons)) or 'none is installed'}"
-    )
+    except PluginError as error:
+        raise PluginError("; ".join(dict.fromkeys((str(error), *reasons[:1], *reasons[-1:])))) from None

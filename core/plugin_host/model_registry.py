@@ -28,7 +28,8 @@ class ModelRegistry:
         """Returns the architectures that can be served: those registered here and those that plugins offer."""
         from .registry import Registry
 
-        return sorted({provider.name for provider in Registry.load().providers("model")})
+        names = {provider.name for provider in Registry.load().providers("model")}
+        return sorted(name for name in names if not name.startswith("*"))
 
 
 def models_here() -> tuple[list[Offer], dict[str, type[Any]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,50 @@ def generated(folder: Path, **settings: Any) -> tuple[list[list[int]], str]:
         return [list(output.outputs[0].token_ids) for output in outputs], name
     finally:
         llm.close()
+
+
+#: What the names of plugins mean in the table.
+_HOW = {"*": "wrapped", "*recomputed": "recomputed"}
+#: The table that the measure writes: class, model type, how frame runs it, and why not otherwise.
+TABLE = Path(__file__).parents[2] / "docs" / "data" / "any_class.tsv"
+
+
+def read_table() -> list[tuple[str, str, str, str]]:
+    """(class, model type, "wrapped", "recomputed", "refused" or "not made", why) of each class."""
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    return [tuple((line + "\t\t\t").split("\t")[:4]) for line in lines]  # type: ignore[misc]
+
+
+def measure(name: str, model_type: str) -> tuple[str, str]:
+    """(how frame runs the class, why not otherwise), by a tiny checkpoint; "wrong" where its tokens differ."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            write_checkpoint(Path(folder), name, model_type)
+            wanted = reference(Path(folder), name)
+        except Exception as error:  # a class's own
+            return "not made", _line(error)
+        try:
+            found, plugin = generated(Path(folder), model_impl="transformers")
+        except Exception as error:  # frame's, which is what the table tells
+            return "refused", _line(error)
+        return _HOW[plugin] if found == wanted else "wrong", ""
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def main(names: list[str]) -> None:
+    """Measures the classes `names`, or all, and writes the table."""
+    rows = {row[0]: row for row in read_table()} if TABLE.exists() else {}
+    for name, model_type in causal_classes():
+        if not names or name in names:
+            how, why = measure(name, model_type)
+            rows[name] = (name, model_type, how, why)
+            print(name, how, why, flush=True)
+            ordered = [rows[key] for key, _ in causal_classes() if key in rows]
+            TABLE.write_text("".join("\t".join(row).rstrip() + "\n" for row in ordered), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

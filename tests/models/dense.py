@@ -139,8 +139,9 @@ def make_model(
     loader: WeightLoader | None = None,
     redundant_experts: int | None = None,
     config: Any = None,
+    name: str = "",
 ) -> Model:
-    """The model of a checkpoint, loaded (by `loader` instead of safetensors') and bound to dense attention.
+    """The model of a checkpoint, or the plugin `name`, loaded (by `loader`) and bound to dense attention.
 
     `config` replaces what transformers reads from the folder.
     """
@@ -160,7 +161,7 @@ def make_model(
         max_model_len=0 if hasattr(text, "max_position_embeddings") else 256,
     )
     registry = Registry.load()
-    model = registry.make("model", config.architectures[0], ModelSetup(maker))
+    model = registry.make("model", name or config.architectures[0], ModelSetup(maker))
     load_weights(model, loader or SafetensorsLoader(LoaderSetup(folder)))
     for layer in maker.caches.values():
         if layer.backend_spec is None:  # a state: of one request, in block 1, which another request left as it is

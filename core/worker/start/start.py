@@ -204,6 +204,12 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
     undo.callback(connector.close)
+    name, kept = (
+        config.transfer.kv_connector,
+        [layer for one in bound.planned if one.group >= 0 for layer in one.layers],
+    )
+    if name is not None and (unmoved := [layer.name for layer in kept if layer.name not in views]):
+        raise ValueError(f"KV connector {name!r} cannot move what {unmoved[0]} keeps, which has no attention backend")
     connector.register(views)
     against = against_capture(opened, loaded.model, bound)
     if connector.hooks.decode_steps:

@@ -47,10 +47,11 @@ def make_config(hf: Mapping[str, Any]) -> Any:
 def make_model(kind: type[Any], config: Any, dtype: torch.dtype, attention: str = "") -> Any:
     """A model of class `kind` on the meta device, whose attention calls what is registered as `attention`, if given."""
     from transformers import AttentionInterface
-    from transformers.integrations.moe import ExpertsInterface
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     given = {"attn_implementation": attention, "experts_implementation": attention} if attention else {}
-    if attention:
+    if attention and not (attention in ALL_ATTENTION_FUNCTIONS and attention in ALL_EXPERTS_FUNCTIONS):
         AttentionInterface.register(attention, _nothing)
         ExpertsInterface.register(attention, _nothing)
     config.use_cache = False

@@ -7,6 +7,7 @@ cannot do is an error with the reason, before any weight is read.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+#: What transformers knows frame's attention by, and the one that only notes what it is asked.
 NAME = "frame"
 TRIAL = "frame_trial"
 #: Tokens of the run: a number that no size of a model is likely to be.
@@ -27,6 +29,8 @@ _IGNORED = frozenset({
     "token_type_ids", "layer_head_mask", "deterministic", "num_items_in_batch", "logits_to_keep", "input_ids",
     "inputs_embeds", "head_dim", "layer_idx", "hidden_shape",
 })  # fmt: skip
+#: Held during a trial: what is registered with transformers is there once for all threads.
+_LOCK = threading.Lock()
 _KNOWN = frozenset({"sliding_window", "softcap", "s_aux"})
 
 
@@ -138,18 +142,18 @@ def learn_calls(model: nn.Module, base: nn.Module, max_len: int) -> Record:
     from transformers.masking_utils import AttentionMaskInterface
 
     record = Record(model, max_len)
-    AttentionInterface.register(TRIAL, record.attend)
-    AttentionMaskInterface.register(TRIAL, record.mask)
-    ExpertsInterface.register(TRIAL, record.route)
     ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta")
-    given = {"attention_mask": torch.ones_like(ids)}
-    try:
-        with torch.inference_mode():
-            out = base(input_ids=ids, **given, **forward_arguments(base, torch.zeros_like(ids)))
-    except UnfitError:
-        raise
-    except Exception as error:  # what a class does in its forward pass is its own
-        raise UnfitError(f"its forward pass reads values on the host, or needs a cache: {_line(error)}") from error
+    given = {"attention_mask": torch.ones_like(ids), **forward_arguments(base, torch.zeros_like(ids))}
+    with _LOCK, torch.inference_mode():
+        AttentionInterface.register(TRIAL, record.attend)
+        AttentionMaskInterface.register(TRIAL, record.mask)
+        ExpertsInterface.register(TRIAL, record.route)
+        try:
+            out = base(input_ids=ids, **given)
+        except UnfitError:
+            raise
+        except Exception as error:  # what a class does in its forward pass is its own
+            raise UnfitError(f"its forward pass reads values on the host, or needs a cache: {_line(error)}") from error
     hidden = out[0]
     if not record.calls:
         raise UnfitError("it has no attention that frame could compute")
