@@ -59,8 +59,8 @@ def _classes() -> str:
         "# Classes of transformers",
         "The classes that transformers 5.23 generates with, and how frame runs each: by a file of its own (native), "
         "around the class with frame's attention and cache (wrapped), by computing a request anew in each step "
-        "(recomputed), or not (refused). [Models](../models.md#any-other-architecture) says what that means. Of a class that was "
-        '"not made" no tiny checkpoint could be written.',
+        "(recomputed), or not (refused). [Models](../models.md#any-other-architecture) says what that means. Of a "
+        'class that was "not made" no tiny checkpoint could be written.',
         f"Of {len(made)} classes with a tiny random checkpoint {served} give transformers' greedy tokens.",
         table(("class", "runs", "why not otherwise"), rows),
     ))  # fmt: skip

@@ -39,12 +39,14 @@ _GEMMA3N = {
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+_ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 _TWEAKS: Mapping[str, Mapping[str, Any]] = {
     "axk1": {"head_dim": ...},
     "axk2": {"head_dim": ...},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
-    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "falcon_h1": _MAMBA,
+    "deepseek_v2": _ROUTED,
+    "dots1": _ROUTED,
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "gemma3n_text": {
         **_GEMMA3N, "intermediate_size": 96, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
         "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
@@ -54,6 +56,7 @@ _TWEAKS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 24},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "jamba": {"mamba_d_state": 8, "mamba_dt_rank": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"linear_head_dim": 16, "linear_num_heads": 4, "num_hidden_layers": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 8},
     "nemotron_h": {
@@ -62,6 +65,14 @@ _TWEAKS: Mapping[str, Mapping[str, Any]] = {
     "reformer": {
         "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"],
         "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16, "num_buckets": 4, "attention_head_size": 16,
+    },
+    "zamba": {
+        "num_hidden_layers": 5, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_d_state": 8, "attention_head_dim": 32, "attention_hidden_size": 128,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_ngroups": 1, "n_mamba_heads": 8,
+        "mamba_headdim": 16, "mamba_d_state": 8, "chunk_size": 8, "num_mem_blocks": 1,
     },
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip

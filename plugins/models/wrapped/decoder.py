@@ -37,9 +37,10 @@ class WrappedDecoder(Wrapped):
                 bias=output.bias is not None,
             )
             replacing.put(head, HeadPart(new, build.dtype))
-            sources = getattr(whole, "all_tied_weights_keys", None) or {}
-            if (source := sources.get(f"{head}.bias")) is not None:
-                self._names.also[source] = f"{head}.bias"
+        sources: dict[str, str] = getattr(whole, "all_tied_weights_keys", None) or {}
+        for name in (f"{head}.bias", f"{embedding}.weight"):
+            if name in sources:
+                self._names.also[sources[name]] = name
 
     def replace(self, head: str) -> None:
         """Replaces all parts but the output layer called `head`."""

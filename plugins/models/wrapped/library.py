@@ -71,11 +71,17 @@ def base_of(model: nn.Module) -> tuple[nn.Module, str]:
     if not name:
         raise NoClassError(f"{type(model).__name__} has no part that gives hidden states apart from its head")
     inner = getattr(model, name)
-    if type(inner).__name__.endswith("DecoderWrapper"):  # decoders that are also half of an encoder-decoder
-        return inner, "decoder"
+    parts = dict(inner.named_children())
+    if "encoder" not in parts and hasattr(parts.get("decoder"), "base_model_prefix"):
+        return inner, "decoder"  # a model around a decoder alone, past which its head calls
     return model, name
+
+
+def generates(kind: type[Any]) -> bool:
+    """Whether the class has a head over the vocabulary."""
+    return hasattr(kind, "prepare_inputs_for_generation")
 
 
 def is_headless(architecture: str, kind: type[Any]) -> bool:
     """Whether frame's own head goes on the base model: for embeddings and scores by a model that generates."""
-    return architecture.endswith(_HEADLESS) or not hasattr(kind, "prepare_inputs_for_generation")
+    return architecture.endswith(_HEADLESS) or not generates(kind)

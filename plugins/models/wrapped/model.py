@@ -16,7 +16,7 @@ from frame.interfaces import Build, ForwardStep, LazyTensor, Model, ModelInputs,
 from frame.layers import WeightSlot
 
 from .leftovers import fill_parameters
-from .library import NoClassError, base_of, find_class, is_headless, make_config, make_model
+from .library import NoClassError, base_of, find_class, generates, is_headless, make_config, make_model
 from .names import Given, Names
 from .parts import attend
 from .replacing import Replacing
@@ -141,7 +141,7 @@ def learn(model: Any, max_len: int) -> Record:
 
 def base_module(model: nn.Module) -> nn.Module:
     """The part of `model` that gives hidden states: itself, where it has no head."""
-    if getattr(model, "base_model", model) is model:
+    if getattr(model, "base_model", model) is model and not generates(type(model)):
         return model
     owner, name = base_of(model)
     return owner.get_submodule(name)

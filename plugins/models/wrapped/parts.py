@@ -185,6 +185,7 @@ class GivenBase(nn.Module):
         super().__init__()
         self.real = real
         self._states: Tensor | None = None
+        self._is_asked = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -194,17 +195,20 @@ class GivenBase(nn.Module):
 
     def during(self, states: Tensor, call: Callable[[Tensor], Any]) -> Tensor:
         """The logits that `call` gives, where the base model gives `states` [B, T, hidden_size]."""
-        self._states = states
+        self._states, self._is_asked = states, False
         try:
             out = call(states)
         finally:
             self._states = None
+        if not self._is_asked:
+            raise RuntimeError(f"the head did not ask {type(self.real).__name__} for its states")
         found: Tensor = out.logits
         return found
 
     def forward(self, *arguments: Any, **more: Any) -> Any:
         if self._states is None:
             return self.real(*arguments, **more)
+        self._is_asked = True
         pooler = getattr(self.real, "pooler", None)
         pooled = () if pooler is None else (pooler(self._states),)
         return GivenStates((self._states, *pooled))

@@ -184,10 +184,9 @@ def see(mask_function: Callable[..., Any], max_len: int) -> Sight:
     keys = torch.arange(size)
     queries = sorted({0, 1, size // 3, size // 2, size - 1})
     try:
-        seen = torch.stack(
-            [torch.as_tensor(mask_function(first, first, torch.tensor(query), keys)).expand(size) for query in queries]
-        )
-    except Exception as error:
+        rows = [mask_function(first, first, torch.tensor(query), keys) for query in queries]
+        seen = torch.stack([torch.as_tensor(row, device="cpu").expand(size) for row in rows])
+    except Exception as error:  # of a mask of the class's own, over tensors that are not there
         raise UnfitError(f"which tokens it sees depends on more than their positions: {_line(error)}") from error
     if bool(seen.all()):
         return Sight(causal=False)
