@@ -65,7 +65,7 @@ class LatentAttention(CachedLayer):
         self.made = UpWeights(up, spec.num_heads, spec.rank, spec.dtype)
 
     def kv_spec(self) -> LatentKV:
-        return LatentKV(dim=self.spec.width, dtype=str(self.spec.kv_dtype).removeprefix("torch."))
+        return latent_kv(self.spec)
 
     def forward(  # type: ignore[override]
         self, query: Tensor, latent: Tensor, step: ForwardStep, chosen: Tensor | None = None
@@ -95,7 +95,7 @@ class SparseIndex(CachedLayer):
         self.spec = self.backend_spec = spec
 
     def kv_spec(self) -> LatentKV:
-        return LatentKV(dim=self.spec.head_dim, dtype=str(self.spec.kv_dtype).removeprefix("torch."))
+        return latent_kv(self.spec)
 
     def forward(self, query: Tensor, weights: Tensor, key: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
         """query [T, H, D], weights [T, H], key [T, D] → int32 [T, top_k], -1 where there are fewer tokens."""
@@ -108,10 +108,16 @@ class SparseIndex(CachedLayer):
         return backend.forward(self.spec, query, weights, key, _NOTHING if cache is None else cache, plan)
 
 
+def latent_kv(spec: LatentSpec | IndexSpec) -> LatentKV:
+    """What a layer that asks for `spec` keeps of a token: a latent, or a key of the index."""
+    width = spec.width if isinstance(spec, LatentSpec) else spec.head_dim
+    return LatentKV(dim=width, dtype=str(spec.kv_dtype).removeprefix("torch."))
+
+
 def _refuse_shared_context(build: Build, name: str) -> None:
     ranks = build.groups.decode_context.size
     if ranks > 1:
         raise ValueError(
             f"{name} is latent attention, of whose cache every device has all tokens: {ranks} devices cannot share the "
-            "context of a request; leave decode_context_parallel_size at 1"
+            "context of a request"
         )

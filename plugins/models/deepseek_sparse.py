@@ -29,7 +29,10 @@ class DeepseekV32ForCausalLM(DeepseekDecoder):
         def attention(build: Build, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
             choose = _choose(build, f"{prefix}.indexer", index, index_rotary, indexes)
             bias, top_k = bool(config.attention_bias), config.index_topk
-            return LatentAttentionBlock(build, prefix, rotary, bias=bias, top_k=top_k, choose=choose)
+            block = LatentAttentionBlock(build, prefix, rotary, bias=bias, top_k=top_k, choose=choose)
+            if isinstance(choose, Shared):
+                choose.check(build, block.attention.name)
+            return block
 
         super().__init__(setup, options, router=sigmoid_router(config), interleaved=True, attention=attention)
 
@@ -68,15 +71,19 @@ class Index(nn.Module):
 
 
 class Shared:
-    """What an earlier layer chose. Raises `ValueError` where that layer is in another pipeline stage."""
+    """What an earlier layer chose."""
 
-    def __init__(self, source: Index, prefix: str, build: Build) -> None:
-        if source.choice.name not in build.own_caches and build.device.type != "meta":
-            raise ValueError(
-                f"{prefix} shares the choice of {source.choice.name}, which is in another pipeline stage: divide the "
-                "layers so that each stage begins with a layer that has an index"
-            )
+    def __init__(self, source: Index) -> None:
         self._source = source
+
+    def check(self, build: Build, attention: str) -> None:
+        """Raises `ValueError` where the layer `attention` is in another pipeline stage than the one that chooses."""
+        name = self._source.choice.name
+        if (name in build.own_caches) != (attention in build.own_caches):
+            raise ValueError(
+                f"{attention} shares the choice of {name}, which is in another pipeline stage: divide the layers so "
+                "that each stage begins with a layer that has an index"
+            )
 
     def __call__(self, normed: Tensor, latent: Tensor | None, positions: Tensor, step: ForwardStep) -> Tensor:
         del normed, latent, positions, step
@@ -94,4 +101,4 @@ def _choose(build: Build, prefix: str, index: int, rotary: RotaryEmbedding, inde
     if kinds[index] != "shared" or index - 1 not in indexes:
         raise ValueError(f"indexer_types[{index}] is {kinds[index]!r}: full, or shared behind a layer with an index")
     source = indexes[index] = indexes[index - 1]
-    return Shared(source, prefix, build)
+    return Shared(source)

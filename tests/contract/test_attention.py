@@ -1,11 +1,12 @@
 import pytest
 
-from frame.testing import AttentionBackendSuite, ReferenceAttention
+from frame.testing import AttentionBackendSuite, IndexBackendSuite, LatentBackendSuite, ReferenceAttention
 from tests.contract.installed import classes
 
 pytestmark = pytest.mark.product
 
-globals().update(classes(AttentionBackendSuite))
+for _suite in (AttentionBackendSuite, LatentBackendSuite, IndexBackendSuite):
+    globals().update(classes(_suite))
 
 
 class TestReference(AttentionBackendSuite):

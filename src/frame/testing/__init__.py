@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .fake_serving import FakeServing as FakeServing
     from .fake_worker import FakeWorker as FakeWorker
     from .grammar_suite import GrammarBackendSuite as GrammarBackendSuite
+    from .latent_suite import IndexBackendSuite as IndexBackendSuite, LatentBackendSuite as LatentBackendSuite
     from .loader_suite import WeightLoaderSuite as WeightLoaderSuite
     from .model_suite import ModelSuite as ModelSuite
     from .parser_suite import ReasoningParserSuite as ReasoningParserSuite, ToolParserSuite as ToolParserSuite

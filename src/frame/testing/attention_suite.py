@@ -52,6 +52,7 @@ class AttentionBackendSuite(PluginSuite):
     """
 
     kind = "attention"
+    spec_type: ClassVar[type] = AttentionSpec
     device_type: ClassVar[str] = ""
 
     def tolerance(self, spec: AttentionSpec) -> float:

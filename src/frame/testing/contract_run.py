@@ -18,10 +18,10 @@ import pytest
 _WIDTH = 100
 _CASE = '''"""Written by `frame plugins check`."""
 
-from frame.testing.suites import SUITES
+from frame.testing.suites import suite_for
 
 
-class TestContract(SUITES[{kind!r}]):
+class TestContract(suite_for({kind!r}, **{given!r})):
     {attributes}
 '''
 
@@ -76,7 +76,7 @@ def run_suite(kind: str, *, only: str = "", **attributes: Any) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         # a name of its own: a module that was imported once is not imported again
         case, settings = Path(folder, f"test_contract_{secrets.token_hex(8)}.py"), Path(folder, "pytest.ini")
-        case.write_text(_CASE.format(kind=kind, attributes=lines))
+        case.write_text(_CASE.format(kind=kind, given=attributes, attributes=lines))
         settings.write_text("[pytest]\n")
         options = ["-c", str(settings), "--rootdir", folder, f"--basetemp={folder}/scratch", "--import-mode=importlib"]
         off = ["--disable-plugin-autoload", "-pno:terminal", "-pno:cacheprovider", "-pno:warnings"]

@@ -31,14 +31,16 @@ class LatentCase:
     latents: list[Tensor]
     chosen: list[Tensor]
 
-    def run(self, kind: type[LatentBackend], *, padding_tokens: int = 0, stale: float = 0.0, **host: Any) -> Tensor:
+    def run(
+        self, kind: type[LatentBackend] | LatentBackend, *, padding_tokens: int = 0, stale: float = 0.0, **host: Any
+    ) -> Tensor:
         """What the backend gives for the step, after it has computed what is cached before. `host` as for `batch`.
 
         The cache holds `stale` where nothing was stored; the blocks do not lie one behind the other.
         """
         spec = self.layer.spec
-        backend = kind(BackendSetup(spec, Ops()))
-        block = kind.kv_format(spec)
+        backend = kind(BackendSetup(spec, Ops())) if isinstance(kind, type) else kind
+        block = backend.kv_format(spec)
         memory = torch.full(
             (self.paging.num_blocks, block.num_bytes // spec.kv_dtype.itemsize + 32),
             stale,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from .attention_suite import AttentionBackendSuite
 from .balancer_suite import ExpertBalancerSuite
@@ -14,6 +15,7 @@ from .exchange_suite import ExpertExchangeSuite
 from .executor_suite import ExecutorSuite
 from .extension_suite import WorkerExtensionSuite
 from .grammar_suite import GrammarBackendSuite
+from .latent_suite import IndexBackendSuite, LatentBackendSuite
 from .loader_suite import WeightLoaderSuite
 from .model_suite import ModelSuite
 from .parser_suite import ReasoningParserSuite, ToolParserSuite
@@ -53,3 +55,13 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "command": CommandSuite,
     "sink": MetricsSinkSuite,
 })  # fmt: skip
+
+
+def suite_for(kind: str, **attributes: Any) -> type[PluginSuite]:
+    """The suite of the plugin that `attributes` of a subclass name: of attention backends by what layers ask of it."""
+    suite = SUITES[kind]
+    if kind != "attention":
+        return suite
+    asked = getattr(type("Asked", (suite,), attributes)().found(), "spec_type", None)
+    kinds = (AttentionBackendSuite, LatentBackendSuite, IndexBackendSuite)
+    return next((one for one in kinds if one.spec_type is asked), suite)
