@@ -40,6 +40,9 @@ def _with_floats(value: Any) -> Any:
         return {key: _with_floats(one) for key, one in value.items()}
     return [_with_floats(one) for one in value] if isinstance(value, list) else value
 
+#: Model types that transformers lacks → the one whose class reads their files.
+_READ_AS = {"kimi_k2": "deepseek_v3"}
+
 
 class ModelConfig:
     """The configuration of a model: its attributes are `values` of config.json; transformers gives missing ones."""
@@ -78,6 +81,7 @@ class ModelConfig:
 
         values = dict(self._values)
         model_type = values.pop("model_type", "")
+        model_type = _READ_AS.get(model_type, model_type)
         try:
             return AutoConfig.for_model(model_type, **values)
         except ValueError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,12 +74,7 @@ def test_layers_that_predict_further_tokens_are_not_loaded(family: str, tmp_path
 
 
 def test_only_layers_behind_the_last_one_are_ignored() -> None:
-    class Config:
-        num_hidden_layers = 12
-
-    import re
-
-    pattern = re.compile(ignored_layers(Config()))
+    pattern = re.compile(ignored_layers(SimpleNamespace(num_hidden_layers=12)))
     for name, ignored in (("11", False), ("1", False), ("12", True), ("13", True), ("110", True)):
         assert bool(pattern.fullmatch(f"model.layers.{name}.self_attn.o_proj.weight")) == ignored
 
@@ -94,10 +91,9 @@ def test_only_layers_behind_the_last_one_are_ignored() -> None:
     ],
 )
 def test_yarn_scales_scores_by_the_square(parameters: dict[str, Any], expected: float) -> None:
-    class Config:
-        rope_parameters = {"rope_theta": 1e4, **parameters}
-
-    assert stretched_scale(Config()) == pytest.approx(expected)
+    assert stretched_scale(SimpleNamespace(rope_parameters={"rope_theta": 1e4, **parameters})) == pytest.approx(
+        expected
+    )
 
 
 class Halved(nn.Module):
