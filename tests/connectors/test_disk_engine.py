@@ -75,3 +75,11 @@ def test_other_weights_of_the_same_shape_get_nothing(tmp_path):
     expected, _ = complete(models[0], folder)
     assert complete(models[1], folder)[1] == NOTHING
     assert complete(models[0], folder) == [expected, CACHED]
+
+
+def test_latents_and_the_keys_of_an_index_are_reloaded(tmp_path):
+    """Layers of one group whose blocks are of two sizes."""
+    model, folder = str(make_checkpoint(tmp_path / "model", "deepseek-v32")), str(tmp_path / "kv")
+    expected, cached = complete(model, folder)
+    assert cached == NOTHING
+    assert complete(model, folder) == [expected, CACHED]
