@@ -5,7 +5,7 @@
 Latents of 512 + 64 numbers in bf16, pages of 16, 16 and 128 heads. Rates are shares of what the device does in the same
 run: latents read against a copy of a gigabyte, read and written, and multiplications of scores and sums against a
 product of two matrices of 8,192. With 16 heads the first decides, with 128 the second. The kernel's result is first
-compared with the formula. Medians; decode is replayed from a CUDA graph. `whole` is the layer: queries are absorbed, the
+compared with the formula. Medians; decode is replayed from a CUDA graph. `whole` is the layer: queries absorbed, the
 token is stored, values are made of the sums. `--sweep` tries other launches.
 """
 
