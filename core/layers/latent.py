@@ -29,25 +29,28 @@ class UpWeights(nn.Module):
     product with the unit matrix, made each time when the weights have arrived.
     """
 
-    def __init__(self, linear: nn.Module, heads: int, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, build: Build, linear: nn.Module, spec: LatentSpec) -> None:
         super().__init__()
-        self._linear = (linear,)  # its weights are made by then, since it stands before this module
-        self._heads, self._rank, self._dtype = heads, rank, dtype
-        self.weight = _NOTHING
+        self._linear = (linear,)  # not a part of this module: its weights have arrived by then
+        self._shape, self._dtype = (spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank), spec.dtype
+        own = self._own()
+        self.weight = torch.empty(self._shape, dtype=spec.dtype, device=build.device) if own is None else own
 
     def finish_load(self) -> None:
         """Called when the last weight has arrived, and after every later change of the weights."""
-        linear: Any = self._linear[0]
-        own: Any = getattr(linear, "weight", None)
-        if isinstance(own, Tensor) and own.dtype == self._dtype and own.shape[1:] == (self._rank,):
-            self.weight = own.detach().unflatten(0, (self._heads, -1))
+        own = self._own()
+        if own is not None:
+            self.weight = own
             return
-        device = next(iter([*linear.parameters(), *linear.buffers()])).device
-        made = linear(torch.eye(self._rank, dtype=self._dtype, device=device)).t().unflatten(0, (self._heads, -1))
-        if self.weight.shape == made.shape:
-            self.weight.copy_(made)  # recorded steps hold the address
-        else:
-            self.weight = made.contiguous()
+        ones = torch.eye(self._shape[2], dtype=self._dtype, device=self.weight.device)
+        self.weight.copy_(self._linear[0](ones).t().view(self._shape))  # recorded steps hold the address
+
+    def _own(self) -> Tensor | None:
+        weight: Any = getattr(self._linear[0], "weight", None)
+        heads, width, rank = self._shape
+        if not isinstance(weight, Tensor) or (weight.dtype, weight.shape) != (self._dtype, (heads * width, rank)):
+            return None
+        return weight.detach().view(self._shape)
 
 
 class LatentAttention(CachedLayer):
@@ -62,7 +65,7 @@ class LatentAttention(CachedLayer):
         _refuse_shared_context(build, name)
         self.spec = self.backend_spec = spec
         self.up = up
-        self.made = UpWeights(up, spec.num_heads, spec.rank, spec.dtype)
+        self.made = UpWeights(build, up, spec)
 
     def kv_spec(self) -> LatentKV:
         return latent_kv(self.spec)

@@ -99,7 +99,7 @@ def test_deterministic_steps_are_captured_after_they_were_met(folder: Path) -> N
         assert greedy_deterministic(engine) == first
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma2", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "gemma2", "gpt2", "llama", "deepseek-v3"])
 def test_steps_with_prompts_run_in_pieces(family: str, tmp_path: Path) -> None:
     """Chunks of prompts beside decodes, padded, captured and replayed: the tokens of an eager engine."""
     folder = make_checkpoint(tmp_path, family)

@@ -19,6 +19,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.plugins.models.latent import ignored_layers, stretched_scale
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.latent_case import latent_spec
 from tests.models.dense import make_model
 
 #: Keys of the file of a DeepSeek V3 that its first readers wrote, which newer ones replace.
@@ -112,7 +113,8 @@ def test_weights_in_another_form_are_multiplied_out() -> None:
     """And stay where they are when others come, since recorded steps hold the address."""
     first, second = torch.randn(6, 5), torch.randn(6, 5)
     layer = Halved(first)
-    made = UpWeights(layer, 2, 5, torch.float32)
+    build: Any = SimpleNamespace(device=torch.device("cpu"))
+    made = UpWeights(build, layer, latent_spec(num_heads=2, nope_dim=1, value_dim=2, rank=5))
     made.finish_load()
     assert torch.allclose(made.weight, first.view(2, 3, 5))
     address = made.weight.data_ptr()
