@@ -19,6 +19,9 @@ from torch import Tensor
 from .attention import LOG2E
 from .chain import await_previous, chained
 
+#: The most parts that a row is read in.
+MAX_PARTS = 64
+
 
 class Latents(NamedTuple):
     """What kernels are compiled for: the sizes of a latent's two parts, also as powers of two, and of a block."""
@@ -68,9 +71,9 @@ def _is_hopper() -> bool:
 
 
 @triton.jit
-def _part_of_row(seq_len, split, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr):
     """[low, high) of the tokens of a row that part `split` reads; empty for parts that a short row does not need."""
-    span = tl.cdiv(tl.cdiv(seq_len, SPLITS), BLOCK_N) * BLOCK_N
+    span = tl.cdiv(tl.cdiv(seq_len, splits), BLOCK_N) * BLOCK_N
     low = split * span
     return low, tl.minimum(low + span, seq_len)
 
@@ -86,7 +89,8 @@ def _store_latent(cache, latent, place, SIZES: tl.constexpr):
         tl.store(cache + place + behind, tl.load(latent + behind, there, other=0.0).to(cache.dtype.element_ty), there)
 
 
-@triton.jit
+# Decodes come first in a step, so the alignment of the rest depends on their number.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write_latents(cache, latent, slots, stride_latent, stride_block, stride_token, SIZES: tl.constexpr):
     """One program stores one token's latent."""
     token = tl.program_id(0).to(tl.int64)
@@ -133,34 +137,34 @@ def _latent_tile(
 def _latent_decode(
     out, lse, query, latent, cache, slots, rows, scale, stride_query, stride_head, stride_latent, stride_block,
     stride_token,
-    SIZES: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    SIZES: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """One program: some heads of a row, one part of its tokens. Writes the sum itself where a row has one part only."""
+    """One program: some heads of a row, one part of its tokens; all of them unless SPLIT."""
     RANK: tl.constexpr = SIZES.padded_rank
     await_previous(CHAINED, LONG=True)
     split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     seq_len = tl.load(rows.seq_lens + row)
-    low, high = _part_of_row(seq_len, split, SPLITS, BLOCK_N)
+    splits = tl.num_programs(0)
+    low, high = _part_of_row(seq_len, split, splits, BLOCK_N)
     head = group * BLOCK_H + tl.arange(0, BLOCK_H)
     real = head < HEADS
     wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
     within = real[:, None] & (wide < SIZES.rank)[None, :]
-    part = (row * HEADS + head) * SPLITS + split
     if low >= high:
-        if SPLITS > 1:
+        part = (row * HEADS + head) * splits + split
+        if SPLIT:
             tl.store(lse + part, tl.zeros([BLOCK_H], tl.float32) + float("-inf"), real)
         else:
             zeros = tl.zeros([BLOCK_H, RANK], out.dtype.element_ty)
             tl.store(out + part[:, None] * SIZES.rank + wide[None, :], zeros, within)
         return
-    if slots is not None:
-        if high == seq_len:  # this part reads the new token, so it stores it first
-            slot = tl.load(slots + row)
-            if slot >= 0:
-                place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
-                _store_latent(cache, latent + row * stride_latent, place, SIZES)
-            tl.debug_barrier()
+    if high == seq_len:  # this part reads the newest token, so it stores it first
+        slot = tl.load(slots + row)
+        if slot >= 0:
+            place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
+            _store_latent(cache, latent + row * stride_latent, place, SIZES)
+        tl.debug_barrier()
     source = query + row * stride_query + (head * stride_head)[:, None]
     of_rank = tl.load(source + wide[None, :], within, other=0.0)
     of_rope = of_rank
@@ -168,10 +172,7 @@ def _latent_decode(
         of_rope = tl.load(
             source + (SIZES.rank + narrow)[None, :], real[:, None] & (narrow < SIZES.rope)[None, :], other=0.0
         )
-    table_row = row
-    if rows.table_rows is not None:
-        table_row = tl.load(rows.table_rows + row).to(tl.int64)
-    table = rows.block_table + table_row * rows.stride_table
+    table = rows.block_table + tl.load(rows.table_rows + row).to(tl.int64) * rows.stride_table
     peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, RANK], tl.float32)
@@ -181,30 +182,31 @@ def _latent_decode(
             SIZES, BLOCK_N,
         )  # fmt: skip
     acc = acc / total[:, None]
+    part = (row * HEADS + head) * tl.num_programs(0) + split
     tl.store(out + part[:, None] * SIZES.rank + wide[None, :], acc.to(out.dtype.element_ty), within)
-    if SPLITS > 1:
+    if SPLIT:
         tl.store(lse + part, peak + tl.log2(total), real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join_parts(
-    out, parts, lse, SIZES: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr, CHAINED: tl.constexpr
+    out, parts, lse, splits, SIZES: tl.constexpr, MOST: tl.constexpr, TOGETHER: tl.constexpr, CHAINED: tl.constexpr
 ):
     """One program: one head of a row. out = Σ 2^(lse_i - peak) part_i / Σ 2^(lse_i - peak); zeros without any part."""
     RANK: tl.constexpr = SIZES.padded_rank
     await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
-    split, wide = tl.arange(0, SPLITS), tl.arange(0, SIZES.padded_rank)
-    sizes = tl.load(lse + row * SPLITS + split)
+    split, wide = tl.arange(0, MOST), tl.arange(0, SIZES.padded_rank)
+    sizes = tl.load(lse + row * splits + split, split < splits, other=float("-inf"))
     peak = tl.max(sizes, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp2(sizes - base), 0)
     acc = tl.zeros([RANK], tl.float32)
-    for first in range(0, SPLITS, TOGETHER):
+    for first in range(0, splits, TOGETHER):
         some = first + tl.arange(0, TOGETHER)
-        weight = tl.exp2(tl.load(lse + row * SPLITS + some) - base)
+        weight = tl.exp2(tl.load(lse + row * splits + some, some < splits, other=float("-inf")) - base)
         value = tl.load(
-            parts + (row * SPLITS + some)[:, None] * SIZES.rank + wide[None, :],
+            parts + (row * splits + some)[:, None] * SIZES.rank + wide[None, :],
             (weight > 0.0)[:, None] & (wide < SIZES.rank)[None, :], other=0.0,
         )  # fmt: skip
         acc += tl.sum(value * weight[:, None], 0)
@@ -230,21 +232,22 @@ def write_latents(latent: Tensor, kv_cache: Tensor, slots: Tensor, rank: int) ->
 
 def latent_decode(
     query: Tensor,
+    latent: Tensor,
     kv_cache: Tensor,
+    slots: Tensor,
     seq_lens: Tensor,
-    table_rows: Tensor | None,
+    table_rows: Tensor,
     block_table: Tensor,
     *,
     rank: int,
     scale: float,
     launch: LatentLaunch,
-    new: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Sums of latents [N, H, rank] for absorbed queries `query` [N, H, rank + rope]; zeros where `seq_lens` is 0.
 
-    Query i sees the first seq_lens[i] tokens of row table_rows[i] (without them, row i) of `block_table`, all int32
-    [N]. The cache is [blocks, block_size, rank + rope]. `new` are latents [N, rank + rope] and slots int64 [N], which
-    are stored first, each the last token that its query sees.
+    Query i sees the first seq_lens[i] tokens of row table_rows[i] of `block_table`, all int32 [N]. The cache is
+    [blocks, block_size, rank + rope]. The last token that query i sees, latent[i] [rank + rope], is stored at slots[i]
+    (int64) first, unless that is -1: then the cache holds it.
     """
     count, heads, _ = query.shape
     shape = (count, heads, rank)
@@ -255,18 +258,17 @@ def latent_decode(
     if splits > 1:
         parts = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=query.device)
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
-    latent, slots = new or (query, None)
     sizes = latents_of(kv_cache, rank)
     _latent_decode[(splits, triton.cdiv(heads, launch.block_h), count)](
         parts, lse, query, latent, kv_cache, slots,
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value,
         query.stride(0), query.stride(1), latent.stride(0), kv_cache.stride(0), kv_cache.stride(1),
-        SIZES=sizes, HEADS=heads, BLOCK_H=launch.block_h, BLOCK_N=launch.block_n, SPLITS=splits,
+        SIZES=sizes, HEADS=heads, BLOCK_H=launch.block_h, BLOCK_N=launch.block_n, SPLIT=splits > 1,
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     if splits > 1:
         _join_parts[(count * heads,)](
-            out, parts, lse, SIZES=sizes, SPLITS=splits, TOGETHER=min(4, splits), num_warps=2,
+            out, parts, lse, splits, SIZES=sizes, MOST=MAX_PARTS, TOGETHER=4, num_warps=2,
             **chained(query.device),
         )  # fmt: skip
     return out

@@ -31,15 +31,6 @@ class Expanded(NamedTuple):
     stride_value_head: Any
 
 
-class PromptRows(NamedTuple):
-    """Rows of new tokens: `query_start` [B + 1] in the batch, `key_start` [B + 1] among the keys, `key_lens` [B]."""
-
-    query_start: Any
-    key_start: Any
-    key_lens: Any
-    num_rows: Any
-
-
 class Widths(NamedTuple):
     """Numbers of a head's key, of the turned part and of a value (`out`), each padded to a power of two as well."""
 
@@ -88,7 +79,7 @@ def _row_of(query_start, block, num_rows, BLOCK_M: tl.constexpr):
 @triton.jit
 def _key_tile(
     acc, peak, total, query, query_rope, keys, first, head, at, length, seen, scale,
-    WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    WIDTHS: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys from `at` on, of the `length` that begin in memory row `first`; query i sees seen[i] of them."""
     place = at + tl.arange(0, BLOCK_N)
@@ -110,10 +101,7 @@ def _key_tile(
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
     scores = tl.dot(query_rope, tl.trans(turned), scores, input_precision="ieee") * scale
     if MASKED:
-        visible = there[None, :]
-        if CAUSAL:
-            visible = visible & (place[None, :] < seen[:, None])
-        scores = tl.where(visible, scores, float("-inf"))
+        scores = tl.where(place[None, :] < seen[:, None], scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - base[:, None])
@@ -124,21 +112,24 @@ def _key_tile(
 
 
 # Decodes come first in a step, so the alignment of the rest depends on their number.
-@triton.jit(do_not_specialize_on_alignment=["out", "lse", "query"])
+@triton.jit(
+    do_not_specialize=["num_rows", "causal", "merges"],
+    do_not_specialize_on_alignment=["query_start", "key_start", "key_lens"],
+)
 def _latent_prefill(
-    out, lse, query, keys, rows, scale, stride_query, num_heads,
-    WIDTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MERGES: tl.constexpr,
+    out, lse, query, keys, query_start, key_start, key_lens, num_rows, causal, merges, scale, stride_query, num_heads,
+    WIDTHS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of queries of a row, one head."""
     VALUE: tl.constexpr = WIDTHS.padded_value
     head = tl.program_id(0)
     # the last query blocks of a prompt see the most keys: they go first, so that none is left over at the end
     block = tl.num_programs(1) - 1 - tl.program_id(1)
-    row = _row_of(rows.query_start, block, rows.num_rows, BLOCK_M)
-    start = tl.load(rows.query_start + row)
-    query_len = tl.load(rows.query_start + row + 1) - start
-    first_token = (block - (start - tl.load(rows.query_start)) // BLOCK_M - row) * BLOCK_M
-    length = tl.load(rows.key_lens + row)
+    row = _row_of(query_start, block, num_rows, BLOCK_M)
+    start = tl.load(query_start + row)
+    query_len = tl.load(query_start + row + 1) - start
+    first_token = (block - (start - tl.load(query_start)) // BLOCK_M - row) * BLOCK_M
+    length = tl.load(key_lens + row)
     if first_token >= query_len or length <= 0:
         return
     token = first_token + tl.arange(0, BLOCK_M)
@@ -151,21 +142,21 @@ def _latent_prefill(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, VALUE], tl.float32)
-    first = tl.load(rows.key_start + row)
+    first = tl.load(key_start + row)
     last = length
     full = length // BLOCK_N * BLOCK_N
-    if CAUSAL:
+    seen = tl.zeros([BLOCK_M], tl.int32) + length
+    if causal:
+        seen = tl.minimum(token + 1, length)
         last = tl.minimum(length, first_token + BLOCK_M)
         full = tl.minimum(full, (first_token + 1) // BLOCK_N * BLOCK_N)
     for at in range(0, full, BLOCK_N):
         acc, peak, total = _key_tile(
-            acc, peak, total, of_nope, of_rope, keys, first, head, at, length, token + 1, scale,
-            WIDTHS, BLOCK_N, False, CAUSAL,
+            acc, peak, total, of_nope, of_rope, keys, first, head, at, length, seen, scale, WIDTHS, BLOCK_N, False,
         )  # fmt: skip
     for at in range(full, last, BLOCK_N):
         acc, peak, total = _key_tile(
-            acc, peak, total, of_nope, of_rope, keys, first, head, at, length, token + 1, scale,
-            WIDTHS, BLOCK_N, True, CAUSAL,
+            acc, peak, total, of_nope, of_rope, keys, first, head, at, length, seen, scale, WIDTHS, BLOCK_N, True,
         )  # fmt: skip
     total = tl.where(real, total, 1.0)
     acc = acc / total[:, None]
@@ -173,7 +164,7 @@ def _latent_prefill(
     where = place * num_heads + head
     target = out + where[:, None] * WIDTHS.out + value[None, :]
     within = real[:, None] & (value < WIDTHS.out)[None, :]
-    if MERGES:
+    if merges:
         before = tl.load(lse + where, real, other=0.0)
         highest = tl.maximum(before, size)
         mine, theirs = tl.exp2(size - highest), tl.exp2(before - highest)
@@ -223,7 +214,8 @@ def latent_prefill(
         Expanded(
             key, turned, value, key.stride(0), key.stride(1), turned.stride(0), value.stride(0), value.stride(1)
         ),
-        PromptRows(query_start, key_start, key_lens, num_rows), scale * LOG2E.value, query.stride(0), heads,
-        WIDTHS=widths, BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, CAUSAL=causal, MERGES=merges,
+        query_start, key_start, key_lens, num_rows, int(causal), int(merges), scale * LOG2E.value, query.stride(0),
+        heads,
+        WIDTHS=widths, BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip

@@ -111,9 +111,12 @@ def decode(heads: int, rows: int, length: int, rates: tuple[float, float], *, sw
     layer, query, latent, cache = tensors(spec, batch)
     plan, absorbed = backend.plan(batch), layer.absorb(query)
 
+    numbers, stored = torch.arange(rows, dtype=torch.int32, device="cuda"), torch.full((rows,), -1, device="cuda")
+    given = (latent, cache, stored, batch.seq_lens, numbers, batch.block_table)
+
     def kernel(launch: LatentLaunch) -> Callable[[], Tensor]:
         how: dict[str, Any] = {"rank": RANK, "scale": spec.scale, "launch": launch}
-        return lambda: latent_decode(absorbed, cache, batch.seq_lens, None, batch.block_table, **how)
+        return lambda: latent_decode(absorbed, *given, **how)
 
     num_bytes, operations = rows * length * spec.width * 2, 2 * rows * length * heads * (2 * RANK + ROPE)
 

@@ -28,7 +28,6 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
-MAX_PARTS = 64
 #: Numbers of a latent, padded, beyond which a program's registers hold no sum of 64 heads.
 MAX_RANK = 512
 
@@ -44,9 +43,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Absorbed:
-    """Tokens of rows with few new ones, as rows of their own: places in the batch, lengths, rows of the block table."""
+    """Tokens of rows with few new ones, as rows of their own: places in the batch, lengths, rows of the block table.
+
+    `slots` are -1, since these tokens are stored before.
+    """
 
     tokens: Tensor
+    slots: Tensor
     seq_lens: Tensor
     table_rows: Tensor
     launch: LatentLaunch
@@ -81,6 +84,8 @@ class TritonLatent(LatentBackend):
         super().__init__(setup, options)
         self._least_expanded = least_expanded(self.spec)
         self._multiprocessors = _num_multiprocessors(self.spec.device_type)
+        # captured steps keep the one that they were captured with
+        self._counted: list[Tensor] = []
         numbers = self.spec.num_heads * (self.spec.nope_dim + self.spec.value_dim)
         self._workspace = max(1024, WORKSPACE_BYTES // (numbers * self.spec.dtype.itemsize))
 
@@ -133,7 +138,8 @@ class TritonLatent(LatentBackend):
         behind = _int32(lens[rows] - 1 - within, device)
         tokens = torch.as_tensor(starts[rows] + within, dtype=torch.int64, device=device)
         launch = self._launch(len(rows), batch.host_seq_lens[chosen])
-        return Absorbed(tokens, batch.seq_lens[table_rows.long()] - behind, table_rows, launch)
+        slots = torch.full_like(tokens, -1)
+        return Absorbed(tokens, slots, batch.seq_lens[table_rows.long()] - behind, table_rows, launch)
 
     def _long(self, batch: GroupBatch, first: int, chosen: np.ndarray, cached: np.ndarray) -> Expanded:
         lens, device = batch.host_query_lens, batch.seq_lens.device
@@ -170,10 +176,7 @@ class TritonLatent(LatentBackend):
         batch: GroupBatch = step.batch
         if step.decode is not None and n == len(query):
             return self._decode(layer, query, latent, kv_cache, step)
-        pieces = step.long.pieces if step.long is not None else []
-        out = torch.zeros(
-            (*query.shape[:2], spec.value_dim), dtype=torch.float32 if pieces else query.dtype, device=query.device
-        )
+        out = query.new_zeros(*query.shape[:2], spec.value_dim)
         if step.few is not None or step.long is not None:
             # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
             write_latents(latent[n:], kv_cache, batch.slot_mapping[n:], spec.rank)
@@ -182,13 +185,14 @@ class TritonLatent(LatentBackend):
         if step.few is not None:
             few = step.few
             mixed = latent_decode(
-                layer.absorb(query[few.tokens]), kv_cache, few.seq_lens, few.table_rows, batch.block_table,
+                layer.absorb(query[few.tokens]), latent, kv_cache, few.slots, few.seq_lens, few.table_rows,
+                batch.block_table,
                 rank=spec.rank, scale=spec.scale, launch=few.launch,
             )  # fmt: skip
-            out[few.tokens] = layer.values_of(mixed).to(out.dtype)
+            out[few.tokens] = layer.values_of(mixed)
         if step.long is not None:
             self._attend_long(layer, query, latent[n:], kv_cache, step, out)
-        return out.to(query.dtype)
+        return out
 
     def _decode(self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, step: LatentStep) -> Tensor:
         """[n, H, value_dim] of the single tokens, which are stored."""
@@ -196,9 +200,9 @@ class TritonLatent(LatentBackend):
         if launch is None:
             raise ValueError("a step without single tokens has no launch for them")
         mixed = latent_decode(
-            layer.absorb(query[:n]), kv_cache, batch.seq_lens[:n], None, batch.block_table[:n],
+            layer.absorb(query[:n]), latent[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n],
+            self._numbers(n, query.device), batch.block_table[:n],
             rank=self.spec.rank, scale=self.spec.scale, launch=launch,
-            new=(latent[:n], batch.slot_mapping[:n]),
         )  # fmt: skip
         return layer.values_of(mixed)
 
@@ -220,13 +224,21 @@ class TritonLatent(LatentBackend):
             keys = key, cached[:, spec.rank :], value
             latent_prefill(query, keys, query_start, piece.starts, piece.lens, causal=False, merges=True, **how)
 
+    def _numbers(self, count: int, device: torch.device) -> Tensor:
+        """int32 0 .. `count` or more."""
+        if not self._counted or len(self._counted[-1]) < count:
+            self._counted.append(torch.arange(max(count, 1024), dtype=torch.int32, device=device))
+        return self._counted[-1]
+
     def _launch(self, num_rows: int, seq_lens: np.ndarray) -> LatentLaunch:
         """Sizes for so many rows of one token, the longest of which has as many tokens as `seq_lens` says."""
         spec = self.spec
         whole = decode_kernels.launch_for(spec.num_heads, spec.dtype)
         programs = max(1, num_rows * -(-spec.num_heads // whole.block_h))
         each = 2 if whole.block_h < 64 else 1  # programs that run on a multiprocessor at once
-        parts = min(MAX_PARTS, int(seq_lens.max(initial=0)) // MIN_PART, each * self._multiprocessors // programs)
+        parts = min(
+            decode_kernels.MAX_PARTS, int(seq_lens.max(initial=0)) // MIN_PART, each * self._multiprocessors // programs
+        )
         return decode_kernels.launch_for(spec.num_heads, spec.dtype, 1 << (max(1, parts).bit_length() - 1))
 
 

@@ -121,9 +121,11 @@ def test_a_recorded_step_serves_other_rows() -> None:
     table = torch.arange(180, dtype=torch.int32, device=DEVICE).view(3, 60)
     query = torch.randn(3, 16, spec.width, device=DEVICE, dtype=HALF)
     how: dict[str, Any] = {"rank": spec.rank, "scale": spec.scale, "launch": launch}
+    rows, latent = torch.arange(3, dtype=torch.int32, device=DEVICE), query[:, 0]
+    slots = torch.full((3,), -1, device=DEVICE)
 
     def step() -> torch.Tensor:
-        return kernels.latent_decode(query, cache, lengths, None, table, **how)
+        return kernels.latent_decode(query, latent, cache, slots, lengths, rows, table, **how)
 
     step()
     graph = torch.cuda.CUDAGraph()

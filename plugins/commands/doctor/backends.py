@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from frame.settings import Checkpoint, FrameConfig, PluginError, Registry
+from frame.settings import Checkpoint, FrameConfig, ModelConfig, PluginError, Registry
 
 from .layers import Shape
 from .machine import Device
 from .memory import Sizes
 
 if TYPE_CHECKING:
-    from frame.interfaces import AttentionSpec, CacheBackend, CacheSpec, FullKV
+    from frame.interfaces import AnyKVSpec, CacheBackend, CacheSpec
 
 
 def block_multiples(
@@ -29,9 +29,7 @@ def block_multiples(
     registry = Registry.load()
     if not shape.kv_specs or _asks_none(config, registry):
         return {}, ""
-    specs = {
-        layer: _spec(checkpoint, shape, sizes, device, cast("FullKV", kept)) for layer, kept in shape.kv_specs.items()
-    }
+    specs = {layer: _spec(checkpoint, shape, sizes, device, kept) for layer, kept in shape.kv_specs.items()}
     return _multiples(config, registry, specs)
 
 
@@ -63,23 +61,32 @@ def _multiples(config: FrameConfig, registry: Registry, specs: Mapping[str, Cach
     return {layer: chosen[spec] for layer, spec in specs.items() if chosen[spec] > 1}, ""
 
 
-def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, kept: FullKV) -> AttentionSpec:
+def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, kept: AnyKVSpec) -> CacheSpec:
     import torch
 
-    from frame.interfaces import AttentionSpec
+    from frame.interfaces import AttentionSpec, FullKV, IndexSpec, LatentSpec
 
-    return AttentionSpec(
-        num_heads=shape.num_heads,
-        num_kv_heads=kept.num_kv_heads,
-        head_dim=kept.head_dim,
-        scale=kept.head_dim**-0.5,
-        dtype=getattr(torch, sizes.dtype),
-        kv_dtype=getattr(torch, sizes.kv_dtype),
-        block_size=0,
-        device_type=device.kind,
-        window=getattr(kept, "window", 0),
-        soft_cap=float(checkpoint.text.get("attn_logit_softcapping") or 0.0),
-    )
+    dtype, kv_dtype = getattr(torch, sizes.dtype), getattr(torch, sizes.kv_dtype)
+    if isinstance(kept, FullKV):
+        return AttentionSpec(
+            num_heads=shape.num_heads,
+            num_kv_heads=kept.num_kv_heads,
+            head_dim=kept.head_dim,
+            scale=kept.head_dim**-0.5,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            block_size=0,
+            device_type=device.kind,
+            window=getattr(kept, "window", 0),
+            soft_cap=float(checkpoint.text.get("attn_logit_softcapping") or 0.0),
+        )
+    config, dim = ModelConfig(checkpoint.text), getattr(kept, "dim", 0)
+    top_k = int(getattr(config, "index_topk", None) or 0)
+    rank, rope, nope = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
+    if dim != rank + rope:
+        return IndexSpec(config.index_n_heads, dim, top_k, dim**-0.5, dtype, kv_dtype, 0, device.kind)
+    heads, value, scale = shape.num_heads, config.v_head_dim, (nope + rope) ** -0.5
+    return LatentSpec(heads, nope, rope, value, rank, scale, dtype, kv_dtype, 0, device.kind, top_k)
 
 
 def _multiple(registry: Registry, name: str, spec: CacheSpec, block_size: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frame.interfaces import AnyKVSpec, FullKV, SlidingKV
+from frame.interfaces import AnyKVSpec, FullKV, LatentKV, SlidingKV
 from frame.settings import Checkpoint, ConfigError, ModelConfig
 
 #: Families that use the sliding window in every layer; True: only where config.json sets `use_sliding_window`.
@@ -14,6 +14,11 @@ _EVERY_LAYER = {"mistral": False, "qwen3_moe": True, "phi3": False}
 #: Families whose `layer_types` says which layers use the window; True as above.
 _BY_LAYER = {"qwen2": True, "qwen3": True, "gemma2": False, "gemma3_text": False, "gemma3": False}
 _NO_WINDOW = ("llama", "gpt2", "olmo2")
+#: Families of latent attention, where a token keeps one vector in each layer.
+LATENT = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
+    "longcat_flash", "youtu",
+)  # fmt: skip
 #: Families without a KV cache: every token sees the whole prompt in one step.
 ENCODERS = ("bert", "roberta", "xlm-roberta")
 
@@ -44,9 +49,9 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     heads = _size(config, "n_head" if gpt2 else "num_attention_heads")
     kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // heads)
-    known = family in _EVERY_LAYER or family in _BY_LAYER or family in _NO_WINDOW or family in ENCODERS
-    specs: dict[str, AnyKVSpec] = {}
-    for index in range(0 if family in ENCODERS else layers):
+    known = any(family in families for families in (_EVERY_LAYER, _BY_LAYER, _NO_WINDOW, ENCODERS, LATENT))
+    specs: dict[str, AnyKVSpec] = _latents(config, layers, kv_dtype) if family in LATENT else {}
+    for index in range(0 if family in ENCODERS or specs else layers):
         window = _window(config, family, index)
         sizes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim, "dtype": kv_dtype}
         specs[f"layers.{index}"] = SlidingKV(**sizes, window=window) if window else FullKV(**sizes)
@@ -62,9 +67,20 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     )
 
 
+def _latents(config: ModelConfig, layers: int, kv_dtype: str) -> dict[str, AnyKVSpec]:
+    """A latent for each token in each layer, and a key in those that have an index."""
+    width = _size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim")
+    specs: dict[str, AnyKVSpec] = {f"layers.{index}": LatentKV(dim=width, dtype=kv_dtype) for index in range(layers)}
+    if key := int(getattr(config, "index_head_dim", None) or 0):
+        kinds = getattr(config, "indexer_types", None) or ["full"] * layers
+        for index in (index for index in range(layers) if kinds[index] == "full"):
+            specs[f"layers.{index}.indexer"] = LatentKV(dim=key, dtype=kv_dtype)
+    return specs
+
+
 def _read_share(text: Mapping[str, Any], layers: int, attention: int, hidden: int) -> float:
     """As `Shape.read_share`; `attention` weights are in each layer."""
-    experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
+    experts = int(text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts") or 0)
     if not experts:
         return 1.0
     chosen = int(text.get("num_experts_per_tok") or 1)

@@ -137,7 +137,8 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
         kernels, most = late, given.scheduler.max_num_seqs
         lives = [(20, size, ASKED) for size in (1, 3, 9, 40, most)] + [(4, 3, [one]) for one in ASKED]
         lives += [(3, 4, draw.sample(ASKED, 2)) for _ in range(20)]
-        for deterministic in (False, True):
+        never = opened.not_deterministic or self._chosen.not_deterministic
+        for deterministic in (False,) if never else (False, True):
             for steps, size, asked in lives:
                 for plan in plans(draw, runner, steps, min(size, most), asked):
                     plan.deterministic = deterministic

@@ -29,6 +29,15 @@ EXPERTS: dict[str, Any] = {
     "mlp_only_layers": [],
 }  # fmt: skip
 SMALL: dict[str, Any] = {**DENSE, "hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 4096}
+LATENTS: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,
+    "intermediate_size": 10944, "num_hidden_layers": 2, "num_attention_heads": 16, "vocab_size": 102400,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "hidden_act": "silu",
+    "torch_dtype": "bfloat16", "attention_bias": False, "q_lora_rank": None, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
+    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_method": "greedy",
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
+}  # fmt: skip
 CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
@@ -41,6 +50,7 @@ CASES = {
     "small weights": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048}),
     "small weights, one request at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 1}),
     "experts": (EXPERTS, {"max_model_len": 4096}),
+    "latents": (LATENTS, {"max_model_len": 4096}),
 }
 
 
