@@ -92,6 +92,8 @@ def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, ke
 def _multiple(registry: Registry, name: str, spec: CacheSpec, block_size: int) -> int:
     from frame.interfaces import why_not_served
 
+    if name != "auto" and not isinstance(spec, registry.resolve(registry.choose("attention", name)).spec_type):
+        name = "auto"  # the user names one of another kind
     refuses, ranks = partial(why_not_served, spec=spec, block_size=block_size), methodcaller("preference", spec)
     backend: type[CacheBackend] = registry.resolve(registry.select("attention", name, refuses, ranks))
     return backend.block_multiple(spec)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from frame.settings import Checkpoint, ModelConfig
 
-from .layers import ENCODERS, Shape
+from .layers import ENCODERS, LATENT, Shape
 from .weights import Weights
 
 #: Families whose queries, keys and values have biases, whose queries and keys have norms, and with four norms a layer.
@@ -39,7 +39,9 @@ def _decoder(config: ModelConfig, family: str, vocab_size: int, shape: Shape) ->
     head_dim, kv_heads = getattr(spec, "head_dim", 0), getattr(spec, "num_kv_heads", 0)
     queries, keys = heads * head_dim, kv_heads * head_dim
     layer = hidden * (queries + 2 * keys) + queries * hidden + hidden * 2
-    if family in _BIASED or getattr(config, "attention_bias", None):
+    if family in LATENT:
+        layer = _latent_attention(config, hidden, heads) + hidden * 2
+    if family not in LATENT and (family in _BIASED or getattr(config, "attention_bias", None)):
         layer += queries + 2 * keys + (0 if family in _BIASED else hidden)
     if family.startswith(_NORMED):
         layer += 2 * head_dim
@@ -48,6 +50,7 @@ def _decoder(config: ModelConfig, family: str, vocab_size: int, shape: Shape) ->
     if family.startswith(_FOUR_NORMS):
         layer += 2 * hidden
     total = shape.num_layers * layer
+    total += sum(_index(config, hidden) for name in shape.kv_specs if name.endswith(".indexer"))
     for index in range(shape.num_layers):
         total += _feed_forward(config, index, hidden, shape.intermediate_size)
     return total + hidden + vocab_size * hidden * (1 if shape.tied else 2)
@@ -56,13 +59,33 @@ def _decoder(config: ModelConfig, family: str, vocab_size: int, shape: Shape) ->
 def _feed_forward(config: ModelConfig, index: int, hidden: int, intermediate: int) -> int:
     """A gated layer, or its router and experts."""
     experts = int(getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0)
-    dense = index in (getattr(config, "mlp_only_layers", None) or ())
+    kinds, first = getattr(config, "mlp_layer_types", None), getattr(config, "first_k_dense_replace", None)
+    dense = index in (getattr(config, "mlp_only_layers", None) or ()) or (
+        kinds[index] == "dense" if kinds else index < (first or 0)
+    )
     if not experts:
         return 3 * hidden * intermediate
     inner = int(getattr(config, "intermediate_size", None) or intermediate)
     if dense or (index + 1) % int(getattr(config, "decoder_sparse_step", None) or 1):
         return 3 * hidden * inner
-    return hidden * experts + experts * 3 * hidden * int(getattr(config, "moe_intermediate_size", None) or inner)
+    each = 3 * hidden * int(getattr(config, "moe_intermediate_size", None) or inner)
+    return hidden * experts + (experts + int(getattr(config, "n_shared_experts", None) or 0)) * each
+
+
+def _latent_attention(config: ModelConfig, hidden: int, heads: int) -> int:
+    """Projections of queries and latents, and of the output."""
+    rank, rope, nope, value = (
+        int(getattr(config, name)) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    small = int(getattr(config, "q_lora_rank", None) or 0)
+    queries = hidden * small + small * heads * (nope + rope) if small else hidden * heads * (nope + rope)
+    return queries + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+
+
+def _index(config: ModelConfig, hidden: int) -> int:
+    """What chooses the tokens of sparse attention."""
+    dim, heads = int(config.index_head_dim), int(config.index_n_heads)
+    return int(config.q_lora_rank) * heads * dim + hidden * (dim + heads)
 
 
 def _gpt2(config: ModelConfig, vocab_size: int, shape: Shape) -> int:
