@@ -31,6 +31,7 @@ def launches() -> dict[str, Callable[[], None]]:
         small_launches,
     )
     from .sampling_launches import runner_launches, sampling_launches
+    from .state_launches import state_launches
 
     attention = [attention_launches(name) for name in LAYERS]
     layers = [product_launches(), rows_launches(), expert_launches(), hopper_experts(), small_launches()]
@@ -42,6 +43,7 @@ def launches() -> dict[str, Callable[[], None]]:
         *layers,
         runner_launches(),
         sampling_launches(),
+        state_launches(),
     ]
     return {name: launch for table in tables for name, launch in table.items()}
 

@@ -39,6 +39,8 @@ USUAL = (
     "one normed row, 4096 inputs",
     "one gated row, one output",
     "latent, 16 heads, one row",
+    "Mamba-2, single tokens",
+    "delta net, single tokens",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
@@ -53,6 +55,8 @@ UNITS = {
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
     "experts._grouped": {"HMMA", "HGMMA"},
+    "scans._ssd_rows": {"HMMA", "HGMMA"},
+    "delta._delta_rows": {"HMMA", "HGMMA"},
 }
 #: Accesses to memory for want of registers that the kernels may have which a step's time rests on, by Triton 3.6.0 or
 #: 3.7.1. Layers of 128 that a GPU has timed have at most 26; the most are of 8-bit caches with heads of 256, or with
@@ -77,6 +81,9 @@ SPILLS = {
     "experts._vector_down": 0,
     "norm._rms_norm": 0,
     "rotary._rotary": 0,
+    "convolution._conv_step": 0,
+    "scans._ssd_step": 0,
+    "delta._delta_step": 0,
 }
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400

@@ -32,6 +32,8 @@ from frame.interfaces import (
 )
 from frame.kernels import (
     activation,
+    convolution,
+    delta,
     experts,
     filters,
     join,
@@ -43,6 +45,7 @@ from frame.kernels import (
     rotary,
     routing,
     sampling,
+    scans,
     step,
 )
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
@@ -94,6 +97,10 @@ class CudaOps(Ops):
     merge_parts = staticmethod(merge.merge_parts)
     route = staticmethod(routing.route)
     place_experts = staticmethod(routing.place_experts)
+    causal_conv = staticmethod(convolution.causal_conv)
+    ssd_scan = staticmethod(scans.ssd_scan)
+    selective_scan = staticmethod(scans.selective_scan)
+    gated_delta = staticmethod(delta.gated_delta)
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)
     advance = staticmethod(step.advance)

@@ -1,0 +1,177 @@
+"""The gated delta rule over packed rows in Triton; the reference is `frame.core.ops.states.gated_delta`.
+
+A program owns some columns of the state of a head. Rows of one token take one update; longer ones go chunk by chunk:
+what a chunk's tokens change depends on one another through a unit triangular matrix, I + A with A below the diagonal,
+whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yang et al. 2024, section 3).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from frame.ops import StateRows
+
+from .chain import await_previous, chained
+from .convolution import row_of, step_rows
+from .scans import Operand, precision
+
+#: Tokens of a chunk: `_inverse` squares as often as this size asks for.
+CHUNK = 16
+#: Columns of a state that one program keeps in registers, of a single token and of longer rows.
+STEP_COLUMNS, COLUMNS = 32, 32
+_UNIT_EPS = tl.constexpr(1e-6)
+
+
+@triton.jit
+def _unit(values):
+    """Rows, or a vector, scaled to length 1."""
+    axis: tl.constexpr = len(values.shape) - 1
+    return values * tl.rsqrt(tl.sum(values * values, axis, keep_dims=True) + _UNIT_EPS)
+
+
+@triton.jit
+def _delta_step(
+    query, key, value, decay, beta, state, stride_block, rows, out, num_tokens, heads, width, size, share, scale,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some columns of the state of a head, of a row of one token; zeros for padding tokens."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    lane = tl.arange(0, WIDTH)
+    in_width, in_size = lane < width, column < size
+    await_previous(CHAINED)
+    start, count, block, goes_on = row_of(rows, row)
+    if count == 0:
+        nothing = tl.zeros((COLUMNS,), out.dtype.element_ty)
+        tl.store(out + (row.to(tl.int64) * heads + head) * size + column, nothing, in_size & (row < num_tokens))
+    else:
+        token = start.to(tl.int64)
+        own = (head // share) * width + lane
+        q = _unit(tl.load(query.source + token * query.stride + own, in_width, other=0.0).to(tl.float32)) * scale
+        k = _unit(tl.load(key.source + token * key.stride + own, in_width, other=0.0).to(tl.float32))
+        v = tl.load(value.source + token * value.stride + head * size + column, in_size, other=0.0).to(tl.float32)
+        if FEATURES:
+            fade = tl.exp(tl.load(decay.source + token * decay.stride + head * width + lane, in_width, other=0.0))
+        else:
+            fade = tl.exp(tl.load(decay.source + token * decay.stride + head)) + tl.zeros((WIDTH,), tl.float32)
+        kept = in_width[:, None] & in_size[None, :]
+        where = state + block * stride_block + (head * width + lane)[:, None] * size + column[None, :]
+        held = tl.load(where, kept & goes_on, other=0.0) * fade[:, None]
+        strength = tl.load(beta.source + token * beta.stride + head).to(tl.float32)
+        change = (v - tl.sum(held * k[:, None], 0)) * strength
+        held += k[:, None] * change[None, :]
+        tl.store(where, held, kept)
+        total = tl.sum(held * q[:, None], 0)
+        tl.store(out + (token * heads + head) * size + column, total.to(out.dtype.element_ty), in_size)
+
+
+@triton.jit
+def _inverse(below, CHUNK: tl.constexpr):
+    """The inverse of the unit triangular matrix I + below, [16, 16]."""
+    tl.static_assert(CHUNK == 16)
+    place = tl.arange(0, CHUNK)
+    unit = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
+    second = tl.dot(below, below, input_precision="ieee")
+    fourth = tl.dot(second, second, input_precision="ieee")
+    eighth = tl.dot(fourth, fourth, input_precision="ieee")
+    found = tl.dot(unit - below, unit + second, input_precision="ieee")
+    found = tl.dot(found, unit + fourth, input_precision="ieee")
+    return tl.dot(found, unit + eighth, input_precision="ieee")
+
+
+@triton.jit
+def _pairs(one, key, logs, CHUNK: tl.constexpr):
+    """Σ_k one[i, k] key[j, k] exp(logs[i, k] - logs[j, k]) for j <= i; a quotient of exponentials might overflow."""
+    found = tl.zeros((CHUNK, CHUNK), tl.float32)
+    place = tl.arange(0, CHUNK)
+    for j in tl.static_range(CHUNK):
+        mine = place[:, None] == j
+        other_key, other_log = tl.sum(tl.where(mine, key, 0.0), 0), tl.sum(tl.where(mine, logs, 0.0), 0)
+        between = tl.exp(tl.minimum(logs - other_log[None, :], 0.0))
+        score = tl.sum(one * other_key[None, :] * between, 1)
+        found += tl.where((place[None, :] == j) & (place[:, None] >= j), score[:, None], 0.0)
+    return found
+
+
+@triton.jit
+def _delta_rows(
+    query, key, value, decay, beta, state, stride_block, rows, out, heads, width, size, share, scale,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some columns of the state of a head, over all tokens of a row."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    lane, place = tl.arange(0, WIDTH), tl.arange(0, CHUNK)
+    in_width, in_size = lane < width, column < size
+    await_previous(CHAINED)
+    start, count, block, goes_on = row_of(rows, row)
+    if count > 0:
+        kept = in_width[:, None] & in_size[None, :]
+        where = state + block * stride_block + (head * width + lane)[:, None] * size + column[None, :]
+        held = tl.load(where, kept & goes_on, other=0.0)
+        own = (head // share) * width + lane
+        strictly, behind = place[:, None] > place[None, :], place[:, None] >= place[None, :]
+        for first in range(0, count, CHUNK):
+            used = first + place < count
+            token = (start + first + place).to(tl.int64)
+            some, mine = used[:, None] & in_width[None, :], used[:, None] & in_size[None, :]
+            q = tl.load(query.source + token[:, None] * query.stride + own[None, :], some, other=0.0).to(tl.float32)
+            k = tl.load(key.source + token[:, None] * key.stride + own[None, :], some, other=0.0).to(tl.float32)
+            q, k = _unit(q) * scale, _unit(k)
+            v = value.source + token[:, None] * value.stride + head * size + column[None, :]
+            v = tl.load(v, mine, other=0.0).to(tl.float32)
+            strength = tl.load(beta.source + token * beta.stride + head, used, other=0.0).to(tl.float32)[:, None]
+            if FEATURES:
+                fades = decay.source + token[:, None] * decay.stride + (head * width + lane)[None, :]
+                fades = tl.load(fades, some, other=0.0)
+                logs, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)
+                scores, reads = _pairs(k, k, logs, CHUNK), _pairs(q, k, logs, CHUNK)
+            else:
+                fades = tl.load(decay.source + token * decay.stride + head, used, other=0.0)
+                one = tl.cumsum(fades, 0)
+                between = tl.exp(tl.where(behind, one[:, None] - one[None, :], -float("inf")))
+                scores = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+                reads = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+                logs = one[:, None] + tl.zeros((CHUNK, WIDTH), tl.float32)
+                whole = tl.sum(fades, 0) + tl.zeros((WIDTH,), tl.float32)
+            inverse = _inverse(tl.where(strictly, strength * scores, 0.0), CHUNK)
+            grown = tl.exp(logs)
+            seen = tl.dot(k * grown, held, input_precision=PRECISION)
+            change = tl.dot(inverse, strength * (v - seen), input_precision=PRECISION)
+            total = tl.dot(q * grown, held, input_precision=PRECISION)
+            total += tl.dot(tl.where(behind, reads, 0.0), change, input_precision=PRECISION)
+            target = out + (token[:, None] * heads + head) * size + column[None, :]
+            tl.store(target, total.to(out.dtype.element_ty), mine)
+            left = tl.trans(k * tl.exp(whole[None, :] - logs))
+            held = held * tl.exp(whole)[:, None] + tl.dot(left, change, input_precision=PRECISION)
+        tl.store(where, held, kept)
+
+
+def gated_delta(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+) -> Tensor:
+    """As `frame.core.ops.states.gated_delta`; of each tensor what belongs to a token, and a block, is contiguous."""
+    num_tokens, heads, size = value.shape
+    width, given = query.shape[2], step_rows(rows)
+    lanes = max(16, triton.next_power_of_2(width))
+    sizes = (heads, width, size, heads // key.shape[1], width**-0.5)
+    inputs = [Operand(one, one.stride(0)) for one in (query, key, value, decay, beta)]
+    options = {"WIDTH": lanes, "FEATURES": decay.dim() == 3, **chained(value.device)}
+    if rows.max_query_len == 1:
+        out = torch.empty((num_tokens, heads, size), dtype=value.dtype, device=value.device)
+        columns = min(STEP_COLUMNS, triton.next_power_of_2(size))
+        _delta_step[(max(num_tokens, given.number), heads, triton.cdiv(size, columns))](
+            *inputs, state, state.stride(0), given, out, num_tokens, *sizes, COLUMNS=columns, num_warps=2, **options
+        )
+        return out
+    out = torch.zeros((num_tokens, heads, size), dtype=value.dtype, device=value.device)
+    columns = max(16, min(COLUMNS, triton.next_power_of_2(size)))
+    _delta_rows[(given.number, heads, triton.cdiv(size, columns))](
+        *inputs, state, state.stride(0), given, out, *sizes,
+        COLUMNS=columns, CHUNK=CHUNK, PRECISION=precision(value), num_warps=4, **options,
+    )  # fmt: skip
+    return out
