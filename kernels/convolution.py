@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from frame.ops import StateRows
-
 from .chain import await_previous, chained
 
 #: Channels of a program, and tokens of one where rows have several.
@@ -38,8 +36,8 @@ class Window(NamedTuple):
     stride_channel: Any
 
 
-def step_rows(rows: StateRows) -> StepRows:
-    """What kernels are given of the rows."""
+def step_rows(rows: Any) -> StepRows:
+    """What kernels are given of a step's `StateRows`."""
     return StepRows(rows.query_start, rows.blocks, rows.begins, rows.blocks.shape[0])
 
 
@@ -139,9 +137,9 @@ def _keep_windows(
 
 
 def causal_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: StateRows, *, silu: bool = True
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: Any, *, silu: bool = True
 ) -> Tensor:
-    """As `frame.core.ops.states.causal_conv`; the channels of a token contiguous."""
+    """As `frame.core.ops.states.causal_conv` for its `StateRows`; the channels of a token contiguous."""
     (num_tokens, channels), width = x.shape, weight.shape[1]
     window, given, blocks = Window(state, *state.stride()[:2]), step_rows(rows), triton.cdiv(channels, CHANNELS)
     options = {"WIDTH": width, "CHANNELS": CHANNELS, **chained(x.device)}

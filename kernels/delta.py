@@ -7,12 +7,12 @@ whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yan
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from frame.ops import StateRows
 
 from .chain import await_previous, chained
 from .convolution import row_of, step_rows
@@ -152,7 +152,7 @@ def _delta_rows(
 
 
 def gated_delta(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, rows: StateRows
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, rows: Any
 ) -> Tensor:
     """As `frame.core.ops.states.gated_delta`; of each tensor what belongs to a token, and a block, is contiguous."""
     num_tokens, heads, size = value.shape

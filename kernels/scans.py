@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from frame.ops import ScanWeights, StateRows
-
 from .chain import await_previous, chained
 from .convolution import row_of, step_rows
 
@@ -167,9 +165,7 @@ def _selective_rows(
         tl.store(state + block * stride_block + place, held, kept)
 
 
-def ssd_scan(
-    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: ScanWeights, state: Tensor, rows: StateRows
-) -> Tensor:
+def ssd_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: Tensor, rows: Any) -> Tensor:
     """As `frame.core.ops.states.ssd_scan`; of each tensor what belongs to a token, and a block, is contiguous."""
     num_tokens, heads, size = x.shape
     width, given = b.shape[2], step_rows(rows)
@@ -193,9 +189,7 @@ def ssd_scan(
     return out
 
 
-def selective_scan(
-    x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: ScanWeights, state: Tensor, rows: StateRows
-) -> Tensor:
+def selective_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: Tensor, rows: Any) -> Tensor:
     """As `frame.core.ops.states.selective_scan`, with a `skip`; what belongs to a token, and a block, is contiguous."""
     (num_tokens, channels), width, given = x.shape, b.shape[1], step_rows(rows)
     lanes, some = triton.next_power_of_2(width), 32
@@ -212,6 +206,6 @@ def precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
-def _steps(dt: Tensor, weights: ScanWeights) -> Steps:
+def _steps(dt: Tensor, weights: Any) -> Steps:
     decay, skip, bias, (least, most) = weights
     return Steps(dt, dt.stride(0), decay, bias, skip, float(least), float(most))

@@ -58,6 +58,10 @@ def _check_states(config: FrameConfig, layout: KVLayout) -> None:
     kept = f"layer {states[0]!r} keeps a running state of each request"
     if config.transfer.kv_connector is not None:
         raise ValueError(f"{kept}, which no KV connector can move: leave kv_connector out for this model")
+    if config.model.deterministic:
+        raise ValueError(
+            f"{kept}, whose bits depend on how a prompt is divided: leave deterministic out for this model"
+        )
     if config.speculation.speculator is not None:
         raise ValueError(f"{kept}, which rejected drafts would spoil: leave the speculator out for this model")
 

@@ -70,6 +70,7 @@ class TestStates(ModelSuite):
         [
             ({"kv_connector": "disk", "plugin": {"disk": {"folder": "blocks"}}}, "leave kv_connector out"),
             ({"speculator": "ngram", "num_speculative_tokens": 2}, "leave the speculator out"),
+            ({"deterministic": True}, "leave deterministic out"),
         ],
     )
     def test_what_a_state_cannot_do_ends_the_start(self, settings: dict[str, Any], what: str, tmp_path: Path) -> None:

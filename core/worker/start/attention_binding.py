@@ -10,7 +10,7 @@ from operator import methodcaller
 from ...config.tree import FrameConfig
 from ...interfaces.attention import CacheBackend
 from ...interfaces.connector import CacheView
-from ...interfaces.kv import AnyKVSpec, KVLayout
+from ...interfaces.kv import AnyKVSpec, KVLayout, StateKV
 from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served
 from ...interfaces.latent import CacheSpec
 from ...interfaces.provider import Provider
@@ -146,6 +146,10 @@ def choose_backends(
         if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
             not_deterministic = f"attention backend {provider.name!r}: {reason}"
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
+    for name, kv_spec in kept.items():
+        if isinstance(kv_spec, StateKV):
+            not_deterministic = f"layer {name!r} keeps a running state, whose bits depend on how a prompt is divided"
+            break
     of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
     layout = plan_layout(kept, size, of_layers)
     return ChosenBackends(

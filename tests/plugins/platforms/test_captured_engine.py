@@ -37,6 +37,7 @@ from frame.plugins.platforms.cuda.graphs.cuda_graphs import CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, decode_shape
 from frame.plugins.platforms.options import CudaOptions
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import drain, greedy, prompts, request, running, tokens_of
 from frame.testing.reference_attention import ReferenceAttention
 from frame.testing.tiny import write_tiny
@@ -436,3 +437,24 @@ def test_a_closed_engine_keeps_nothing_that_its_graphs_read(folder: Path, monkey
         layer = weakref.ref(next(iter(worker.started.model.modules())))
     assert cache() is None
     assert layer() is None
+
+
+@pytest.mark.parametrize("family", ["qwen3-5", "mamba2"])
+def test_steps_of_layers_with_states_are_captured(
+    family: str, start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Single tokens as a whole and prompts in pieces, also on from states that were kept of prefixes."""
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
+    settings = {"model": str(make_checkpoint(tmp_path, family)), "max_num_batched_tokens": 24}
+    given = [[*one, *range(3, 30)][:60] for one in GIVEN[:4]]
+    with start(settings=settings) as (engine, worker, _, _):
+        worker.runner.device.graphs = EagerGraphs()
+        wanted = greedy(engine, given)
+    with start(settings=settings, max_tokens=24) as (engine, worker, capturer, plans):
+        before = capturer.num_replayed
+        for _ in range(2):
+            assert greedy(engine, given) == wanted
+        assert capturer.num_replayed > before + 5
+        assert set(worker.runner.device.graphs._pieces._graphs) == {16, 24}
+        assert any(copy.sources.size for plan in plans for copy in plan.copies)
+        assert engine.stats().prefix_hits > 0
