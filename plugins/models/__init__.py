@@ -93,6 +93,7 @@ _FAMILIES = (
     ("Zamba2ForCausalLM", "zamba2:Zamba2ForCausalLM", "Zamba2"),
     ("MiniMaxForCausalLM", "minimax:MiniMaxForCausalLM", "MiniMax-01"),
     ("OlmoHybridForCausalLM", "olmo_hybrid:OlmoHybridForCausalLM", "OLMo Hybrid"),
+    ("KimiLinearForCausalLM", "kimi_linear:KimiLinearForCausalLM", "Kimi-Linear"),
     ("OpenAIGPTLMHeadModel", "gpt2:OpenAIGPTLMHeadModel", "the first GPT"),
     ("GPT2LMHeadModel", "gpt2:GPT2LMHeadModel", "GPT-2"),
     ("GPTNeoForCausalLM", "gpt2:GPTNeoForCausalLM", "GPT-Neo"),

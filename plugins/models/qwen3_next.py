@@ -51,6 +51,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
 
     renames: ClassVar[Sequence[tuple[str, str]]] = (
         (r"^model\.language_model\.", "model."),
+        (r"^language_model\.", ""),
         *Decoder.renames,
     )
     ignores: ClassVar[Sequence[str]] = (*Qwen3NextForCausalLM.ignores, r"(model\.)?visual\..*")

@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from frame.layers.heads_norm import (
         HeadsNorm as HeadsNorm,
     )
+    from frame.layers.kimi_delta import (
+        KimiDeltaAttention as KimiDeltaAttention,
+    )
     from frame.layers.lightning import (
         LightningAttention as LightningAttention,
     )

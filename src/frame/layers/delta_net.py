@@ -150,20 +150,28 @@ class DeltaScan(StateLayer):
         kept = (heads.count, spec.key_dim, spec.value_dim), torch.float32
         super().__init__(build, prefix, {"scan": kept, "conv": conv.window})
         self.spec, self.ops, self.conv, self.sizes = spec, build.ops, conv, heads.sizes
-        shapes = dict.fromkeys(("A_log", "dt_bias"), (spec.num_heads,))
-        self.weights = FloatWeights(build, prefix, shapes, slice(heads.first, heads.first + heads.count))
+        self.make_decay(build, heads)
+
+    def make_decay(self, build: Build, heads: DeltaHeads) -> None:
+        """Makes the weights of `fade`."""
+        shapes = dict.fromkeys(("A_log", "dt_bias"), (heads.spec.num_heads,))
+        self.weights = FloatWeights(build, self.name, shapes, slice(heads.first, heads.first + heads.count))
         self.decay = empty_tensor(build, torch.float32, heads.count)
 
     def finish_load(self) -> None:
         """Called when the last weight has arrived."""
         self.decay.data.copy_(-self.weights["A_log"].exp())
 
+    def fade(self, dt: Tensor) -> Tensor:
+        """The logarithm of what each head keeps of its state, float32 [T, H], from steps in the same shape."""
+        return self.decay * functional.softplus(dt.float() + self.weights["dt_bias"])
+
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
         mixed, beta, dt = tensors
         mixed = self.ops.causal_conv(mixed, self.conv.taps, self.conv.bias, self.states["conv"], plan)
         query, key, value = mixed.split(self.sizes, dim=-1)
         query, key = (one.unflatten(-1, (-1, self.spec.key_dim)) for one in (query, key))
-        decay = self.decay * functional.softplus(dt.float() + self.weights["dt_bias"])
+        decay = self.fade(dt)
         beta = beta.sigmoid() * 2 if self.spec.doubles else beta.sigmoid()
         value = value.unflatten(-1, (-1, self.spec.value_dim))
         return self.ops.gated_delta(query, key, value, decay, beta, self.states["scan"], plan).flatten(1)
