@@ -50,9 +50,10 @@ class AttentionSpec:
     """What a layer asks of a backend.
 
     `window` > 0 limits a token to itself and the `window - 1` before it, and in an encoder as many behind it;
-    `soft_cap` > 0 is tanh capping of scores; `sinks` says that each head has a learned sink logit, `alibi` that each
-    head has a slope. `kv_dtype` is the cache's element type, `block_size` the tokens of a block: 0 until the cache is
-    planned.
+    `chunk` > 0 limits it to those of its run of so many: a backend is given rows that begin with such a run, so that it
+    need not heed it. `soft_cap` > 0 is tanh capping of scores; `sinks` says that each head has a learned sink logit,
+    `alibi` that each head has a slope. `kv_dtype` is the cache's element type, `block_size` the tokens of a block: 0
+    until the cache is planned.
 
     With `returns_lse`, `forward` gives the log-sum-exp of the scores too, so that parts of a context can be merged.
     `context` says which tokens of a row the cache holds; `window`, a multiple of its ranks, and all that a batch says
@@ -70,6 +71,7 @@ class AttentionSpec:
     device_type: str
     kind: AttentionKind = "decoder"
     window: int = 0
+    chunk: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False

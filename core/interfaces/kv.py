@@ -68,6 +68,22 @@ class SlidingKV(FullKV, frozen=True, tag=True, kw_only=True):
         return min(-(-num_tokens // block_size), -(-(self.window - 1) // block_size) + 1)
 
 
+class ChunkedKV(FullKV, frozen=True, tag=True, kw_only=True):
+    """As `FullKV`, but a token reads those of its own run of `chunk` tokens alone; blocks of older runs go back."""
+
+    chunk: int
+
+    @property
+    def retention(self) -> tuple[str, int]:
+        return "chunk", self.chunk
+
+    def first_needed(self, position: int) -> int:
+        return position // self.chunk * self.chunk
+
+    def max_live_blocks(self, block_size: int, num_tokens: int) -> int:
+        return min(-(-num_tokens // block_size), -(-self.chunk // block_size) + 1)
+
+
 class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
     """One vector of `dim` numbers for each token, which all heads share, and which every tensor rank keeps."""
 
@@ -92,7 +108,7 @@ class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
         return self.state_bytes
 
 
-AnyKVSpec = FullKV | SlidingKV | LatentKV | StateKV
+AnyKVSpec = FullKV | SlidingKV | ChunkedKV | LatentKV | StateKV
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):

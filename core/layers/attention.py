@@ -11,9 +11,10 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
-from ..interfaces.kv import AnyKVSpec, FullKV, SlidingKV
+from ..interfaces.kv import AnyKVSpec, ChunkedKV, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
 from .cached import CachedLayer, Planner
+from .chunked import ChunkPlanner
 from .context import SharedContext
 from .weights import WeightSlot
 
@@ -52,6 +53,7 @@ class Attention(CachedLayer):
         self.sinks = sinks
         self.head_slice, self.total_heads = head_slice, total_heads
         self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes)
+        self._backend: Planner | None = None
         quantized = spec.kind == "decoder" and spec.kv_dtype.itemsize == 1
         self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
 
@@ -64,12 +66,19 @@ class Attention(CachedLayer):
         kept = FullKV(
             num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype, context_ranks=spec.context.ranks
         )
+        if spec.chunk:
+            return ChunkedKV(**structs.asdict(kept), chunk=spec.chunk)
         return SlidingKV(**structs.asdict(kept), window=spec.window) if spec.window else kept
+
+    def planner(self, backend: Planner | None) -> Planner:
+        found = super().planner(backend)
+        return ChunkPlanner(cast("AttentionBackend", found), self.spec.chunk) if self.spec.chunk else found
 
     def bind(self, cache: Tensor | None, block: BlockFormat | None, plan: int, planner: Planner) -> None:
         super().bind(cache, block, plan, planner)
-        if isinstance(planner, AttentionBackend):
-            self.params = replace(self.params, spec=planner.spec)
+        self._backend = planner.backend if isinstance(planner, ChunkPlanner) else planner
+        if isinstance(self._backend, AttentionBackend):
+            self.params = replace(self.params, spec=self._backend.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
         """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""
@@ -78,7 +87,7 @@ class Attention(CachedLayer):
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
         """[T, H, D] for (query, key, value), by the backend."""
         query, key, value = tensors
-        backend = cast("AttentionBackend", self.planned_by)
+        backend = cast("AttentionBackend", self._backend)
         cache = _NOTHING if self.kv_cache is None else self.kv_cache
         if self.context is None:
             return cast("Tensor", backend.forward(self.params, query, key, value, cache, plan))

@@ -128,6 +128,8 @@ def shared_context(
         )
     if spec.alibi:
         raise ValueError(f"{prefix} has ALiBi slopes, whose attention cannot be shared by devices")
+    if spec.chunk:
+        raise ValueError(f"{prefix} sees chunks of {spec.chunk} tokens, which devices cannot share")
     if spec.window % ranks:
         raise ValueError(f"the window of {prefix}, {spec.window} tokens, cannot be shared by {ranks} devices")
     if divided.size > 1:

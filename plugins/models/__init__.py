@@ -28,6 +28,8 @@ _FAMILIES = (
     ("HYV3ForCausalLM", "hunyuan_moe:HYV3ForCausalLM", "HY3"),
     ("AfmoeForCausalLM", "afmoe:AfmoeForCausalLM", "AFMoE: Trinity"),
     ("ExaoneMoeForCausalLM", "exaone_moe:ExaoneMoeForCausalLM", "K-EXAONE"),
+    ("Llama4ForCausalLM", "llama4:Llama4ForCausalLM", "Llama 4, text"),
+    ("Llama4ForConditionalGeneration", "llama4:Llama4ForConditionalGeneration", "Llama 4, text part only"),
     ("MellumForCausalLM", "mellum:MellumForCausalLM", "Mellum 2"),
     ("Gemma2ForCausalLM", "gemma2:Gemma2ForCausalLM", "Gemma 2"),
     ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),

@@ -64,6 +64,8 @@ class DenseAttention(AttentionBackend):
             hidden |= distance >= spec.window
         if layer.alibi_slopes is not None:
             scores = scores - layer.alibi_slopes[:, None, None] * distance
+        if spec.chunk:
+            hidden |= ends[:, None] // spec.chunk != torch.arange(len(keys))[None, :] // spec.chunk
         scores = scores.masked_fill(hidden, float("-inf"))
         if layer.sinks is not None:
             scores = torch.cat((scores, layer.sinks.to(scores)[:, None, None].expand(-1, len(query), 1)), -1)

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.kv import (
         DTYPE_BYTES as DTYPE_BYTES,
         AnyKVSpec as AnyKVSpec,
+        ChunkedKV as ChunkedKV,
         FullKV as FullKV,
         KVGroup as KVGroup,
         KVLayout as KVLayout,

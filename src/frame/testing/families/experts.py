@@ -61,6 +61,20 @@ _AFMOE: Mapping[str, Any] = {
     "global_attn_every_n_layers": 2,
 }
 
+_LLAMA4: Mapping[str, Any] = {
+    **TINY,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "moe_layers": [1, 3],
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 16,
+    "floor_scale": 8,
+    "attn_scale": 0.4,
+    "use_qk_norm": True,
+}
+
 #: One line a family, more where values of its configuration turn a trait off that the first has on.
 ROWS: Mapping[str, Family] = {
     "mixtral": Family("MixtralForCausalLM", "mixtral", _MIXTRAL),
@@ -266,6 +280,29 @@ ROWS: Mapping[str, Family] = {
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
+        in_matrix=True,
+    ),
+    "llama4": Family(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        {
+            **_LLAMA4,
+            "attention_bias": True,
+            "no_rope_layers": [1, 1, 0, 1],
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "llama4-plain": Family(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False, "moe_layers": [0, 1, 2, 3]},
         in_matrix=True,
     ),
 }
