@@ -36,12 +36,12 @@ class ChunkPlanner:
         if batch.max_query_len <= 1:
             begins = (batch.seq_lens - 1).clamp(min=0) // self._chunk * self._chunk
             table = self._cut(batch.block_table, begins, most)
-            lengths = np.minimum(batch.host_seq_lens, self._chunk)
+            host_lens = np.minimum(batch.host_seq_lens, self._chunk)
             changed: dict[str, Any] = {"seq_lens": batch.seq_lens - begins, "block_table": table}
-            return self.backend.plan(replace(batch, **changed, host_seq_lens=lengths, max_seq_len=most, prefix=None))
-        rows, begins, counts, lengths = self._pieces(batch)
+            return self.backend.plan(replace(batch, **changed, host_seq_lens=host_lens, max_seq_len=most, prefix=None))
+        rows, first, counts, lengths = self._pieces(batch)
         device = batch.block_table.device
-        index, begun = (torch.from_numpy(one).to(device) for one in (rows, begins))
+        index, begun = (torch.from_numpy(one).to(device) for one in (rows, first))
         starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
         return self.backend.plan(
             replace(
