@@ -232,12 +232,15 @@ def _slots_joined(layer: Experts) -> list[WeightSlot]:
     slots: list[WeightSlot] = []
 
     def add(name: str, shape: tuple[int, ...], target: Tensor | None, index: Index, region: Index, covers: str) -> None:
-        turned = spec.transposed and len(shape) == 3
-        if turned:
-            shape, index = (shape[0], shape[2], shape[1]), (index[0], index[2], index[1])
         part, kind = covers.split(".")
         covered = tuple(one for expert in held for one in _names(layer, expert, part, kinds=(kind,)))
-        slots.append(WeightSlot(name, shape, target, index, region, transposed=turned, covers=covered))
+        ways = [(False, shape, index)]
+        if kind == "weight":  # in whichever order of axes the file has it, if its shape tells
+            ways.append((True, (shape[0], shape[2], shape[1]), (index[0], index[2], index[1])))
+            ways = ways[::-1] if spec.transposed else ways
+            ways = ways if shape[1] != shape[2] else ways[:1]
+        for turned, stored, taken in ways:
+            slots.append(WeightSlot(name, stored, target, taken, region, transposed=turned, covers=covered))
 
     for here, experts in _runs(held):
         for number, (part, piece) in enumerate(zip(first, pieces, strict=True)):

@@ -69,6 +69,7 @@ class WeightMap:
             if slots is None:
                 unexpected.append(tensor.name)
                 continue
+            slots = _fitting(slots, tensor.shape)
             covered.update(name for slot in slots for name in (slot.covers or (slot.name,)))
             if slots and (reason := slots[0].misfit(tensor.name, tensor.shape, tensor.dtype)):
                 misfits.append(reason)
@@ -87,7 +88,7 @@ class WeightMap:
             slots = self.match(name)
             if slots is None:
                 raise WeightError(self._complaint([], [name], []))
-            for slot in slots:
+            for slot in _fitting(slots, tensor.shape):
                 if reason := slot.misfit(name, tensor.shape, tensor.dtype):
                     raise WeightError(self._complaint([], [], [reason]))
                 if slot.is_read:
@@ -134,6 +135,11 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
         layer.finish_load()
     model.finish_load()
     return filling.num_bytes
+
+
+def _fitting(slots: Sequence[WeightSlot], shape: Sequence[int]) -> Sequence[WeightSlot]:
+    """Those of a tensor that may come in several shapes which fit the one it has; all if none does."""
+    return [slot for slot in slots if slot.fits(shape)] or slots
 
 
 def _some(names: list[str]) -> str:

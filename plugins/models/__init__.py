@@ -11,6 +11,11 @@ _FAMILIES = (
     ("Qwen3ForCausalLM", "qwen3:Qwen3ForCausalLM", "Qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe:Qwen3MoeForCausalLM", "Qwen3 with routed experts"),
     ("Qwen2MoeForCausalLM", "qwen2_moe:Qwen2MoeForCausalLM", "Qwen2 with routed experts and a shared one"),
+    (
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe:Qwen3VLMoeForConditionalGeneration",
+        "Qwen3-VL with routed experts, text part only",
+    ),
     ("MixtralForCausalLM", "mixtral:MixtralForCausalLM", "Mixtral"),
     ("OlmoeForCausalLM", "olmoe:OlmoeForCausalLM", "OLMoE"),
     ("FlexOlmoForCausalLM", "flex_olmo:FlexOlmoForCausalLM", "FlexOlmo"),

@@ -117,11 +117,17 @@ def routed(
     wide: bool = False,
     factor: float = 1.0,
     reduce: bool = False,
+    transposed: bool = False,
 ) -> SparseMLP:
     """Experts whose tensors are named as Qwen's are, `gate` being the router and `correction` its bias for choosing."""
     config = build.config
     experts = ExpertSpec(
-        router.num_experts, config.hidden_size, intermediate_size, router.top_k, activation=config.hidden_act
+        router.num_experts,
+        config.hidden_size,
+        intermediate_size,
+        router.top_k,
+        activation=config.hidden_act,
+        transposed=transposed,
     )
     return SparseMLP(
         Router(

@@ -66,7 +66,7 @@ def by_hand(spec: ExpertSpec, tensors: dict[str, Tensor], hidden: Tensor, routin
     return out
 
 
-def joined(spec: ExpertSpec, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def joined(spec: ExpertSpec, tensors: dict[str, Tensor], *, transposed: bool) -> dict[str, Tensor]:
     """The two tensors of all experts, and their biases, as a checkpoint of the layout has them."""
     *first, down = spec.names
     names = spec.joined or ("gate_up_proj" if spec.gated else "up_proj", "down_proj")
@@ -74,7 +74,7 @@ def joined(spec: ExpertSpec, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for kind, suffix in (("weight", ""), ("bias", "_bias")) if spec.bias else (("weight", ""),):
         *parts, outer = [torch.stack([tensors[f"x.{e}.{name}.{kind}"] for e in range(3)]) for name in (*first, down)]
         inner = torch.stack(parts, 2).flatten(1, 2) if spec.interleaved else torch.cat(parts, 1)
-        if spec.transposed and kind == "weight":
+        if transposed and kind == "weight":
             inner, outer = inner.transpose(1, 2).contiguous(), outer.transpose(1, 2).contiguous()
         found |= {f"x.{names[0]}{suffix}": inner, f"x.{names[1]}{suffix}": outer}
     return found
@@ -92,7 +92,8 @@ def test_every_kind_of_experts_from_every_layout(spec, mesh):
 
     def work(groups):
         found = []
-        for given in (tensors, joined(spec, tensors)):
+        files = tensors, *(joined(spec, tensors, transposed=turned) for turned in (False, True))
+        for given in files:
             build = make_build()
             build.groups = groups
             layer = build.experts("x", spec)

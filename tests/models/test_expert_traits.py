@@ -144,3 +144,32 @@ def test_routers_that_families_keep_in_float32_stay_there(row, published):
     routers = [one for one in make_model(published(row)[0], dtype=torch.bfloat16).modules() if isinstance(one, Router)]
     assert routers
     assert {one.linear.weight.dtype for one in routers} == {torch.float32}
+
+
+def text_part_equals(folder, config, **vision):
+    """Whether the text part of a checkpoint with pictures gives transformers' logits."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    made = AutoConfig.for_model(config, **vision)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(made, dtype=torch.float32)
+    model.save_pretrained(folder)
+    with torch.inference_mode():
+        want = model.eval()(input_ids=torch.tensor([IDS])).logits[0]
+    return (run(make_model(folder), IDS, [60]) - want).abs().max() < 2e-4 * want.abs().max()
+
+
+def test_text_part_of_qwen3_vl_moe(tmp_path):
+    text = {**FAMILIES["qwen3-moe"].config, "initializer_range": 0.2, "mlp_only_layers": [1]}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    sizes = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    vision = {**sizes, "deepstack_visual_indexes": [0], "patch_size": 8, "num_position_embeddings": 16}
+    assert text_part_equals(tmp_path, "qwen3_vl_moe", text_config=text, vision_config=vision)
+
+
+def test_text_part_of_llama4(tmp_path):
+    text = {**FAMILIES["llama4"].config, "initializer_range": 0.2}
+    sizes = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "image_size": 16, "patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16}
+    vision["projector_output_dim"] = 16
+    assert text_part_equals(tmp_path, "llama4", text_config=text, vision_config=vision)
