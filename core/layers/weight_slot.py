@@ -83,11 +83,15 @@ class WeightSlot:
         """Whether this rank reads the tensor."""
         return self.parameter is not None and not self.parameter.is_meta
 
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether a checkpoint tensor of this shape may fill the slot; a scalar may also come as one of one element."""
+        return tuple(shape) == self.shape or (self.shape == () and tuple(shape) == (1,))
+
     def misfit(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
         """Why a checkpoint tensor may not fill this slot, or ""."""
         if self.parameter is None:
             return ""
-        if tuple(shape) != self.shape and not (self.shape == () and tuple(shape) == (1,)):
+        if not self.has_shape(shape):
             return f"{name} is {list(shape)}, expected {list(self.shape)}"
         wanted = self.dtype or self.parameter.dtype
         is_cast = self.dtype is None and (self.take is not None or wanted.is_floating_point) and _is_wide(dtype)

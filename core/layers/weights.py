@@ -139,7 +139,7 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
 
 def _fitting(slots: Sequence[WeightSlot], shape: Sequence[int]) -> Sequence[WeightSlot]:
     """Those of a tensor that may come in several shapes which fit the one it has; all if none does."""
-    return [slot for slot in slots if slot.fits(shape)] or slots
+    return [slot for slot in slots if slot.parameter is None or slot.has_shape(shape)] or slots
 
 
 def _some(names: list[str]) -> str:

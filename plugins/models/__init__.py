@@ -35,6 +35,7 @@ _FAMILIES = (
     ("ExaoneMoeForCausalLM", "exaone_moe:ExaoneMoeForCausalLM", "K-EXAONE"),
     ("Llama4ForCausalLM", "llama4:Llama4ForCausalLM", "Llama 4, text"),
     ("Llama4ForConditionalGeneration", "llama4:Llama4ForConditionalGeneration", "Llama 4, text part only"),
+    ("MiMoV2FlashForCausalLM", "mimo_v2:MiMoV2FlashForCausalLM", "MiMo-V2-Flash"),
     ("MellumForCausalLM", "mellum:MellumForCausalLM", "Mellum 2"),
     ("Gemma2ForCausalLM", "gemma2:Gemma2ForCausalLM", "Gemma 2"),
     ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),

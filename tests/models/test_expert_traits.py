@@ -51,6 +51,8 @@ CHANGES = {
     ("exaone-moe", "routed_scaling_factor"): 1.0,
     ("exaone-moe", "sliding_window"): 500,
     ("mellum", "sliding_window"): 500,
+    ("mimo-v2", "sliding_window"): 500,
+    ("mimo-v2", "attention_value_scale"): None,
     ("llama4", "attention_chunk_size"): 500,
     ("llama4", "attn_temperature_tuning"): False,
     ("llama4", "floor_scale"): 16,
@@ -68,6 +70,7 @@ TENSORS = {
     "afmoe": "expert_bias",
     "exaone-moe": "e_score_correction_bias",
     "gpt-oss": "sinks",
+    "mimo-v2": "sink_bias",
 }
 REFUSED = {
     ("mixtral", "hidden_act"): ("quick_gelu", "no activation 'quick_gelu' of experts; there are: silu, swish"),
@@ -76,6 +79,7 @@ REFUSED = {
     ("minimax-m2", "shared_intermediate_size"): (64, "shared_intermediate_size is 64; MiniMax-M2 is served without"),
     ("hunyuan-moe", "use_cla"): (True, "use_cla is true; layers of Hunyuan that share keys and values"),
     ("hunyuan-moe", "moe_intermediate_size"): ([96, 96, 48], "moe_intermediate_size is 48 in a layer"),
+    ("mimo-v2", "v_head_dim"): (32, "v_head_dim is 32; values are served up to the width of keys, 24"),
     ("hunyuan-moe", "num_shared_expert"): (2, "num_shared_expert is 2 in a layer"),
 }
 
