@@ -92,14 +92,14 @@ ROWS: Mapping[str, Family] = {
         },
         in_matrix=True,
     ),
-    "olmoe": Family("OlmoeForCausalLM", "olmoe", {**_NO_HEAD_DIM, **_SIX, "clip_qkv": 0.8}),
+    "olmoe": Family("OlmoeForCausalLM", "olmoe", {**_NO_HEAD_DIM, **_SIX, "clip_qkv": 0.8}, in_matrix=True),
     "olmoe-renormalized": Family(
         "OlmoeForCausalLM",
         "olmoe",
         {**_NO_HEAD_DIM, **_SIX, "norm_topk_prob": True, "attention_bias": True},
         in_matrix=True,
     ),
-    "flex-olmo": Family("FlexOlmoForCausalLM", "flex_olmo", {**TINY, **_SIX, "attention_bias": True}),
+    "flex-olmo": Family("FlexOlmoForCausalLM", "flex_olmo", {**TINY, **_SIX, "attention_bias": True}, in_matrix=True),
     "flex-olmo-renormalized": Family(
         "FlexOlmoForCausalLM", "flex_olmo", {**TINY, **_SIX, "norm_topk_prob": True}, in_matrix=True
     ),
@@ -133,7 +133,7 @@ ROWS: Mapping[str, Family] = {
         },
         in_matrix=True,
     ),
-    "granite-moe": Family("GraniteMoeForCausalLM", "granitemoe", {**_GRANITE, "attention_bias": True}),
+    "granite-moe": Family("GraniteMoeForCausalLM", "granitemoe", {**_GRANITE, "attention_bias": True}, in_matrix=True),
     "granite-moe-shared": Family(
         "GraniteMoeSharedForCausalLM", "granitemoeshared", {**_GRANITE, "shared_intermediate_size": 48}
     ),
@@ -210,9 +210,10 @@ ROWS: Mapping[str, Family] = {
         "MiniMaxM2ForCausalLM",
         "minimax_m2",
         {**TINY, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+        in_matrix=True,
     ),
     "ernie4.5-moe": Family(
-        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {**_ERNIE, "use_bias": True, "moe_norm_min": 0.6}
+        "Ernie4_5_MoeForCausalLM", "ernie4_5_moe", {**_ERNIE, "use_bias": True, "moe_norm_min": 0.6}, in_matrix=True
     ),
     "ernie4.5-moe-last": Family(
         "Ernie4_5_MoeForCausalLM",
@@ -238,6 +239,7 @@ ROWS: Mapping[str, Family] = {
             "attention_bias": True,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 100.0, "factor": 1.0},
         },
+        in_matrix=True,
     ),
     "hunyuan-moe-plain": Family(
         "HunYuanMoEV1ForCausalLM",
