@@ -36,6 +36,7 @@ _FAMILIES = (
     ("Llama4ForCausalLM", "llama4:Llama4ForCausalLM", "Llama 4, text"),
     ("Llama4ForConditionalGeneration", "llama4:Llama4ForConditionalGeneration", "Llama 4, text part only"),
     ("MiMoV2FlashForCausalLM", "mimo_v2:MiMoV2FlashForCausalLM", "MiMo-V2-Flash"),
+    ("DbrxForCausalLM", "dbrx:DbrxForCausalLM", "DBRX"),
     ("MellumForCausalLM", "mellum:MellumForCausalLM", "Mellum 2"),
     ("Gemma2ForCausalLM", "gemma2:Gemma2ForCausalLM", "Gemma 2"),
     ("Gemma3ForCausalLM", "gemma3:Gemma3ForCausalLM", "Gemma 3, text"),

@@ -37,7 +37,7 @@ class MiMoV2FlashForCausalLM(Decoder):
 
 
 class NarrowValues(nn.Module):
-    """Attention whose values, scaled by a constant, are filled up with zeros to the width of keys, that of the cache."""
+    """Attention whose values, scaled by a constant, are filled up with zeros to the width of keys, as in the cache."""
 
     def __init__(self, build: Build, name: str, index: int, rotary: RotaryEmbedding) -> None:
         super().__init__()

@@ -75,6 +75,14 @@ _LLAMA4: Mapping[str, Any] = {
     "use_qk_norm": True,
 }
 
+_DBRX: Mapping[str, Any] = {
+    **{name: TINY[name] for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")},
+    "d_model": 64,
+    "n_heads": 4,
+    "n_layers": 3,
+    "max_seq_len": 256,
+}
+
 #: One line a family, more where values of its configuration turn a trait off that the first has on.
 ROWS: Mapping[str, Family] = {
     "mixtral": Family("MixtralForCausalLM", "mixtral", _MIXTRAL),
@@ -335,6 +343,32 @@ ROWS: Mapping[str, Family] = {
             "attention_value_scale": None,
             "layer_types": ["full_attention"] * 3,
             "mlp_layer_types": ["sparse"] * 3,
+        },
+        in_matrix=True,
+    ),
+    "dbrx": Family(
+        "DbrxForCausalLM",
+        "dbrx",
+        {
+            **_DBRX,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 6, "moe_top_k": 2},
+        },
+        in_matrix=True,
+    ),
+    "dbrx-plain": Family(
+        "DbrxForCausalLM",
+        "dbrx",
+        {
+            **_DBRX,
+            "attn_config": {"kv_n_heads": 4, "clip_qkv": 50.0, "rope_theta": 10000.0},
+            "ffn_config": {
+                "ffn_hidden_size": 96,
+                "ffn_act_fn": {"name": "gelu"},
+                "moe_num_experts": 6,
+                "moe_top_k": 2,
+                "moe_normalize_expert_weights": None,
+            },
         },
         in_matrix=True,
     ),
