@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -90,9 +91,16 @@ class FlatExperts(Experts):
         return slots
 
 
+def _value(part: Any, name: str, *default: Any) -> Any:
+    """A setting of a part of the configuration, which is an object or, where a file of it was read, a dictionary."""
+    if isinstance(part, Mapping):
+        return part.get(name, *default) if default else part[name]
+    return getattr(part, name, *default)
+
+
 def _with_theta(build: Build) -> Build:
     """The build with the base of positions that DBRX's checkpoints keep among the settings of attention."""
-    theta = getattr(build.config.attn_config, "rope_theta", None)
+    theta = _value(build.config.attn_config, "rope_theta", None)
     if theta is None:
         return build
     config = copy(build.config)
@@ -103,7 +111,7 @@ def _with_theta(build: Build) -> Build:
 def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:
     config, name = build.config, f"{prefix}.norm_attn_norm"
     num_heads, num_kv_heads, head_dim = head_shape(config)
-    bound = config.attn_config.clip_qkv
+    bound = _value(config.attn_config, "clip_qkv", None)
     attention = (RotaryAttention if bound is None else CutAttention)(
         build.attention_input(f"{name}.attn", config.d_model, num_heads, num_kv_heads, head_dim, names=("Wqkv",)),
         rotary,
@@ -118,13 +126,14 @@ def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:
 
 def _experts(build: Build, prefix: str) -> SparseMLP:
     config = build.config
-    ffn, power = config.ffn_config, config.ffn_config.moe_normalize_expert_weights
+    ffn = config.ffn_config
+    power, act = _value(ffn, "moe_normalize_expert_weights", 1.0), _value(ffn, "ffn_act_fn", None)
     if power not in (None, 1):
         raise ValueError(
             f"moe_normalize_expert_weights is {power}; weights of experts are divided by their sum (1) or not"
         )
-    number, top_k = ffn.moe_num_experts, ffn.moe_top_k
-    spec = ExpertSpec(number, config.d_model, ffn.ffn_hidden_size, top_k, activation=ffn.ffn_act_fn["name"])
+    number, top_k, size = (_value(ffn, name) for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size"))
+    spec = ExpertSpec(number, config.d_model, size, top_k, activation=(act or {"name": "silu"})["name"])
     router = RouterSpec(number, top_k, renormalize=power is not None)
     return SparseMLP(
         Router(build, f"{prefix}.router.layer", config.d_model, router),
