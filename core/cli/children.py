@@ -78,18 +78,21 @@ def _serve_engine(
 
     def prepare(config: FrameConfig, stage: Callable[[str], None]) -> Callable[[], Engine]:
         stage("libraries")
+        from frame.links.early_workers import begin_workers
+
         from ..plugin_host.registry import Registry
         from ..startup.early import begin_platforms
 
         registry = Registry.load(plugins)
-        begin_platforms(config, registry)
-        from ..engine.assembly import EngineStart
-        from ..worker.factory import Workers
+        with begin_workers(config, registry) as begun:
+            begin_platforms(config, registry)
+            from ..engine.assembly import EngineStart
+            from ..worker.factory import Workers
 
-        vocabulary = partial(_read_vocabulary, config, registry)
-        start = EngineStart(config, registry, Workers, stage, vocabulary, rendezvous)
-        start.await_workers()
-        return start.finish
+            vocabulary, make = partial(_read_vocabulary, config, registry), partial(Workers, begun=begun)
+            start = EngineStart(config, registry, make, stage, vocabulary, rendezvous)
+            start.await_workers()
+            return start.finish
 
     return EngineProcess(_read_config(config_file), socket, control_fd, prepare, journal_fd).run()
 

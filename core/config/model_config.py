@@ -40,6 +40,7 @@ def _with_floats(value: Any) -> Any:
         return {key: _with_floats(one) for key, one in value.items()}
     return [_with_floats(one) for one in value] if isinstance(value, list) else value
 
+
 #: Model types that transformers lacks → the one whose class reads their files.
 _READ_AS = {"kimi_k2": "deepseek_v3"}
 

@@ -43,7 +43,8 @@ KINDS = {
     #: `target` is the scheduler side, `tags["worker"]` the worker side ("package.module:Class"). The engine builds the
     #: first, each worker the second, when the KV cache exists; both are closed with it.
     "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
-    #: The engine builds one when it starts and closes it when it ends.
+    #: The engine builds one when it starts and closes it when it ends. With a tag "spawns" it has `workers.spawn` make
+    #: each worker, whose processes then start before it is built.
     "executor": Kind("frame_executors", "executor", "executor:Executor"),
     #: The engine builds one when it starts; it lives as long as the engine.
     "scheduler": Kind("frame_schedulers", "scheduling policy", "scheduling:SchedulerPolicy"),

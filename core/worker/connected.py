@@ -10,11 +10,12 @@ import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from frame.links.early_workers import WorkerChild
+
 from ..interfaces.executor import DeadWorkerError, Progress
 from ..processes.channel import Channel
 from .channel_worker import ChannelWorker, FromWorker, WorkerError
 from .heartbeat import HeartbeatMemory
-from .worker_process import spawn_worker
 
 
 class ConnectedWorker(ChannelWorker):
@@ -66,7 +67,9 @@ class WorkerProcess:
             parts["config"]["model"]["model"] = model
             recipe = json.dumps(parts).encode()
         self._heartbeat = HeartbeatMemory()
-        self._process = spawn_worker(recipe, connection, self._heartbeat.descriptor)
+        child = WorkerChild(connection, self._heartbeat.descriptor)
+        child.tell(recipe)
+        self._process = child.process
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from frame.links.early_workers import EarlyWorkers
+
+from ..config.checkpoint import read_checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.executor import SpawnedTeam, SpawnedWorker, WorkerProtocol
 from ..interfaces.mesh import Placement
 from ..interfaces.wire import decode, encode
+from ..plugin_host.model_choice import choose_model
 from ..plugin_host.registry import Registry
 from ..startup.early import begin_platforms
 from ..startup.logging import configure_logging
@@ -18,13 +23,24 @@ from ..startup.logging import configure_logging
 if TYPE_CHECKING:
     from .worker import Worker
 
+logger = logging.getLogger("frame.start")
+
 
 class Workers:
-    """Implements `frame.interfaces.WorkerFactory` for one engine. `progress` hears each stage of a worker's start."""
+    """Implements `frame.interfaces.WorkerFactory` for one engine. `progress` hears each stage of a worker's start.
+
+    Workers that it spawns have the processes of `begun`, as long as there are any.
+    """
 
     def __init__(
-        self, config: FrameConfig, registry: Registry, progress: Callable[[str], None], engine_id: str = ""
+        self,
+        config: FrameConfig,
+        registry: Registry,
+        progress: Callable[[str], None],
+        engine_id: str = "",
+        begun: EarlyWorkers | None = None,
     ) -> None:
+        self._begun = begun or EarlyWorkers(0)
         self._config = config
         self._registry = registry
         self._progress = progress
@@ -40,7 +56,7 @@ class Workers:
         """A worker in a process of its own, which loads exactly the plugins that this one chose."""
         from .worker_process import RemoteWorker
 
-        return RemoteWorker(self.recipe(placement), self._progress)
+        return RemoteWorker(self.recipe(placement), self._progress, self._begun.take())
 
     def join(self, workers: Sequence[SpawnedWorker]) -> SpawnedTeam:
         """The workers of one engine, told everything together."""
@@ -65,14 +81,38 @@ class Workers:
         return json.dumps(parts).encode()
 
 
-def worker_of(recipe: bytes, progress: Callable[[str], None] = lambda stage: None) -> Worker:
-    """The worker of a recipe, for a process that does nothing else: it sets up logging and loads the plugins."""
+class Libraries:
+    """What a worker's process loads before anything else: logging as `config` says, plugins, and torch."""
+
+    def __init__(self, config: FrameConfig, plugins: list[Any]) -> None:
+        configure_logging(config.server.log_level)
+        self.plugins, self.registry = plugins, Registry.load(only=plugins)
+        begin_platforms(config, self.registry)
+        from . import worker  # noqa: F401
+
+    @classmethod
+    def of(cls, outline: bytes) -> Libraries | None:
+        """Those of a process whose recipe comes later, and its model's; None where that fails: the recipe will, too."""
+        try:
+            parts = json.loads(outline)
+            config = FrameConfig.model_validate(parts["config"])
+            found = cls(config, parts["plugins"])
+            choose_model(read_checkpoint(config), found.registry)  # imports it
+        except Exception as error:
+            logger.debug("a worker loaded nothing early: %s", error, exc_info=error)
+            return None
+        return found
+
+
+def worker_of(
+    recipe: bytes, progress: Callable[[str], None] = lambda stage: None, begun: Libraries | None = None
+) -> Worker:
+    """The worker of a recipe, for a process that does nothing else. What it has `begun` with is not loaded again."""
     parts = json.loads(recipe)
     config = FrameConfig.model_validate(parts["config"])
-    configure_logging(config.server.log_level)
-    registry = Registry.load(only=parts["plugins"])
-    begin_platforms(config, registry)
+    if begun is None or begun.plugins != parts["plugins"]:
+        begun = Libraries(config, parts["plugins"])
     from .worker import Worker
 
     placement = decode(bytes.fromhex(parts["placement"]), Placement)
-    return Worker(config, registry, placement, parts["engine_id"], progress)
+    return Worker(config, begun.registry, placement, parts["engine_id"], progress)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
+from frame.links.early_workers import LinkedChild
 from frame.links.lookout import Lookout
 from frame.links.step_messages import Execute, Sample
 
@@ -28,8 +29,6 @@ from ..interfaces.kv import KVLayout
 from ..plugin_host.isolation import culprit
 from ..processes.broadcast import BroadcastReader, BroadcastWriter
 from ..processes.channel import Channel
-from ..processes.python_command import python_command
-from ..startup.openmp import child_environment
 from .channel_worker import (
     Attach,
     Call,
@@ -41,8 +40,8 @@ from .channel_worker import (
     Value,
     WorkerStage,
 )
-from .factory import worker_of
-from .heartbeat import Heartbeat, HeartbeatMemory
+from .factory import Libraries, worker_of
+from .heartbeat import Heartbeat
 
 T = TypeVar("T")
 
@@ -53,12 +52,10 @@ CLOSE_SECONDS = 10.0
 class RemoteWorker(ChannelWorker):
     """A worker in a child process, which ends with this one."""
 
-    def __init__(self, recipe: bytes, progress: Callable[[str], None]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        super().__init__(Channel(ours, FromWorker), progress)
-        self._heartbeat = HeartbeatMemory()
-        with theirs:
-            self._process = spawn_worker(recipe, theirs, self._heartbeat.descriptor)
+    def __init__(self, recipe: bytes, progress: Callable[[str], None], linked: LinkedChild) -> None:
+        super().__init__(Channel(linked.connection, FromWorker), progress)
+        self._heartbeat, self._process = linked.heartbeat, linked.child.process
+        linked.child.tell(recipe)
         self._attached = False
 
     def load(self) -> WorkerFacts:
@@ -110,22 +107,6 @@ class RemoteWorker(ChannelWorker):
         raise _death(status)
 
 
-def spawn_worker(recipe: bytes, connection: socket.socket, heartbeat: int) -> subprocess.Popen[bytes]:
-    """Starts a worker's process, which talks over `connection` and beats into the memory of descriptor `heartbeat`."""
-    passed = connection.fileno(), heartbeat
-    process = subprocess.Popen(
-        python_command("frame", "worker", str(passed[0]), "--heartbeat", str(passed[1])),
-        stdin=subprocess.PIPE,
-        pass_fds=passed,
-        env=child_environment(),
-    )
-    if process.stdin is None:
-        raise RuntimeError("the worker process has no standard input")
-    with process.stdin as stdin:
-        stdin.write(recipe)
-    return process
-
-
 def _is_done(outcome: StepHandle | Exception) -> bool:
     if isinstance(outcome, Exception):
         return True
@@ -140,11 +121,15 @@ def _death(status: int | str) -> DeadWorkerError:
 
 
 def serve_worker(descriptor: int, heartbeat: int) -> int:
-    """The worker process: reads its configuration from standard input, then serves the socket until it closes."""
+    """The worker process: reads what it is from standard input, then serves the socket until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
+    outline = sys.stdin.buffer.readline()
+    begun = Libraries.of(outline) if outline.strip() else None
     recipe = sys.stdin.buffer.read()
+    if not recipe:
+        return 0  # the engine needs no such worker, or is gone
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
-    worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)))
+    worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)), begun)
     poll_seconds = worker.config.executor.worker_poll_seconds
     loop = _WorkerLoop(worker, channel, partial(culprit, worker.registry), poll_seconds)
     Heartbeat(heartbeat, worker.progress)

@@ -21,6 +21,7 @@ def frame_executors() -> list[Provider]:
             "frame.plugins.executors.process:ProcessExecutor",
             api=">=0.2.dev1,<0.3",
             summary="workers in processes of their own, on one machine",
+            tags={"spawns": "early"},
             options="frame.plugins.executors.process_options:ProcessOptions",
             preference=5,
         ),

@@ -54,19 +54,21 @@ class LLMEngine:
         from frame.core.plugin_host.model_sources import fetch_model
         from frame.core.plugin_host.registry import Registry
         from frame.core.startup.early import begin_platforms
+        from frame.links.early_workers import begin_workers
 
         config = fetch_model(config)
         registry = Registry.load()
-        begin_platforms(config, registry)
-        import_torch()
-        from frame.core.config.checkpoint import read_checkpoint
-        from frame.core.plugin_host.logits_processors import request_check
-        from frame.offline.in_process import make_engine
+        with begin_workers(config, registry) as begun:
+            begin_platforms(config, registry)
+            import_torch()
+            from frame.core.config.checkpoint import read_checkpoint
+            from frame.core.plugin_host.logits_processors import request_check
+            from frame.offline.in_process import make_engine
 
-        checkpoint = read_checkpoint(config)
-        check = request_check(config, registry)
-        tokenizer = TokenizerSource(config, checkpoint, registry)
-        core = make_engine(config, registry, vocabulary=tokenizer.vocabulary)
+            checkpoint = read_checkpoint(config)
+            check = request_check(config, registry)
+            tokenizer = TokenizerSource(config, checkpoint, registry)
+            core = make_engine(config, registry, vocabulary=tokenizer.vocabulary, begun=begun)
         if core.info.platform == "cpu" and core.executor.is_local and spins_long():
             logger.warning(LATE)
         try:
