@@ -287,8 +287,11 @@ class FrameConfig(Section):
             if self.model.deterministic:
                 yield "deterministic does not go with enable_eplb: sums depend on where experts lie"
         if parallel.over_machines:
-            if executor.enable_expert_parallel:
-                yield "enable_expert_parallel with data_parallel_address: engines share experts on one machine so far"
+            if executor.enable_expert_parallel and parallel.first_rank and not parallel.headless:
+                first = parallel.first_rank
+                yield f"data_parallel_start_rank {first}: a server whose engines share experts starts engine 0 itself"
+            if executor.enable_expert_parallel and parallel.data_parallel_rpc_port == 65535:
+                yield "workers of engines that share experts meet at the port after data_parallel_rpc_port 65535"
             if executor.nnodes > 1:
                 yield f"nnodes {executor.nnodes}: each engine of data_parallel_address is on one machine so far"
 

@@ -20,7 +20,8 @@ class Rendezvous:
 
     def clear(self) -> None:
         """Forgets the addresses of workers that are gone, so that others can meet."""
-        os.ftruncate(self._file, 0)
+        if self._file >= 0:
+            os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         """Frees the file. May be called twice."""
@@ -32,12 +33,14 @@ class Rendezvous:
 def placements_of(mesh: Mesh, rendezvous: str, engine: DataParallelConfig) -> list[Placement]:
     """The workers of an engine on one machine, in order of rank. Engines before it have the devices before its own.
 
-    Where it shares experts with other engines, its workers are a part of the mesh.
+    Where it shares experts with other engines, its workers are a part of the mesh. After a "#", `rendezvous` has the
+    address at which those of other machines reach them.
     """
+    rendezvous, _, address = rendezvous.partition("#")
     size = mesh.engine_size
     first = engine.first_rank * size if mesh.data > 1 else 0
     device = (engine.data_parallel_rank_local or 0) * size
     return [
-        Placement(rank=first + place, local_rank=device + place, mesh=mesh, rendezvous=rendezvous)
+        Placement(rank=first + place, local_rank=device + place, mesh=mesh, rendezvous=rendezvous, address=address)
         for place in range(size)
     ]

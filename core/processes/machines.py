@@ -15,13 +15,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from frame.links.description import described, listed
+from frame.links.fate_messages import FateNews, FateOrder
 from frame.links.greeting import Listener
+from frame.links.members import NoMembers
 from frame.links.versions import differences
 
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineDeadError
 from .channel import AsyncChannel
-from .messages import Admitted, Dismissed, EngineDown, EngineNews, EngineUp, Failed, MachineNews, Refused
+from .messages import (
+    Admitted,
+    Dismissed,
+    EngineDown,
+    EngineNews,
+    EngineUp,
+    Failed,
+    MachineNews,
+    Refused,
+)
 
 logger = logging.getLogger("frame.server")
 
@@ -40,6 +51,8 @@ class Machines:
     ) -> None:
         self._parallel, self._seconds = config.data_parallel, config.server.ready_seconds
         self._news, self._current = news, current
+        self.shared = NoMembers()  # of engines that share experts, all of which end when a machine goes
+        self._left: str | None = None  # how a machine went
         self._ranks = self._parallel.remote_ranks
         self._channels: dict[int, AsyncChannel] = {}  # rank → its machine
         self._places: dict[int, str] = {}  # rank → address of its machine
@@ -68,6 +81,8 @@ class Machines:
         """Returns when all engines were ready; raises `EngineDeadError` that names those for which nobody comes."""
         latest = time.monotonic() + self._seconds
         while self._starting:
+            if self.shared.joined and self._left is not None:
+                raise EngineDeadError(self._left)
             absent, left = sorted(self._starting - self._channels.keys()), latest - time.monotonic()
             if absent and left <= 0:
                 raise EngineDeadError(
@@ -81,6 +96,17 @@ class Machines:
                     await self._changed.wait()
             if not absent:  # a machine that has come and gone gets the time again
                 latest = time.monotonic() + self._seconds
+
+    async def come(self) -> None:
+        """Returns when there is a machine for every engine."""
+        while self._channels.keys() < set(self._ranks):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def order(self, rank: int, order: FateOrder) -> None:
+        """Tells the machine of an engine what becomes of it, if it is there."""
+        if (channel := self._channels.get(rank)) is not None:
+            await _send(channel, order)
 
     async def wait(self) -> None:
         """Returns when no other machine has engines."""
@@ -129,12 +155,14 @@ class Machines:
                 for rank in ranks:
                     del self._channels[rank]
                 self._changed.set()
-            logger.warning("the machine at %s with %s is gone%s", place, listed(ranks), cause and f": {cause}")
+            self._left = f"the machine at {place} with {listed(ranks)} is gone{cause and f': {cause}'}"
+            logger.warning("%s", self._left)
             for rank in self._serving.intersection(ranks):
                 self._serving.discard(rank)
                 await self._news(
                     EngineDown(f"the machine at {place} is gone{cause and f': {cause}'}", True, rank, True)
                 )
+            self.shared.lost(ranks, self._left)
         finally:
             channel.close()
 
@@ -146,6 +174,9 @@ class Machines:
                     return message.error
                 if message.rank not in ranks:
                     return f"it spoke of engine {message.rank}"
+                if isinstance(message, FateNews):
+                    await self.shared.news(message)
+                    continue
                 if isinstance(message, EngineUp):
                     self._serving.add(message.rank)
                     self._starting.discard(message.rank)

@@ -2,7 +2,7 @@
 
 Four conversations: a client and its engine (requests, outputs, calls); an engine and its supervisor (start-up); the
 supervisor and an API process (whether there is an engine, and if not, why; how many there should be); a server and
-another machine that starts engines for it (whether there are).
+another machine that starts engines for it (whether there are, and what becomes of those that share experts).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from frame.links.fate_messages import FateNews, FateOrder
 
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault
@@ -194,7 +196,7 @@ EngineReport = Stage | Prepared | Ready | Failed | Weights | Wave | Rest
 EngineOrder = Begin | Wave | Rest
 EngineNews = Stage | EngineUp | EngineDown | Engines
 ClientNews = EngineNews | Scaling
-MachineNews = Stage | EngineUp | EngineDown | Failed
-MachineOrder = Admitted | Refused | Dismissed
+MachineNews = Stage | EngineUp | EngineDown | Failed | FateNews
+MachineOrder = Admitted | Refused | Dismissed | FateOrder
 ApiReport = Serving | Failed | Shutdown | Scale
 ApiOrder = ClientNews | Scaled

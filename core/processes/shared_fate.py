@@ -53,7 +53,7 @@ class Member(Protocol):
     def standing(self) -> Standing | None:
         """Where the engine was last, also after its death."""
 
-    def judge(self, death: Death) -> Verdict:
+    async def judge(self, death: Death) -> Verdict:
         """Counts a death, and learns from it which requests may be at fault."""
 
     def kill(self) -> None:
@@ -73,9 +73,12 @@ class OwnFate:
     #: how much longer an engine may hang while its process runs: it may wait for one whose process was stopped
     patience_seconds = 0.0
 
+    def add(self, member: Member) -> None:
+        """An engine of these; all are added before the first is started."""
+
     async def settle(self, member: Member, death: Death) -> Verdict:
         """Called when an engine has died; returns when it may be started again."""
-        return member.judge(death)
+        return await member.judge(death)
 
     async def begin_wave(self, number: int) -> None:
         """An engine asks that all begin this wave of steps."""
@@ -85,7 +88,7 @@ class OwnFate:
 
 
 class SharedFate(OwnFate):
-    """Engines that share experts. `add` all of them before the first is started.
+    """Engines that share experts, whose workers meet at `rendezvous`; by default in memory of this process.
 
     One that says why it ends may only have noticed that another is gone, or hang for one that waits for it. So the
     others get `LAST_SECONDS` to end by themselves, before they are killed.
@@ -93,16 +96,15 @@ class SharedFate(OwnFate):
 
     patience_seconds = 3.0
 
-    def __init__(self) -> None:
-        self._place = Rendezvous()
-        self.rendezvous = self._place.address
+    def __init__(self, rendezvous: str = "") -> None:
+        self._place = Rendezvous(not rendezvous)
+        self.rendezvous = rendezvous or self._place.address
         self._members: list[Member] = []
         self._dead: dict[int, Death] = {}
         self._killed: set[int] = set()  # by this object
         self._settled: asyncio.Future[tuple[int, Verdict]] | None = None
 
     def add(self, member: Member) -> None:
-        """Another engine that shares the experts."""
         self._members.append(member)
 
     @property
@@ -117,7 +119,7 @@ class SharedFate(OwnFate):
         first = not self._dead
         self._dead[member.rank] = death
         if len(self._dead) == len(self._members):
-            self._settle(settled)
+            await self._settle(settled)
         if first and death.told and not death.killed:
             await asyncio.wait([settled], timeout=LAST_SECONDS)
         if first and not settled.done():
@@ -138,12 +140,12 @@ class SharedFate(OwnFate):
     def close(self) -> None:
         self._place.close()
 
-    def _settle(self, settled: asyncio.Future[tuple[int, Verdict]]) -> None:
+    async def _settle(self, settled: asyncio.Future[tuple[int, Verdict]]) -> None:
         rank, death = self._at_fault()
-        member = next(one for one in self._members if one.rank == rank)
+        verdict = await next(one for one in self._members if one.rank == rank).judge(death)
         self._dead, self._killed, self._settled = {}, set(), None
         self._place.clear()
-        settled.set_result((rank, member.judge(death)))
+        settled.set_result((rank, verdict))
 
     def _at_fault(self) -> tuple[int, Death]:
         """The engine for which others waited, else the first that nobody here killed, and that does not say it waited.

@@ -184,7 +184,7 @@ class EngineSupervisor:
                 except (EngineDeadError, OSError) as error:
                     death = Death(str(error))
 
-    def judge(self, death: Death) -> Verdict:
+    async def judge(self, death: Death) -> Verdict:
         """Counts a death, and learns from that of an engine that was ready which requests to compute alone."""
         if not death.began:
             self._deaths += 1

@@ -126,7 +126,10 @@ def test_a_load_balancer_needs_no_address() -> None:
         ({**OTHER, "data_parallel_start_rank": 3}, "data_parallel_size 4 has no rank 3 to 4"),
         ({**OTHER, "data_parallel_hybrid_lb": True}, "data_parallel_hybrid_lb for a server: give one of them"),
         ({**OTHER, "data_parallel_rank": 2}, "headless goes with data_parallel_start_rank"),
-        ({**OTHER, "enable_expert_parallel": True}, "enable_expert_parallel with data_parallel_address: engines share"),
+        (
+            {**OTHER, "enable_expert_parallel": True, "data_parallel_rpc_port": 65535},
+            "workers of engines that share experts meet at the port after data_parallel_rpc_port 65535",
+        ),
         (
             {**OTHER, "nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
             "nnodes 2: each engine of data_parallel_address is on one machine",

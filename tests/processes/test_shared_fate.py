@@ -30,7 +30,7 @@ class Engine:
     def dies(self, death: Death) -> None:
         self.verdict = asyncio.create_task(self.fate.settle(self, death))
 
-    def judge(self, death: Death) -> Verdict:
+    async def judge(self, death: Death) -> Verdict:
         self.judged.append(death)
         return Verdict(death.cause, final=False)
 
@@ -55,7 +55,7 @@ async def engines() -> AsyncIterator[list[Engine]]:
 async def named(engines: list[Engine]) -> tuple[int, str]:
     """Whose death is told of, and how; exactly one engine counts as dead."""
     await asyncio.sleep(0)
-    async with asyncio.timeout(2 * LAST_SECONDS):
+    async with asyncio.timeout(30):
         while any(one.verdict is None for one in engines):
             await asyncio.sleep(0.01)
         verdicts = [await one.verdict for one in engines if one.verdict is not None]

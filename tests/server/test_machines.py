@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from frame.core.config.checkpoint import DEMO_FOLDER
+from frame.testing.checkpoints import make_checkpoint
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 from tests.server.test_data_parallel import by_engine, texts
 
@@ -235,3 +236,84 @@ def test_two_machines_give_the_tokens_of_one_engine_also_when_one_is_killed(tmp_
         until(lambda: by_engine(running, "frame_num_requests_running")["1"] >= 1)
         os.kill(other.process.pid, signal.SIGKILL)
         assert answers.result() == alone
+
+
+SHARED = ("--enable-expert-parallel", "--plugin.fake.delay", "0.005")
+
+
+@pytest.mark.parametrize("victim", ["the server's", "the other machine's"])
+def test_engines_that_share_experts_end_and_start_again_on_both_machines(pair: Pair, victim: str) -> None:
+    requests = [{"prompt": f"{index} words", "max_tokens": 300} for index in range(8)]
+    with both(pair, *SHARED) as (head, other), ThreadPoolExecutor(1) as threads:
+        calm = texts(head, requests)
+        for _ in range(2):
+            answers = threads.submit(texts, head, requests)
+            until(lambda: sum(by_engine(head, "frame_num_requests_running").values()) == 8)
+            before = [*head.children_named("engine"), *other.children_named("engine")]
+            os.kill(before[1 if victim == "the server's" else 2], signal.SIGKILL)
+            assert answers.result() == calm
+            until(lambda: set(up(head).values()) == {1})
+            after = [*head.children_named("engine"), *other.children_named("engine")]
+            assert len(after) == 4
+            assert not set(after) & set(before)
+        ranks = "01" if victim == "the server's" else "23"
+        causes = re.findall(
+            r"engine (\d), with which it shares experts, is gone: the engine process was killed", head.text
+        )
+        assert len(causes) == 6
+        assert set(causes) <= set(ranks)
+        head.process.send_signal(signal.SIGTERM)
+        assert (head.wait(), other.wait()) == (0, 0), "the server said that it ended"
+
+
+def test_a_machine_whose_engines_share_experts_takes_the_server_along(pair: Pair) -> None:
+    with both(pair, *SHARED) as (head, other):
+        engines = [*head.children_named("engine"), *other.children_named("engine")]
+        os.kill(other.process.pid, signal.SIGKILL)
+        assert head.wait() == 1
+        assert "with which it shares experts, is gone: the machine at 127.0.0.2 with engines 2, 3 is gone" in head.text
+        until(lambda: not any(map(alive, engines)))
+
+
+def test_a_machine_whose_engines_share_experts_ends_with_the_server(pair: Pair) -> None:
+    with both(pair, *SHARED) as (head, other):
+        engines = [*head.children_named("engine"), *other.children_named("engine")]
+        os.kill(head.process.pid, signal.SIGKILL)
+        assert other.wait() == 1
+        assert "is gone, whose engines share experts with those here" in other.text
+        until(lambda: not any(map(alive, engines)))
+
+
+def test_a_machine_that_cannot_start_engines_that_share_experts_ends_the_start_with_the_cause(pair: Pair) -> None:
+    with machine(FAKE, *pair.other(*SHARED, "--plugin.fake.broken", "no memory")) as other:
+        head = Running(FAKE, *pair.head(), *SHARED, "--plugin.fake.startup", "5")
+        try:
+            assert head.wait() == 1
+        finally:
+            head.stop()
+        assert other.wait() == 1
+        assert re.search(r"the machine at 127.0.0.2 with engines 2, 3 is gone: engine [23]: no memory", head.text)
+
+
+@pytest.mark.timeout(600)
+def test_machines_share_the_experts_of_a_model(tmp_path: Path) -> None:
+    """Each has half of the experts, which the tokens of both need; a killed engine ends and starts both."""
+    folder = make_checkpoint(tmp_path / "one", "qwen3-moe", tokenizer=True)
+    elsewhere = shutil.copytree(folder, tmp_path / "two")
+    small = ("--num-threads", "1", "--max-model-len", "128", "--kv-cache-memory-bytes", "4194304")
+    small = (*small, "--dtype", "float32", "--served-model-name", "demo")
+    requests = [{"prompt": [5 + index, 6, 7], "max_tokens": 12, "temperature": 0} for index in range(4)]
+    with server([*REAL, str(folder)], *small, *QUIET) as alone:
+        calm = texts(alone, requests)
+    pair, shared = Pair(tmp_path, 2), (*small, "--enable-expert-parallel")
+    with (
+        machine([*REAL, str(elsewhere)], *pair.other(*shared)) as other,
+        server([*REAL, str(folder)], *pair.head(), *shared) as head,
+    ):
+        assert texts(head, requests) == calm
+        assert min(by_engine(head, "frame_engine_steps_total").values()) > 0
+        before = other.children_named("engine")
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: "engine 1: the engine process was killed by SIGKILL; starting it again" in head.text)
+        assert texts(head, requests) == calm
+        assert other.children_named("engine") != before

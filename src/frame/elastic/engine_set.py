@@ -8,10 +8,10 @@ from typing import Any
 
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import EngineDeadError, EngineInfo
-from frame.core.plugin_host.setups import mesh_of
 from frame.core.processes.child import STOP_SECONDS
-from frame.core.processes.shared_fate import OwnFate, SharedFate
 from frame.core.processes.supervisor import EngineSupervisor, News
+
+from .distant_fate import fate_of
 
 
 class EngineSet:
@@ -19,13 +19,12 @@ class EngineSet:
 
     def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
         parallel = config.data_parallel
-        ranks, shared = parallel.local_ranks, mesh_of(config).data > 1
+        ranks = parallel.local_ranks
         self._config, self._several = config, len(ranks) > 1 or bool(parallel.remote_ranks)
-        self._fate = fate = SharedFate() if shared and len(ranks) > 1 else OwnFate()
+        self.fate = fate = fate_of(config)
         self.supervisors = {rank: EngineSupervisor(config, news, command, rank, fate) for rank in ranks}
-        if isinstance(fate, SharedFate):
-            for one in self.supervisors.values():
-                fate.add(one)
+        for one in self.supervisors.values():
+            fate.add(one)
 
     @property
     def config(self) -> FrameConfig:
@@ -62,7 +61,7 @@ class EngineSet:
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ends all engine processes, by force after `seconds`. May be called twice."""
         await asyncio.gather(*(one.stop(seconds) for one in self.supervisors.values()))
-        self._fate.close()
+        self.fate.close()
 
     async def _all(
         self, members: Sequence[EngineSupervisor], work: Callable[[EngineSupervisor], Awaitable[Any]]

@@ -19,6 +19,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.processes.child import STOP_SECONDS
 from frame.core.processes.child_process import describe
 from frame.core.processes.messages import EngineDown, EngineNews, Engines, EngineUp
+from frame.core.processes.shared_fate import OwnFate
 from frame.core.processes.supervisor import EngineSupervisor, News
 
 from .engine_set import EngineSet
@@ -42,6 +43,11 @@ class ElasticEngines:
     def config(self) -> FrameConfig:
         """The configuration with the weights that engines serve by now, and with their present number."""
         return self._present.config
+
+    @property
+    def fate(self) -> OwnFate:
+        """What joins the ends of the present engines."""
+        return self._present.fate
 
     @property
     def supervisors(self) -> dict[int, EngineSupervisor]:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.child import STOP_SECONDS
 from frame.core.processes.machines import Machines
+from frame.core.processes.shared_fate import SharedFate
 from frame.core.processes.supervisor import News
 
+from .distant_fate import DistantMembers
 from .engines import ElasticEngines
 
 
@@ -21,7 +23,11 @@ class DataParallelSupervisor:
 
     def __init__(self, config: FrameConfig, news: News, command: Sequence[str] | None = None) -> None:
         self.engines = ElasticEngines(config, news, command)
-        self._machines = Machines(config, news, lambda: self.config) if config.data_parallel.remote_ranks else None
+        self._machines: Machines | None = None
+        if config.data_parallel.remote_ranks:
+            self._machines = machines = Machines(config, news, lambda: self.config)
+            if isinstance(fate := self.engines.fate, SharedFate):
+                machines.shared = DistantMembers(fate, config.data_parallel.remote_ranks, machines.order)
 
     @property
     def config(self) -> FrameConfig:
@@ -35,7 +41,7 @@ class DataParallelSupervisor:
         """
         if self._machines is not None:
             self._machines.listen()
-        parts = [self.engines.start()] if self._machines is None else [self.engines.start(), self._machines.start()]
+        parts = [self.engines.start()] if self._machines is None else [self._start_here(), self._machines.start()]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.gather(*tasks)
@@ -45,6 +51,12 @@ class DataParallelSupervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.stop(0)
             raise
+
+    async def _start_here(self) -> None:
+        """As `engines.start`; engines that share experts with those of other machines start when these have come."""
+        if self._machines is not None and self._machines.shared.joined:
+            await self._machines.come()
+        await self.engines.start()
 
     async def wait(self) -> None:
         """Returns when no engine will be started any more (the last `EngineDown` of each says why)."""

@@ -17,8 +17,8 @@ _OWN = (
     *(f"load.{name}" for name in ("model_source", "download_dir", "offline")),
 )
 _GROUPS = (
-    "model", "pooler", "cache", "scheduler", "executor", "attention", "speculation", "load", "transfer",
-    "structured_outputs",
+    "model", "pooler", "cache", "scheduler", "executor", "expert_balance", "attention", "speculation", "load",
+    "transfer", "structured_outputs",
 )  # fmt: skip
 
 

@@ -32,9 +32,11 @@ from frame.core.processes.messages import (
     Refused,
     Stage,
 )
+from frame.elastic.distant_fate import DistantFate
 from frame.elastic.supervisor import DataParallelSupervisor
 
 from .description import described, listed
+from .fate_messages import FateNews, FateOrder
 from .greeting import RefusedError, connect_async
 
 logger = logging.getLogger("frame.server")
@@ -52,6 +54,7 @@ class Headless:
         self._host, self._port = parallel.data_parallel_address, parallel.data_parallel_rpc_port
         self._channel: AsyncChannel | None = None
         self._supervisor: DataParallelSupervisor | None = None
+        self._fate: DistantFate | None = None
         self._states: dict[int, EngineNews] = {}  # the last of each engine, for the next server
 
     async def run(self) -> int:
@@ -79,6 +82,8 @@ class Headless:
         parallel = self._config.data_parallel.model_copy(update={"data_parallel_own_address": own})
         config = self._config.model_copy(update={"data_parallel": parallel})
         self._supervisor = DataParallelSupervisor(config, self._news, self._command)
+        if isinstance(fate := self._supervisor.engines.fate, DistantFate):
+            self._fate, fate.send = fate, self._tell
         parts = [asyncio.create_task(part) for part in (_named(self._follow()), _named(self._run(self._supervisor)))]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +115,12 @@ class Headless:
                     if isinstance(order, Dismissed):
                         logger.info("the server has ended")
                         return ""
+                    if self._fate is not None and isinstance(order, FateOrder):
+                        await self._fate.obey(order)
             self._channel.close()
             self._channel = None
+            if self._fate is not None:
+                return f"the server at {self._host}:{self._port} is gone, whose engines share experts with those here"
             logger.warning("the server at %s:%d is gone; waiting for the next one", self._host, self._port)
             channel, _ = await self._reach()
             self._channel = channel
@@ -163,7 +172,7 @@ class Headless:
             logger.info("engine %d: %s", message.rank, "ready" if isinstance(message, EngineUp) else message.error)
         await self._tell(message)
 
-    async def _tell(self, message: EngineNews | Failed) -> None:
+    async def _tell(self, message: EngineNews | Failed | FateNews) -> None:
         if self._channel is not None:
             await _send(self._channel, message)
 
