@@ -23,6 +23,11 @@ from .trial import Record, switches
 
 logger = logging.getLogger("frame.models")
 _ID_BYTES = 4
+#: Classes that were seen to give other tokens, and why.
+_UNFIT = {
+    "ProphetNetForCausalLM": "its head reads more than hidden states",
+    "ReformerModelWithLMHead": "it hashes at random, so that it gives other tokens each time",
+}
 
 
 class TokenHistory(CachedLayer):
@@ -80,6 +85,8 @@ class RecomputedDecoder(WrappedDecoder):
 
     @classmethod
     def supports(cls, architecture: str, config: Mapping[str, Any]) -> str | None:
+        if (reason := _UNFIT.get(architecture)) is not None:
+            return f"{architecture} cannot be served: {reason}"
         try:
             if isinstance(config.get("text_config"), dict):
                 raise NoClassError(f"{architecture} is more than a text model")
