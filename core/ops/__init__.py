@@ -67,13 +67,15 @@ class Ops:
         bias: Tensor | None = None,
         zeros: Tensor | None = None,
         input_scale: Tensor | None = None,
+        *,
+        rounds: bool = False,
     ) -> Tensor:
         """x Wᵀ + b for x [..., K] and W = `dequantize(codes, scales, block, zeros)` [N, K].
 
-        A platform may round x to the codes' type as well, token by token, or divided by `input_scale` float32 [1], as
-        a checkpoint with static activations asks.
+        If it `rounds`, a platform may round x to the codes' type as well: each row by its own largest value, or
+        divided by `input_scale` float32 [1], as a checkpoint with static activations asks.
         """
-        del input_scale
+        del input_scale, rounds
         return self.linear(x, self.dequantize(codes, scales, block, zeros, x.dtype), bias)
 
     def packed_linear(

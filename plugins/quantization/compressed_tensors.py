@@ -48,6 +48,7 @@ class Scheme:
     symmetric: bool
     ordered: bool
     static_inputs: bool
+    rounds_inputs: bool
 
     @property
     def is_packed(self) -> bool:
@@ -154,6 +155,7 @@ def _scheme(name: str, group: Mapping[str, Any], file_format: str) -> Scheme:
         symmetric=bool(weights.get("symmetric", True)),
         ordered=weights.get("actorder") in ("group", True),
         static_inputs=bool(inputs) and inputs.get("dynamic") is False,
+        rounds_inputs=bool(inputs),
     )
     strategies = ("group", "channel") if scheme.is_packed else ("tensor", "channel", "group", "block")
     kinds = {"float-quantized": ("float", (8,)), "int-quantized": ("int", (8,)), "pack-quantized": ("int", (4, 8))}
@@ -185,6 +187,7 @@ def _stored(scheme: Scheme) -> Stored:
         blocks[scheme.strategy],
         input_scale="input_scale" if scheme.static_inputs else "",
         zeros="" if scheme.symmetric else "weight_zero_point",
+        rounds=scheme.rounds_inputs,
     )
 
 

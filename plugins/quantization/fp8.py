@@ -88,12 +88,12 @@ class Fp8(Quantization):
         if self._is_static:
             static = next((end for end in _INPUT_SCALES if f"{name}.{end}" in tensors), _INPUT_SCALES[0])
         if self._block:
-            return Stored(dtype, self._block, scale, static)
+            return Stored(dtype, self._block, scale, static, rounds=True)
         found = tensors.get(f"{name}.{scale}")
         shape = found.shape if found is not None else (0, 1) if self._by_rows else ()
         if len(shape) == 0 or shape == (1,):
-            return Stored(dtype, (0, 0), scale, static)
-        return Stored(dtype, (1, 0), scale, static, flat=len(shape) == 1)
+            return Stored(dtype, (0, 0), scale, static, rounds=True)
+        return Stored(dtype, (1, 0), scale, static, flat=len(shape) == 1, rounds=True)
 
 
 def _block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:

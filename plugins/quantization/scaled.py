@@ -25,7 +25,8 @@ class Stored:
 
     `dtype` is the type of codes. A scale stands for `block` rows and columns, 0 for all of a tensor; `scale` and
     `input_scale` are the ends of the names of their tensors, the latter "" where activations are dynamic. `zeros` names
-    what is subtracted from codes. `flat`: scales of rows are [N], not [N, 1].
+    what is subtracted from codes. `flat`: scales of rows are [N], not [N, 1]. `rounds`: activations are meant to be
+    rounded as well.
     """
 
     dtype: torch.dtype
@@ -34,6 +35,7 @@ class Stored:
     input_scale: str = ""
     zeros: str = ""
     flat: bool = False
+    rounds: bool = False
 
 
 class ScaledLinear(LinearMethod):
@@ -96,17 +98,21 @@ class ScaledLinear(LinearMethod):
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         static = None if layer.input_scale is None else layer.input_scale[:1]
-        out: Tensor = layer.ops.scaled_linear(x, layer.codes, layer.scales, self.block, bias, layer.zeros, static)
+        given = layer.codes, layer.scales, self.block, bias, layer.zeros, static
+        out: Tensor = layer.ops.scaled_linear(x, *given, rounds=self.stored.rounds)
         return out
 
 
 class RoundedLinear(LinearMethod):
-    """As `ScaledLinear`, of weights that come in 16 or 32 bits: each row is divided by its own largest value."""
+    """As `ScaledLinear`, of weights that come in 16 or 32 bits: each row is divided by its own largest value.
+
+    Activations are rounded too where codes are floats, which lose little by it.
+    """
 
     block = (1, 0)
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self._rounds = dtype, dtype.is_floating_point
 
     def create(self, layer: Any) -> list[WeightSlot]:
         spec = layer.spec
@@ -121,7 +127,8 @@ class RoundedLinear(LinearMethod):
         layer.codes[rows], layer.scales[rows] = codes, scales
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        out: Tensor = layer.ops.scaled_linear(x, layer.codes, layer.scales, self.block, bias)
+        given = layer.codes, layer.scales, self.block, bias
+        out: Tensor = layer.ops.scaled_linear(x, *given, rounds=self._rounds)
         return out
 
 

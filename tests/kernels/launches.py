@@ -27,6 +27,7 @@ def launches() -> dict[str, Callable[[], None]]:
         hopper_experts,
         hopper_products,
         product_launches,
+        quantized_launches,
         rows_launches,
         small_launches,
     )
@@ -34,7 +35,14 @@ def launches() -> dict[str, Callable[[], None]]:
     from .state_launches import state_launches
 
     attention = [attention_launches(name) for name in LAYERS]
-    layers = [product_launches(), rows_launches(), expert_launches(), hopper_experts(), small_launches()]
+    layers = [
+        product_launches(),
+        quantized_launches(),
+        rows_launches(),
+        expert_launches(),
+        hopper_experts(),
+        small_launches(),
+    ]
     tables = [
         *attention,
         latent_launches(),
@@ -51,10 +59,11 @@ def launches() -> dict[str, Callable[[], None]]:
 def plain_launches() -> list[str]:
     """The names of those of them that every chip from compute capability 8.0 on must be able to run."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
-    from .layer_launches import hopper_experts, hopper_products, rows_launches
+    from .layer_launches import hopper_experts, hopper_products, quantized_launches, rows_launches
 
     left_out = {name for layer in LAYERS if layer not in _PLAIN_LAYERS for name in attention_launches(layer)}
     left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts(), *rows_launches()}
+    left_out |= {name for name in quantized_launches() if name.startswith("fp8")}
     return [name for name in launches() if name not in left_out]
 
 

@@ -24,6 +24,7 @@ from frame.kernels import (
     norm_linear,
     peer_copies,
     peer_memory,
+    quantized,
     rotary,
     routing,
 )
@@ -79,6 +80,22 @@ def some_rows(
     """A product of up to sixteen rows on Hopper; `outputs` are the weight's."""
     x, weight = _empty(rows, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype)
     linear_rows.product(x, weight, _empty(outputs, dtype=dtype) if bias else None, tile, gated=gated)
+
+
+def coded(rows: int, codes: torch.dtype, block: tuple[int, int], *, rounds: bool = False, zeros: bool = False) -> None:
+    """A product with a quantised weight of 6144 x 4096; of no rows, the weight itself."""
+    weight = _empty(6144, 512 if codes == torch.int32 else 4096, dtype=codes)
+    scales = _empty(6144 // block[0], 4096 // block[1], dtype=F32)
+    zero = _empty(*scales.shape, dtype=torch.uint8) if zeros else None
+    if not rows:
+        quantized.dequantize(weight, scales, block, zero, BF16)
+        return
+    x, bias = _empty(rows, 4096), _empty(6144)
+    if rounds:
+        quantized.rounded_product(x, weight, scales, block, bias)
+        quantized.rounded_product(x, weight, scales, block, None, _empty(1, dtype=F32))
+    else:
+        quantized.few_rows(x, weight, scales, block, zero, bias)
 
 
 def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
@@ -270,6 +287,24 @@ def product_launches() -> dict[str, Callable[[], None]]:
     found["deterministic, uneven depth"] = partial(tiled, 400, 6144, 4104)
     found["deterministic, no bulk copies"] = partial(invariant, 400, 6144, 4097)
     found["deterministic, float32, uneven depth"] = partial(invariant, 400, 6144, 4097, F32)
+    return found
+
+
+def quantized_launches() -> dict[str, Callable[[], None]]:
+    """Products with quantised weights, by type of codes, block and number of rows; those of floats are for Hopper."""
+    found: dict[str, Callable[[], None]] = {}
+    blocks = {"rows": (1, 4096), "groups": (1, 128), "small groups": (1, 32), "blocks": (128, 128)}
+    for codes, kind in ((torch.float8_e4m3fn, "fp8"), (torch.int8, "int8"), (torch.int32, "nibbles")):
+        for name, block in blocks.items():
+            if codes == torch.int32 and block[0] > 1:
+                continue
+            for rows in (1, 64):
+                found[f"{kind} by {name}, {rows} rows"] = partial(coded, rows, codes, block)
+            if codes != torch.int32:
+                found[f"{kind} by {name}, 4096 rounded rows"] = partial(coded, 4096, codes, block, rounds=True)
+            found[f"{kind} by {name}, dequantised"] = partial(coded, 0, codes, block)
+    found["nibbles with zeros, 5 rows"] = partial(coded, 5, torch.int32, (1, 128), zeros=True)
+    found["int8 with zeros, 5 rows"] = partial(coded, 5, torch.int8, (1, 128), zeros=True)
     return found
 
 

@@ -42,6 +42,7 @@ from frame.kernels import (
     merge,
     norm,
     norm_linear,
+    quantized,
     rotary,
     routing,
     sampling,
@@ -170,6 +171,58 @@ class CudaOps(Ops):
         """In one kernel for one row, unless bits must not depend on the batch."""
         fused = norm_linear.norm_linear_silu_mul if self._is_one_row(x) else super().norm_linear_silu_mul
         return fused(x, residual, norm, weight, bias)
+
+    def dequantize(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        zeros: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """In one launch, where the chip has the type of the codes and the blocks fit its steps."""
+        if not self._has_kernels(codes, scales, block):
+            return super().dequantize(codes, scales, block, zeros, dtype)
+        return quantized.dequantize(codes, scales, block, zeros, dtype or torch.float32)
+
+    def dequantize_packed(
+        self, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """As `dequantize`."""
+        block = (1, packed.shape[-1] * 8 // scales.shape[-1])
+        if not self._has_kernels(packed, scales, block):
+            return super().dequantize_packed(packed, scales, zeros, dtype)
+        return quantized.dequantize(packed, scales, block, zeros, dtype or torch.float32)
+
+    def scaled_linear(
+        self, x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None = None,
+        zeros: Tensor | None = None, input_scale: Tensor | None = None, *, rounds: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Of few rows from the codes, of many with rounded rows, or from the weight that is put together before."""
+        if self._reads_codes(x) and self._has_kernels(codes, scales, block):
+            if len(x) <= quantized.FEW_ROWS:
+                return quantized.few_rows(x, codes, scales, block, zeros, bias)
+            if rounds and zeros is None:
+                return quantized.rounded_product(x, codes, scales, block, bias, input_scale)
+        return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
+
+    def packed_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        """Of few rows from the nibbles, of many from the weight that is put together before."""
+        block = (1, packed.shape[-1] * 8 // scales.shape[-1])
+        is_few = self._reads_codes(x) and len(x) <= quantized.FEW_ROWS
+        if is_few and self._has_kernels(packed, scales, block):
+            return quantized.few_rows(x, packed, scales, block, zeros, bias)
+        return super().packed_linear(x, packed, scales, zeros, bias)
+
+    def _reads_codes(self, x: Tensor) -> bool:
+        """Whether the kernels that multiply by codes take x; what heeds no batch is multiplied as other weights are."""
+        return not self.invariant and x.dim() == 2 and x.stride(1) == 1 and x.dtype.itemsize == 2 and len(x) > 0
+
+    def _has_kernels(self, codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
+        floats = codes.dtype.is_floating_point and torch.cuda.get_device_capability(codes.device) < (8, 9)
+        return not floats and bool(quantized.columns_of_step(block[1], codes.shape[-1], scales.shape[-1]))
 
     def _is_one_row(self, x: Tensor) -> bool:
         return not self.invariant and x.dim() == 2 and x.shape[0] == 1 and x.shape[1] <= norm_linear.MAX_INPUTS
