@@ -40,7 +40,7 @@ def expert_tensors(num_experts=4, hidden=6, inner=8):
 
 def load_some(module, tensors):
     for slot in module.weight_slots():
-        if slot.name in tensors and slot.parameter is not None and slot.fits(tensors[slot.name].shape):
+        if slot.name in tensors and slot.parameter is not None and slot.has_shape(tensors[slot.name].shape):
             slot.write(tensors[slot.name][slot.index])
     return module
 

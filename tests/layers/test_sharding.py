@@ -199,7 +199,7 @@ def test_experts_from_either_form_of_checkpoint():
     def work(group, tensors):
         experts = make_build(group).experts("x", ExpertSpec(4, 6, 8, 2))
         for slot in experts.weight_slots():
-            if slot.name in tensors and slot.fits(tensors[slot.name].shape):
+            if slot.name in tensors and slot.has_shape(tensors[slot.name].shape):
                 slot.write(tensors[slot.name][slot.index])
         return experts(hidden, Routing(*Ops.route(router, RouterSpec(4, 2))))
 

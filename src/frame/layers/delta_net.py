@@ -180,7 +180,7 @@ class DeltaScan(StateLayer):
 class GatedHeadNorm(nn.Module):
     """RMS norm of each head of `dim` features, then times silu, or another function, of its gate."""
 
-    def __init__(self, build: Build, prefix: str, dim: int, eps: float, gate: Gate = functional.silu) -> None:
+    def __init__(self, build: Build, prefix: str, dim: int, eps: float, gate: Gate) -> None:
         super().__init__()
         self.prefix, self.dim, self.eps, self.gate, self.ops = prefix, dim, eps, gate, build.ops
         self.weight = empty_parameter(build, dim)
