@@ -20,7 +20,7 @@ from frame.kernels import latent_decode as decode_kernels
 from frame.kernels.latent_decode import LatentLaunch, latent_decode, write_latents
 from frame.kernels.latent_prefill import latent_prefill
 
-from .latent import least_expanded, read
+from .latent import least_expanded
 from .latent_reasons import latent_reasons
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -34,9 +34,12 @@ MAX_RANK = 512
 
 @dataclass(frozen=True)
 class Piece:
-    """Cached tokens that are expanded together: their `slots` [S], of which each row has `lens` from `starts` on."""
+    """Cached tokens that are expanded together: their `places` (blocks [S], offsets [S]) in the cache.
 
-    slots: Tensor
+    Each row has `lens` of them from `starts` on.
+    """
+
+    places: tuple[Tensor, Tensor]
     starts: Tensor
     lens: Tensor
 
@@ -85,7 +88,7 @@ class TritonLatent(LatentBackend):
         self._least_expanded = least_expanded(self.spec)
         self._multiprocessors = _num_multiprocessors(self.spec.device_type)
         # captured steps keep the one that they were captured with
-        self._counted: list[Tensor] = []
+        self._counted = [torch.arange(1024, dtype=torch.int32, device=self.spec.device_type)]
         numbers = self.spec.num_heads * (self.spec.nope_dim + self.spec.value_dim)
         self._workspace = max(1024, WORKSPACE_BYTES // (numbers * self.spec.dtype.itemsize))
 
@@ -164,9 +167,9 @@ class TritonLatent(LatentBackend):
         of_row = torch.as_tensor(np.concatenate(rows), device=device)
         position = torch.as_tensor(np.concatenate(places), device=device)
         position = torch.minimum(position, (known[of_row] - 1).clamp(min=0))  # nothing behind a row's end is read
-        slots = batch.block_table[of_row, position // size].long() * size + position % size
+        found = batch.block_table[of_row, position // size].long(), position % size
         lengths = (torch.minimum(_int32(lasts, device), known) - _int32(firsts, device)).clamp(min=0)
-        return Piece(slots, _int32(starts[first:], device), lengths[first:].to(torch.int32))
+        return Piece(found, _int32(starts[first:], device), lengths[first:].to(torch.int32))
 
     def forward(
         self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, plan: Any, chosen: Tensor | None
@@ -219,15 +222,15 @@ class TritonLatent(LatentBackend):
         keys = key, latent[:, spec.rank :], value
         latent_prefill(query, keys, query_start, long.starts, long.lens, causal=True, merges=False, **how)
         for piece in long.pieces:
-            cached = read(kv_cache, piece.slots)
+            cached = kv_cache[piece.places]
             key, value = layer.expand(cached)
             keys = key, cached[:, spec.rank :], value
             latent_prefill(query, keys, query_start, piece.starts, piece.lens, causal=False, merges=True, **how)
 
     def _numbers(self, count: int, device: torch.device) -> Tensor:
         """int32 0 .. `count` or more."""
-        if not self._counted or len(self._counted[-1]) < count:
-            self._counted.append(torch.arange(max(count, 1024), dtype=torch.int32, device=device))
+        if len(self._counted[-1]) < count:
+            self._counted.append(torch.arange(2 * count, dtype=torch.int32, device=device))
         return self._counted[-1]
 
     def _launch(self, num_rows: int, seq_lens: np.ndarray) -> LatentLaunch:

@@ -14,7 +14,7 @@ from frame.core.ops import Ops
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.core.worker.start.attention_binding import choose_backends
-from frame.interfaces import BackendSetup
+from frame.interfaces import BackendSetup, why_not_served
 from frame.plugins.attention.cudnn import MAX_ROWS, CudnnAttention, padded
 from frame.plugins.attention.flash import FlashAttention
 from tests.plugins.attention.batches import SPEC, check, make_case
@@ -127,7 +127,7 @@ def test_our_own_kernels_stay_the_default() -> None:
         "cudnn",
         "torch",
     ]
-    chosen = Registry.load().select("attention", "auto", lambda kind: kind.supports(SPEC))
+    chosen = Registry.load().select("attention", "auto", lambda kind: why_not_served(kind, SPEC, SPEC.block_size))
     assert chosen.name == "torch"
     assert FlashAttention.supports(HALF) is not None
 
