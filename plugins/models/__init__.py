@@ -83,6 +83,7 @@ _FAMILIES = (
     ("GlmMoeDsaForCausalLM", "deepseek_sparse:GlmMoeDsaForCausalLM", "GLM-5, sparse attention"),
     ("MiniCPM3ForCausalLM", "minicpm3:MiniCPM3ForCausalLM", "MiniCPM3"),
     ("LongcatFlashForCausalLM", "longcat_flash:LongcatFlashForCausalLM", "LongCat-Flash"),
+    ("Mistral4ForCausalLM", "mistral4:Mistral4ForCausalLM", "Mistral 4, text"),
     ("YoutuForCausalLM", "deepseek:YoutuForCausalLM", "Youtu-LLM"),
     ("MambaForCausalLM", "mamba:MambaForCausalLM", "Mamba"),
     ("FalconMambaForCausalLM", "mamba:FalconMambaForCausalLM", "Falcon-Mamba"),

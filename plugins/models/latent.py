@@ -22,6 +22,7 @@ class LatentAttentionBlock(nn.Module):
     """A norm, queries (through a latent of their own where there is `q_lora_rank`), latents, attention, output.
 
     `scales` multiply queries and latents. With `top_k` a token attends to that many others, those that `choose` gives.
+    `temperature` gives for positions [1, T] what queries are multiplied with, [T].
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class LatentAttentionBlock(nn.Module):
         scales: tuple[float, float] = (1.0, 1.0),
         top_k: int = 0,
         choose: Choose | None = None,
+        temperature: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.choose = choose
+        self.choose, self.temperature = choose, temperature
         config, hidden_size, heads = build.config, build.config.hidden_size, build.config.num_attention_heads
         self.nope, self.rope, self.rank = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         value_dim, width = config.v_head_dim, self.nope + self.rope
@@ -75,6 +77,8 @@ class LatentAttentionBlock(nn.Module):
         latent = self.latent_norm(latent)
         if self.scales != (1.0, 1.0):
             query, latent = query * self.scales[0], latent * self.scales[1]
+        if self.temperature is not None:
+            query = query * self.temperature(positions)[:, None, None].to(query.dtype)
         nope, rope = query.split([self.nope, self.rope], -1)
         rope, turned = self.rotary(positions, rope, rope_key.unsqueeze(1))
         query, latent = torch.cat((nope, rope), -1), torch.cat((latent, turned.squeeze(1)), -1)
@@ -84,7 +88,10 @@ class LatentAttentionBlock(nn.Module):
 
 def latent_rotary(build: Build, *, interleaved: bool) -> RotaryEmbedding:
     """The positions of the turned part of queries and keys."""
-    return RotaryEmbedding(build, build.config.qk_rope_head_dim, interleaved=interleaved)
+    config, dim = build.config, build.config.qk_rope_head_dim
+    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:  # of a whole head
+        dim += config.qk_nope_head_dim
+    return RotaryEmbedding(build, dim, interleaved=interleaved)
 
 
 def stretched_scale(config: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from frame.core.config.flat import from_flat
 from frame.core.layers.latent import UpWeights
 from frame.core.plugin_host.registry import Registry
 from frame.plugins.models.latent import ignored_layers, stretched_scale
-from frame.testing.checkpoints import make_checkpoint
+from frame.testing.checkpoints import make_checkpoint, roughen
 from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.families import FAMILIES
 from frame.testing.latent_case import latent_spec
-from tests.models.dense import make_model
+from tests.models.dense import make_model, run
 
 #: Keys of the file of a DeepSeek V3 that its first readers wrote, which newer ones replace.
 OLD_ROPE = {
@@ -153,3 +155,23 @@ def test_eight_bit_latents_are_refused_by_name(tmp_path: Path) -> None:
     said = "KV-cache dtype float8_e4m3fn not supported by latent attention, which caches float32"
     with pytest.raises(Exception, match=said):
         tokens(tmp_path, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.0])
+def test_mistral4_equals_transformers(beta: float, tmp_path: Path) -> None:
+    """By its own class, which transformers' table of causal models lacks."""
+    from transformers import Mistral4Config, Mistral4ForCausalLM
+
+    rope: dict[str, Any] = {**OLD_ROPE["rope_scaling"], "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+    rope |= {"rope_type": rope.pop("type"), "factor": 16.0, "llama_4_scaling_beta": beta}
+    config = {**FAMILIES["deepseek-v3"].config, "norm_topk_prob": beta > 0, "rope_parameters": rope}
+    torch.manual_seed(0)
+    model = Mistral4ForCausalLM(Mistral4Config(**config, initializer_range=0.2)).eval()
+    roughen(model, 1.0)
+    model.save_pretrained(tmp_path)
+    ids = random.Random(0).choices(range(3, 512), k=60)
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0]
+    for chunks in ([60], [33, 20, 1, 1, 1, 1, 1, 1, 1]):
+        logits = run(make_model(tmp_path), ids, chunks)
+        assert (logits - expected).abs().max() < 2e-4 * expected.abs().max()

@@ -17,7 +17,7 @@ _NO_WINDOW = ("llama", "gpt2", "olmo2")
 #: Families of latent attention, where a token keeps one vector in each layer.
 LATENT = (
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
-    "longcat_flash", "youtu",
+    "longcat_flash", "mistral4", "youtu",
 )  # fmt: skip
 #: Families without a KV cache: every token sees the whole prompt in one step.
 ENCODERS = ("bert", "roberta", "xlm-roberta")
