@@ -116,7 +116,7 @@ def _text(found: dict[str, Any]) -> str:
         f"on {found['device']['name']}: {size(found['device']['total_bytes'])}, "
         f"{size(found['device']['free_bytes'])} free",
         "",
-        f"weights          {size(weights['num_bytes'])} as {weights['dtype']} ({files})",
+        f"weights          {size(weights['num_bytes'])} as {weights.get('quantization', weights['dtype'])} ({files})",
     ]
     lines += _rank_lines(found) if several else []
     lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]

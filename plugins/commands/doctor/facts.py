@@ -27,6 +27,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         },
         "weights": {
             "dtype": one.sizes.dtype,
+            **({"quantization": one.quantization} if one.quantization else {}),
             "num_bytes": one.weights_bytes,
             "elements": one.weights.elements,
             "files": one.weights.files,

@@ -48,6 +48,7 @@ class Prediction:
     shape: Shape
     weights: Weights
     weights_bytes: int
+    quantization: str
     budget: Budget
     layout: KVLayout | None
     fits_len: int
@@ -100,6 +101,9 @@ def predict(
     if built is not None:
         weights = replace(weights, elements=built.weights_bytes // DTYPE_BYTES[sizes.dtype])
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
+    quantization = quantization_of(config, checkpoint)
+    if quantization and not devices:
+        weights_bytes, shape = _quantised(config, checkpoint, sizes, shape, there)
     ranks = None
     if devices:
         from .ranks import predict_ranks
@@ -123,6 +127,7 @@ def predict(
         shape=shape,
         weights=weights,
         weights_bytes=weights_bytes,
+        quantization=quantization,
         budget=budget,
         layout=layout,
         fits_len=fits_len,
@@ -132,6 +137,26 @@ def predict(
         assumptions=[*_engines(config), *_assumptions(device, shape, disk_gib_per_s, there, unknown)],
         ranks=ranks,
     )
+
+
+def quantization_of(config: FrameConfig, checkpoint: Checkpoint) -> str:
+    """The format of quantised weights, "" for others."""
+    if config.model.quantization is not None:
+        return config.model.quantization
+    stored = checkpoint.quantization
+    return "" if stored is None else str(stored.get("quant_method", "quantised"))
+
+
+def _quantised(
+    config: FrameConfig, checkpoint: Checkpoint, sizes: Sizes, shape: Shape, there: bool
+) -> tuple[int, Shape]:
+    """Bytes of the parameters of a model that is built without memory, and what its layers keep of each token."""
+    from frame.settings import engine_parts
+
+    if not there:
+        config = config.model_copy(update={"load": config.load.model_copy(update={"load_format": "dummy"})})
+    (part, *_) = engine_parts(config, checkpoint, sizes.dtype).ranks
+    return part.weights_bytes, replace(shape, kv_specs=part.kv_specs)
 
 
 def _filled(config: FrameConfig, empty: KVLayout, budget: Budget) -> KVLayout | None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from frame.core.cli.main import main
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
+from frame.offline.in_process import make_engine
 from frame.ops import quantize_rows
 from frame.plugins.quantization.names import Names
 from frame.plugins.quantization.online import group_for
 from frame.plugins.quantization.packed import round_groups
+from frame.testing import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, running
 from frame.testing.model_suite import continue_greedily
+from frame.testing.thread_executor import with_threads
 from tests.plugins.quantization.stored import compressed, write_pair
 
 NUM_TOKENS = 24
@@ -38,6 +44,10 @@ FORMATS = {
     "w8a16": ("pack-quantized", None, of(8, "int", "group", group_size=16)),
     "w8a16 asymmetric": ("pack-quantized", None, of(8, "int", "channel", symmetric=False)),
 }
+
+
+def held_bytes(worker):
+    return sum(parameter.nbytes for parameter in worker.model.parameters())
 
 
 def served(folder, count=NUM_TOKENS, **settings):
@@ -166,6 +176,45 @@ def test_the_checkpoint_says_how_the_cache_is_kept(tmp_path):
         assert all(len(tokens) == 12 for tokens in greedy(engine, prompts(512)))
     with running(from_flat({**SMALL, "model": str(quantised), "kv_cache_dtype": "float32"}), Registry.load()) as engine:
         assert {spec.dtype for group in engine.scheduler._layout.groups for spec in group.specs} == {"float32"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"quantization": "int4"}, {"load_format": "dummy"}])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_doctor_counts_the_bytes_of_the_engine(settings, ranks, tmp_path, capsys):
+    """Of weights that are stored so, that become so, or that are made up; also where ranks divide them."""
+    if settings.get("quantization"):
+        folder = make_checkpoint(tmp_path, "qwen3-moe")
+    else:
+        config, quantize = compressed("pack-quantized", **{**FORMATS["w4a16"][2], "group_size": 8})
+        config["ignore"].append(r"re:.*mlp\.gate$")
+        folder, _ = write_pair(tmp_path, "qwen3-moe", config, quantize)
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "tensor_parallel_size": ranks, **settings}
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["doctor", str(folder), "--memory-gib", "2", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    values = {"model": str(folder), "num_threads": 1, "kv_cache_memory_bytes": 3_000_000, **settings}
+    engine = make_engine(from_flat({**values, "executor": "threads"}), with_threads(Registry.load()))
+    try:
+        held = engine.executor.call("run", {"function": held_bytes})
+    finally:
+        engine.close()
+    predicted = [rank["weights_bytes"] for rank in found.get("ranks", ())] or [found["weights"]["num_bytes"]]
+    assert predicted == held
+    assert found["weights"]["quantization"] == (settings.get("quantization") or "compressed-tensors")
+
+
+@pytest.mark.parametrize("kind", ["fp8 by tensor, static", "int8", "w4a16 asymmetric", "w4a16 ordered"])
+def test_two_ranks_give_the_tokens_of_one(kind, tmp_path):
+    format_, inputs, weights = FORMATS[kind]
+    weights = {**weights, **({"group_size": 16} if weights.get("group_size") else {})}
+    config, quantize = compressed(format_, inputs, **weights)
+    quantised, plain = write_pair(tmp_path, "llama", config, quantize)
+    values = {**SMALL, "model": str(quantised), "tensor_parallel_size": 2, "executor": "threads"}
+    engine = make_engine(from_flat(values), with_threads(Registry.load()))
+    try:
+        assert greedy(engine, prompts(512), NUM_TOKENS) == expected(plain)
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("kind", ["fp8 by block", "int8 asymmetric", "w4a16 asymmetric", "w4a16 ordered", "w8a16"])
