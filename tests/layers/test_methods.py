@@ -9,7 +9,7 @@ import torch
 
 from frame.core.layers.methods import Methods
 from frame.interfaces import Build, LinearMethod, LinearSpec, Model, ModelSetup, Quantization
-from frame.layers import Rows, WeightError, WeightSlot, load_weights
+from frame.layers import PlainLinear, Rows, WeightError, WeightSlot, load_weights, normed_linear, normed_silu_mul
 from tests.contract.quantizations import RoundedLinear
 from tests.layers.test_weights import MemoryLoader, make_build
 
@@ -75,6 +75,7 @@ class One(Model):
         super().__init__(setup, options)
         self.first = setup.build.linear("first", 4, 6, parts={"a": 2, "b": 4}, shard="column")
         self.second = setup.build.linear("second", 6, 4)
+        self.ops = setup.build.ops
 
     def forward(self, inputs, step):
         raise NotImplementedError
@@ -200,6 +201,47 @@ def test_stored_types_are_what_is_taken():
     assert slot.place(torch.bfloat16).shape == (2, 2)
     slot.write(torch.ones(2, 2, dtype=torch.bfloat16))
     assert seen[0].dtype == torch.bfloat16
+
+
+class Doubled(LinearMethod):
+    """Wraps another method, as an adapter does, and adds half of what it gives."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def create(self, layer):
+        layer.share = layer.empty(1)
+        layer.share.data.fill_(0.5)
+        return self.inner.create(layer)
+
+    def apply(self, layer, x, bias):
+        out = self.inner.apply(layer, x, bias)
+        return out + layer.share * out
+
+    def apply_normed(self, layer, x, residual, norm, bias):
+        out, normed, total = self.inner.apply_normed(layer, x, residual, norm, bias)
+        return out + layer.share * out, normed, total
+
+    def apply_normed_gated(self, layer, x, residual, norm, bias):
+        out, _, total = self.apply_normed(layer, x, residual, norm, bias)
+        return layer.ops.silu_mul(out), total
+
+
+@pytest.mark.parametrize("inner", [PlainLinear, RoundedLinear])
+def test_a_method_may_wrap_another(inner):
+    """Through every way in which layers are called."""
+    plain = One(ModelSetup(build_with(lambda prefix: inner())))
+    wrapped = One(ModelSetup(build_with(lambda prefix: Doubled(inner()))))
+    for model in (plain, wrapped):
+        load_weights(model, MemoryLoader(tensors()))
+    x, residual, norm = torch.randn(3, 4), torch.randn(3, 4), make_build().norm("norm", 4, eps=1e-6)
+    norm.weight.data.fill_(1.0)
+    torch.testing.assert_close(wrapped.first(x), 1.5 * plain.first(x))
+    found, expected = (normed_linear(norm, model.first, x, residual) for model in (wrapped, plain))
+    torch.testing.assert_close(found[0], 1.5 * expected[0])
+    gated, _ = normed_silu_mul(norm, wrapped.first, x, residual)
+    torch.testing.assert_close(gated, wrapped.ops.silu_mul(1.5 * expected[0]))
+    torch.testing.assert_close(wrapped.first.silu_mul(x), wrapped.ops.silu_mul(1.5 * plain.first(x)))
 
 
 def test_a_router_says_that_it_is_exact():
