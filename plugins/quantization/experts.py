@@ -19,7 +19,7 @@ from frame.ops import quantize_rows
 
 from .packed import SCALES, round_groups
 from .packing import pack_nibbles
-from .scaled import CODES, WEIGHTS
+from .scaled import CODES, WEIGHTS, runs_of_rows
 
 _PARTS = ("gate_up", "down")
 
@@ -115,12 +115,14 @@ class RoundedExperts(CodedExperts):
         return slots
 
     def _round(self, layer: Any, name: str, region: tuple[slice, ...], weight: Tensor) -> None:
-        codes, scales = getattr(layer, name).data, getattr(layer, f"{name}_scales").data
-        if self._dtype is None:
-            found, own = round_groups(weight, scales.shape[-1])
-            codes[region], scales[region] = pack_nibbles(found), own.to(scales.dtype)
-        else:
-            codes[region], scales[region] = quantize_rows(weight, self._dtype)
+        codes, scales = getattr(layer, name).data[region], getattr(layer, f"{name}_scales").data[region]
+        for expert, rows in enumerate(weight.reshape(-1, *weight.shape[-2:])):
+            for some in runs_of_rows(rows):
+                if self._dtype is None:
+                    found, own = round_groups(rows[some], scales.shape[-1])
+                    codes[expert, some], scales[expert, some] = pack_nibbles(found), own.to(scales.dtype)
+                else:
+                    codes[expert, some], scales[expert, some] = quantize_rows(rows[some], self._dtype)
 
 
 class StoredExperts(CodedExperts):

@@ -17,6 +17,8 @@ from frame.ops import quantize_rows
 #: (center, reach) of made-up codes, and of their scales so that weights are as large as a checkpoint's.
 CODES = {torch.int8: (0.0, 127.0), torch.float8_e4m3fn: (0.0, 448.0), torch.float8_e5m2: (0.0, 448.0)}
 WEIGHTS = 0.05
+#: Elements that are rounded at once.
+_MOST_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,18 @@ def rounded_slots(
     slots = WeightSlot.sharded("weight", codes, spec, transposed=spec.transposed)
 
     def take(rows: slice, piece: Tensor) -> None:
+        weight = piece.t() if spec.transposed else piece
         with torch.no_grad():
-            round_(rows, piece.t() if spec.transposed else piece)
+            for some in runs_of_rows(weight):
+                round_(slice(rows.start + some.start, rows.start + some.stop), weight[some])
 
     return [replace(slot, take=partial(take, slot.region[0])) for slot in slots]
+
+
+def runs_of_rows(weight: Tensor) -> list[slice]:
+    """The rows of [rows, columns] in runs whose copies in float32 take little memory beside the weight."""
+    step = max(1, _MOST_AT_ONCE // max(1, weight.shape[1]))
+    return [slice(first, min(first + step, len(weight))) for first in range(0, len(weight), step)]
 
 
 def _rows_of(scales: Tensor, region: tuple[slice, ...], piece: Tensor) -> None:

@@ -203,6 +203,20 @@ def test_schemes_that_are_not_read_are_named(change, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [Fp8, Int4])
+def test_large_tensors_are_rounded_in_runs_of_rows(kind, monkeypatch):
+    weight = torch.randn(512, 256)
+    found = []
+    for most in (1 << 22, 1000):
+        monkeypatch.setattr("frame.plugins.quantization.scaled._MOST_AT_ONCE", most)
+        build = make_build()
+        build.methods = Methods(kind(QuantizationSetup(QuantizationSpec(torch.device("cpu"), torch.float32))))
+        layer = build.linear("up", 256, 512)
+        layer.weight_slots()[0].write(weight)
+        found.append([parameter.clone() for parameter in layer.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_the_oracle_of_rounded_rows():
     """What a platform that rounds x as well may give is near what the reference gives."""
     torch.manual_seed(0)
