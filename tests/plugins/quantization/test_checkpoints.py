@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from frame.core.cli.main import main
 from frame.core.config.flat import from_flat
@@ -169,6 +170,27 @@ def test_weights_that_are_quantised_while_they_load(name, family, tmp_path):
     quantised, plain = write_pair(tmp_path, family, {}, rounded)
     found = served(quantised, quantization=name, hf_overrides={"quantization_config": None})
     assert found == expected(plain)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "renamed", "words"),
+    [
+        (".mlp.up_proj.weight_scale", None, "3 missing: model.layers.0.mlp.up_proj.weight_scale, "),
+        (None, (".o_proj.weight_packed", ".o_proj.weight"), "3 unexpected: model.layers.0.self_attn.o_proj.weight, "),
+    ],
+)
+def test_tensors_that_contradict_the_configuration_are_named(dropped, renamed, words, tmp_path):
+    config, quantize = compressed("pack-quantized", **FORMATS["w4a16"][2])
+    quantised, _ = write_pair(tmp_path, "llama", config, quantize)
+    tensors = load_file(quantised / "model.safetensors")
+    if dropped:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(dropped)}
+    if renamed:
+        tensors = {name.replace(*renamed) if name.endswith(renamed[0]) else name: one for name, one in tensors.items()}
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=words) as caught:
+        served(quantised)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_checkpoint_says_how_the_cache_is_kept(tmp_path):
