@@ -18,15 +18,16 @@ _GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "si
 
 
 class Zamba2ForCausalLM(Model):
-    """RMSNorm and Mamba-2; shared blocks read the hidden state beside the embedding. Not to be divided into stages."""
+    """RMSNorm and Mamba-2; shared blocks, which every stage has, read the hidden state beside the embedding."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?=(embed_tokens|layers|final_layernorm)\.)", "model."),)
+    stage_tensors: ClassVar[Sequence[str]] = ("hidden", "embedded")
     divides_logits: ClassVar[bool] = True
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build = setup.build
         super().__init__(setup, options)
-        config = build.config
+        config, self.is_last = build.config, build.stage.last
         hidden_size, eps = config.hidden_size, config.rms_norm_eps
         kinds = [layer_kind(one, "linear_attention", "hybrid") for one in config.layers_block_type]
         hybrid = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
@@ -55,12 +56,13 @@ class Zamba2ForCausalLM(Model):
         tied = self.embedding if config.tie_word_embeddings else None
         self.head = build.head("lm_head", hidden_size, config.vocab_size, tied=tied)
 
-    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        hidden = embedded = inputs.embedded(self.embedding)
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor | dict[str, Tensor]:
+        hidden = inputs.embedded(self.embedding)
+        embedded = inputs.stage.get("embedded", hidden)
         for layer in self.layers:
             hidden = layer(hidden, embedded, inputs.positions, step)
         out: Tensor = self.norm(hidden)
-        return out
+        return out if self.is_last else {"hidden": out, "embedded": embedded}
 
     def logits(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.head(hidden)

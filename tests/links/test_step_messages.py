@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
-from frame.core.interfaces.step import BlockAppend, NewRequest, PrefixRows, StepPlan
+from frame.core.interfaces.step import BlockAppend, BlockCopy, NewRequest, PrefixRows, StepPlan
 from frame.core.interfaces.wire import decode, decoder_apart, encode, encoder_apart
 from frame.core.worker.channel_worker import ToWorker
 from frame.links.step_messages import Execute, Sample
@@ -67,6 +67,7 @@ def plans_of(rows: int) -> st.SearchStrategy[StepPlan]:
         deterministic=st.booleans(),
         prefixes=st.lists(st.builds(PrefixRows, rows=some, num_tokens=st.integers(0, 1 << 20)), max_size=3),
         capture=st.booleans(),
+        copies=st.lists(st.builds(BlockCopy, group=st.integers(0, 30), sources=some, targets=some), max_size=2),
         extras=st.dictionaries(st.text(max_size=8), st.binary(max_size=99), max_size=2),
     )
 
@@ -109,7 +110,9 @@ class Apart:
 def test_the_strategy_fills_every_field_of_a_plan() -> None:
     """So that a field that `Execute` forgets makes the next test fail."""
     named = "step removed_slots added appends slots num_scheduled num_computed samples num_drafts finished_ids"
-    assert {*named.split(), "deterministic", "prefixes", "capture", "extras"} == set(StepPlan.__struct_fields__)
+    assert {*named.split(), "deterministic", "prefixes", "capture", "copies", "extras"} == set(
+        StepPlan.__struct_fields__
+    )
 
 
 @settings(max_examples=150, deadline=None)

@@ -40,6 +40,21 @@ def test_several_stages(stages, tensor, serve, tmp_path):
     assert tokens(tmp_path, stages, tensor, serve) == tokens(tmp_path, serve=serve)
 
 
+@pytest.mark.parametrize("family", ["mamba2", "zamba2"])
+@pytest.mark.parametrize(("stages", "executor"), [(2, "threads"), (2, "process")])
+def test_states_that_were_kept_of_prefixes_are_found_in_every_stage(family, stages, executor, tmp_path):
+    """Each request twice: the second time it goes on from copies that every worker must have made."""
+
+    def twice(engine, given):
+        found = greedy(engine, given), greedy(engine, given)
+        assert engine.stats().prefix_hits > 0
+        return found
+
+    make_checkpoint(tmp_path, family)
+    first, again = tokens(tmp_path, stages, serve=twice, executor=executor)
+    assert first == again == tokens(tmp_path)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*TRAITS, *UNDIVIDED)])
 def test_every_family_over_two_stages(family, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from frame.core.interfaces.step import BlockAppend, NewRequest, PrefixRows, StepPlan
+from frame.core.interfaces.step import BlockAppend, BlockCopy, NewRequest, PrefixRows, StepPlan
 from frame.core.interfaces.wire import Borrowed
 
 #: The step, and how many there are of removed slots, rows, appends and prefixes.
@@ -46,6 +46,7 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
     finished_ids: list[str] = []
     deterministic: bool = False
     capture: bool = False
+    copies: list[BlockCopy] = []
     extras: dict[str, bytes] = {}
 
     @classmethod
@@ -77,7 +78,7 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
             numbers = bytearray().join((head, *arrays, samples))
         except TypeError:  # an array that is not contiguous
             numbers = bytearray().join((head, *(array.tobytes() for array in arrays), samples.tobytes()))
-        return cls(numbers, plan.added, plan.finished_ids, plan.deterministic, plan.capture, plan.extras)
+        return cls(numbers, plan.added, plan.finished_ids, plan.deterministic, plan.capture, plan.copies, plan.extras)
 
     def plan(self) -> StepPlan:
         """The plan, with arrays that lie in `numbers`; raises `ValueError` where `numbers` are not those of a plan."""
@@ -111,6 +112,7 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
             deterministic=self.deterministic,
             prefixes=[],
             capture=self.capture,
+            copies=self.copies,
             extras=self.extras,
         )
         if pairs:
