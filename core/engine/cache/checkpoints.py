@@ -52,15 +52,15 @@ class Checkpoints:
             free[group] = int(self.pools[group].references(block) == 0)
         return all(pool.num_free > free[group] for group, pool in self.pools.items())
 
-    def admit(self, request: Request, hit: Sequence[StateBlock]) -> None:
-        """Gives the request a state in each group, which the next plan makes a copy of its hit."""
+    def admit(self, hit: Sequence[StateBlock]) -> dict[int, int]:
+        """Takes a block for a request's state in each group, which the next plan makes a copy of its hit."""
         for group, block in hit:
             self.pools[group].share(block)
-        for group, pool in self.pools.items():
-            request.cache.blocks[group] = pool.allocate(1)
+        taken = {group: pool.allocate(1)[0] for group, pool in self.pools.items()}
         for group, block in hit:
-            self._copies.append(_copy(group, block, request.cache.blocks[group][0]))
+            self._copies.append(_copy(group, block, taken[group]))
             self.pools[group].release([block])
+        return taken
 
     def end_of_chunk(self, start: int, end: int, known: int, seen: int) -> int:
         """Where a chunk of tokens start .. end of `known` ones is to end, so that its state can be kept.

@@ -138,7 +138,8 @@ class KVCache:
         for block in hit.held:
             self.pool.share(block)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
-        self.checkpoints.admit(request, hit.states)
+        for group, block in self.checkpoints.admit(hit.states).items():
+            request.cache.blocks[group] = [block]
         request.cache.num_seen = hit.num_seen
         request.cache.first_live = [0] * len(self.layout.groups)
         request.cache.num_published = hit.num_tokens // self.block_size
@@ -227,12 +228,15 @@ class KVCache:
         request.cache.num_published = count
         return made
 
-    def chunk(self, request: Request, num_computed: int, count: int) -> int:
-        """How many of the `count` tokens that a step could take of a prompt it takes, so that its state can be kept."""
-        end = self.checkpoints.end_of_chunk(
-            num_computed, num_computed + count, request.num_tokens, request.cache.num_seen
+    def chunk(self, request: Request, num_computed: int, count: int, hit: PrefixHit | None = None) -> int:
+        """How many of the `count` tokens that a step could take of a prompt it takes, so that its state can be kept.
+
+        `hit` is that of a request which is to be admitted.
+        """
+        seen = request.cache.num_seen if hit is None else hit.num_seen
+        return (
+            self.checkpoints.end_of_chunk(num_computed, num_computed + count, request.num_tokens, seen) - num_computed
         )
-        return end - num_computed
 
     def note_state(self, request: Request, num_tokens: int) -> None:
         """Called when a step was launched behind which the request's state stands for its first `num_tokens`."""

@@ -92,8 +92,7 @@ class Admission:
             if count < remaining and not self._may_be_partial(draft, request):
                 return self._chunked
             if self._chunked:
-                request.cache.num_seen = hit.num_seen
-                count = kv.chunk(request, num_computed, count)
+                count = kv.chunk(request, num_computed, count, hit)
             count = self._allocate(request, hit, num_computed, count)
             if count == 0:
                 return False
