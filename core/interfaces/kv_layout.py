@@ -125,7 +125,11 @@ def full_bytes(
     """
     blocks = 1 + num_requests * sum(group.blocks_for(max_model_len) for group in layout.groups if group.pool == 0)
     tokens, *states = bytes_of_pools or pool_bytes(layout)
-    return blocks * tokens + (1 + num_requests) * sum(states)
+    running = (1 + num_requests) * sum(states)
+    if not _keeps_prefixes(layout):
+        return blocks * tokens + running
+    # with what stands for prefixes beside, so that a single request has room at its full length too
+    return math.ceil(blocks * tokens / (1 - CHECKPOINT_SHARE)) + running + num_requests * sum(states)
 
 
 def with_blocks(
@@ -158,12 +162,17 @@ def with_blocks(
     return replace(layout, pools=(int(num_blocks), *(1 + num_states + kept for _ in states)))
 
 
+def _keeps_prefixes(layout: KVLayout) -> bool:
+    """Whether states stand for prefixes."""
+    return any(group.keeps_states and group.block_size for group in layout.groups)
+
+
 def _num_checkpoints(
     layout: KVLayout, free_bytes: int, override: int | None, num_states: int, pools: tuple[int, int]
 ) -> int:
     """How many states are kept for prefixes; `pools` are the bytes of a block of tokens and of all states."""
     tokens, state = pools
-    if not state or not any(group.keeps_states and group.block_size for group in layout.groups):
+    if not state or not _keeps_prefixes(layout):
         return 0
     if override:
         return max(num_states, int(override * tokens * CHECKPOINT_SHARE / (1 - CHECKPOINT_SHARE)) // state)

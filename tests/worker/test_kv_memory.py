@@ -131,6 +131,9 @@ def test_states_that_stand_for_prefixes_get_a_quarter_of_what_is_left():
     assert with_blocks(layout, 9 * 1024 + 2 * 2048, num_states=8).pools == (2, 9), "the least is as without them"
     assert with_blocks(layout, 0, 100, num_states=8).pools == (100, 9 + 66)
     assert with_blocks(layout, 0, 2, num_states=8).pools == (2, 9 + 8)
+    for requests in (1, 3):
+        room = with_blocks(layout, full_bytes(layout, requests, 33), num_states=requests)
+        assert room.pools[0] >= 1 + requests * 3, "all requests at full length have room beside them"
     alone = with_checkpoints(plan_layout({"s": StateKV(state_bytes=1024)}))
     assert (alone.block_size, alone.grain, alone.groups[0].block_size) == (16, 16, 16)
     assert with_blocks(alone, 20 * 1024, num_states=8).pools == (2, 20)

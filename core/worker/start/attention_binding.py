@@ -11,7 +11,7 @@ from ...config.tree import FrameConfig
 from ...interfaces.attention import CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import AnyKVSpec, KVLayout, StateKV
-from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served
+from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served, with_checkpoints
 from ...interfaces.latent import CacheSpec
 from ...interfaces.provider import Provider
 from ...interfaces.setup import BackendSetup
@@ -152,6 +152,8 @@ def choose_backends(
             break
     of_layers = {name: multiples[spec] for name in kept if (spec := layers[name].backend_spec) is not None}
     layout = plan_layout(kept, size, of_layers)
+    if config.cache.enable_prefix_caching:
+        layout = with_checkpoints(layout)
     return ChosenBackends(
         layers if own is None else own, providers, kept, of_layers, layout, not_deterministic, config, registry
     )
