@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frame.interfaces import Build, ModelSetup
-from frame.layers import Mamba2Mixer, Mamba2Spec, normed_linear
+from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
+from frame.layers import Mamba2Mixer, Mamba2Spec, Router, normed_linear
 
 from .hybrid import FeedForward, Unturned, layer_kind, plain_attention
 from .mamba2 import Backbone
@@ -52,6 +52,57 @@ class SquaredMLP(nn.Module):
         inner, _, residual = normed_linear(norm, self.up, hidden, residual)
         return self.down(functional.relu(inner).square()), residual
 
+    def of(self, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] → a rank's part of the same, without a norm."""
+        out: Tensor = self.down(functional.relu(self.up(hidden)).square())
+        return out
+
+
+class SharedSquaredMLP(SquaredMLP):
+    """The expert that all tokens have, called without a norm."""
+
+    def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
+        return self.of(hidden)
+
+
+class SquaredExperts(nn.Module):
+    """A norm, a router with sigmoid scores and a correction, and experts of `SquaredMLP`'s kind beside a shared one."""
+
+    def __init__(self, build: Build, prefix: str) -> None:
+        super().__init__()
+        config = build.config
+        if config.moe_latent_size is not None:
+            raise ValueError(f"moe_latent_size {config.moe_latent_size} of Nemotron-H is not supported yet")
+        count, top_k = config.n_routed_experts, config.num_experts_per_tok
+        router = RouterSpec(
+            count,
+            top_k,
+            "sigmoid",
+            renormalize=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+            corrected=True,
+            num_groups=config.n_group,
+            top_groups=config.topk_group,
+            group_score="top2",
+        )
+        self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
+        shared = SharedSquaredMLP(build, f"{prefix}.shared_experts", config.moe_shared_expert_intermediate_size)
+        spec = ExpertSpec(
+            count,
+            config.hidden_size,
+            config.moe_intermediate_size,
+            top_k,
+            activation="relu2",
+            gated=False,
+            names=("up_proj", "down_proj"),
+        )
+        self.experts = build.experts(f"{prefix}.experts", spec, shared, reduce=False)
+
+    def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
+        logits, normed, residual = normed_linear(norm, self.router.linear, hidden, residual)
+        return self.experts(normed, self.router.choose(logits)), residual
+
 
 def _layer_kinds(config: Any) -> list[str]:
     given = getattr(config, "layers_block_type", None) or [_LETTERS.get(one, one) for one in _pattern(config)]
@@ -74,7 +125,7 @@ def _mixer(build: Build, prefix: str, kind: str) -> nn.Module:
         raise ValueError(f"feed-forward parts of Nemotron-H are of 'relu2', not of {config.mlp_hidden_act!r}")
     if kind == "mlp":
         return FeedForward(SquaredMLP(build, prefix, config.intermediate_size))
-    raise ValueError(f"{prefix}: experts without a gate cannot be computed yet; layers may be of: M, *, -")
+    return FeedForward(SquaredExperts(build, prefix))
 
 
 def _spec(config: Any) -> Mamba2Spec:

@@ -24,7 +24,7 @@ REFUSED = [
     ("lfm2", {"layer_types": ["sliding_attention"] * 3}, "no layer type 'sliding_attention'; there are: conv"),
     ("bamba", {"hidden_act": "gelu"}, "followed by 'silu', not by 'gelu'"),
     ("granite-hybrid", {"position_embedding_type": "alibi"}, "no position_embedding_type 'alibi'; there are: null"),
-    ("nemotron-h", {"layers_block_type": ["moe"] * 4}, "experts without a gate cannot be computed yet"),
+    ("nemotron-h", {"layers_block_type": ["moe"] * 4, "moe_latent_size": 8}, "moe_latent_size 8 of Nemotron-H"),
     ("nemotron-h", {"mlp_hidden_act": "silu"}, "of 'relu2', not of 'silu'"),
     ("nemotron-h", {"sliding_window": 64}, "sliding_window 64 of Nemotron-H is not supported"),
     ("jamba", {"hidden_act": "gelu"}, "followed by 'silu', not by 'gelu'"),
