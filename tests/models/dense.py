@@ -57,8 +57,6 @@ class DenseAttention(AttentionBackend):
             scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
         ends = torch.arange(len(keys) - len(query), len(keys))
         distance = ends[:, None] - torch.arange(len(keys))[None, :]
-        if layer.alibi_slopes is not None:
-            scores = scores - layer.alibi_slopes[:, None, None] * distance
         hidden = distance < 0
         if spec.window:
             hidden |= distance >= spec.window

@@ -140,7 +140,7 @@ def test_plain_weights_are_not_copied(tmp_path: Path) -> None:
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob of DeepSeek V2 is not supported"),
         ("longcat-flash", {"router_bias": True}, "router_bias of LongCat-Flash is not supported"),
         ("glm-moe-dsa", {"indexer_types": ["shared", "full", "full"]}, r"indexer_types\[0\] is 'shared'"),
-        ("deepseek-v3", {"hidden_act": "relu"}, "no gated activation 'relu'"),
+        ("deepseek-v3", {"hidden_act": "softsign"}, "no gated activation 'softsign'"),
     ],
 )
 def test_values_that_are_not_supported_are_named(family: str, changes: dict, said: str, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_one_line_says_that_a_class_is_wrapped(tmp_path, caplog):
     [
         ({"architectures": ["NoSuchForCausalLM"], "auto_map": {"AutoModel": "a.B"}}, {}, "does not run"),
         ({"architectures": ["NoSuchForCausalLM"]}, {}, "no model 'NoSuchForCausalLM'.*has no class NoSuchForCausalLM"),
-        ({"architectures": ["HeliumForCausalLM"]}, {"model_impl": "frame"}, "no model 'HeliumForCausalLM'"),
+        ({"architectures": ["DogeForCausalLM"]}, {"model_impl": "frame"}, "no model 'DogeForCausalLM'"),
         (
             {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True},
             {},

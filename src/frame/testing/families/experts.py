@@ -336,6 +336,7 @@ ROWS: Mapping[str, Family] = {
         "mimo_v2_flash",
         {
             **TINY,
+            "head_dim": 24,
             "v_head_dim": 16,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
