@@ -1,4 +1,8 @@
-"""Activations by the names that checkpoints give them, plain, gated, and one with weights of its own (xIELU)."""
+"""Activations by the names that checkpoints give them, plain, gated, and one with weights of its own (xIELU).
+
+Plain and gated ones work in place where torch can: their input is the widest tensor of a layer, and nothing else reads
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +19,32 @@ from frame.layers import WeightSlot
 Activation = Callable[[Tensor], Tensor]
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
+def _relu_squared(x: Tensor) -> Tensor:
+    return torch.relu_(x).square_()
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def _relu_squared(x: Tensor) -> Tensor:
-    return functional.relu(x).square()
-
-
+_SILU: Activation = partial(functional.silu, inplace=True)
+_GELU: Activation = torch.ops.aten.gelu_
+_TANH_GELU: Activation = partial(torch.ops.aten.gelu_, approximate="tanh")
 #: Elementwise functions, by transformers' names. "gelu" is the exact one; families that mean another say so themselves.
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_python": functional.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "gelu_accurate": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
+    "silu": _SILU,
+    "swish": _SILU,
+    "gelu": _GELU,
+    "gelu_python": _GELU,
+    "gelu_new": _TANH_GELU,
+    "gelu_fast": _TANH_GELU,
+    "gelu_accurate": _TANH_GELU,
+    "gelu_python_tanh": _TANH_GELU,
+    "gelu_pytorch_tanh": _TANH_GELU,
     "quick_gelu": _quick_gelu,
-    "relu": functional.relu,
+    "relu": torch.relu_,
     "relu2": _relu_squared,
+    "tanh": torch.tanh_,
 }
 
 
@@ -50,19 +55,22 @@ def _known(name: str, kind: str) -> Activation:
 
 
 def plain_activation(build: Build, name: str) -> Activation:
-    """The elementwise function called `name`, [T, dim] → the same; raises `ValueError` for an unknown one."""
+    """The elementwise function called `name`, of x [T, dim], which it may overwrite.
+
+    Raises `ValueError` for an unknown one.
+    """
     return partial(build.ops.map_rows, _known(name, "activation"))
 
 
 def gate_activation(build: Build, name: str) -> Activation:
     """What makes f(gate) · up [T, size] of both halves [T, 2 · size], f being the function called `name`.
 
-    Raises `ValueError` for an unknown one.
+    It may overwrite the halves. Raises `ValueError` for an unknown one.
     """
     function = _known(name, "gated activation")
-    if function is functional.silu:
+    if function is _SILU:
         return build.ops.silu_mul
-    if function is _gelu_tanh:
+    if function is _TANH_GELU:
         return build.ops.gelu_tanh_mul
     return partial(build.ops.map_rows, partial(_gated, function))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelOutput, ModelSetup
 
-from .plain_mlp import activation
+from .activations import plain_activation
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EncoderLayer(nn.Module):
         self.up = build.linear(f"{prefix}.intermediate.dense", size, inner, bias=True, shard="column")
         self.down = build.linear(f"{prefix}.output.dense", inner, size, bias=True, shard="row")
         self.mlp_norm = build.norm(f"{prefix}.output.LayerNorm", size, eps=eps, kind="layer")
-        self.activation = activation(build, shape.function)
+        self.activation = plain_activation(build, shape.function)
 
     def forward(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelOutput, ModelSetup
 from frame.layers import RotaryEmbedding
 
+from .activations import gate_activation, plain_activation
 from .classic import ClassicAttention, ClassicDecoder, EmbeddingNorm, Outline, SequentialLayer, plain_heads
-from .plain_mlp import ACTIVATIONS, activation
 
 
 class ModernBertModel(Model):
@@ -61,7 +60,7 @@ class ModernBertForSequenceClassification(ModernBertModel):
         super().__init__(setup, options)
         size = config.hidden_size
         self.dense = build.linear("head.dense", size, size, bias=config.classifier_bias)
-        self.activation = activation(build, config.classifier_activation)
+        self.activation = plain_activation(build, config.classifier_activation)
         self.head_norm = _norm(build, "head.norm")
         self.classifier = build.linear("classifier", size, config.num_labels, bias=True)
         self.choose_pooler(config)
@@ -112,7 +111,7 @@ class ModernBertDecoderForCausalLM(ClassicDecoder):
         )
         size = config.hidden_size
         self.dense = build.linear("lm_head.dense", size, size, bias=config.classifier_bias)
-        self.activation = activation(build, config.classifier_activation)
+        self.activation = plain_activation(build, config.classifier_activation)
         self.head_norm = _norm(build, "lm_head.norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -133,22 +132,16 @@ class GeluMLP(nn.Module):
 
     def __init__(self, build: Build, prefix: str) -> None:
         super().__init__()
-        config, name = build.config, build.config.hidden_activation
+        config = build.config
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        activation(build, name)  # raises for an unknown one
         self.up = build.linear(f"{prefix}.Wi", size, 2 * inner, bias=bias, shard="column", pieces=(inner, inner))
         self.down = build.linear(f"{prefix}.Wo", inner, size, bias=bias, shard="row")
-        self.gate = partial(build.ops.map_rows, partial(_gated, name))
+        self.gate = gate_activation(build, config.hidden_activation)
 
     def forward(self, normed: Tensor) -> Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
         out: Tensor = self.down(self.gate(self.up(normed)))
         return out
-
-
-def _gated(name: str, x: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return ACTIVATIONS[name](first) * second
 
 
 def _norm(build: Build, prefix: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Parts of older families, against transformers' own: activations, slopes, norms of each head, positions of sines."""
+"""Parts of older families, against transformers' own: slopes, norms of each head, positions of sines."""
 
 import json
 
@@ -10,27 +10,12 @@ from torch import nn
 from frame.plugins.models.added_positions import alibi_slopes
 from frame.plugins.models.classic import ParallelLayer
 from frame.plugins.models.head_norms import EachHeadNorm
-from frame.plugins.models.plain_mlp import ACTIVATIONS, activation
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.ranks import run_ranks
 from tests.layers.test_sharding import load, make_build
 from tests.models.dense import make_model, run
 
 IDS = list(range(3, 43))
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_those_of_transformers(name):
-    from transformers.activations import ACT2FN
-
-    x = torch.cat((torch.linspace(-12, 12, 997), torch.tensor([0.0, -0.0, 1e-4, -1e-4, 60.0, -60.0])))[None]
-    expected = ACT2FN[name](x)
-    torch.testing.assert_close(activation(make_build(), name)(x.clone()), expected, rtol=1e-5, atol=2e-6)
-
-
-def test_an_unknown_activation_is_named_with_the_choices():
-    with pytest.raises(ValueError, match="no activation 'gelu_9'; there are: gelu, gelu_accurate, "):
-        activation(make_build(), "gelu_9")
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 6, 8, 12, 16, 20, 32, 71, 112])

@@ -3,7 +3,7 @@
 import json
 import random
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -103,11 +103,18 @@ def test_each_trait_of_a_row_changes_its_logits(family, published, monkeypatch):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_those_of_transformers(name):
     torch.manual_seed(0)
-    halves = torch.randn(5, 64) * 3
-    gate, up = halves.chunk(2, dim=-1)
+    gate = torch.cat((torch.linspace(-12, 12, 1018), torch.tensor([0.0, -0.0, 1e-4, -1e-4, 60.0, -60.0]))).view(4, 256)
+    up = torch.randn(gate.shape)
     expected = ACT2FN[name](gate)
-    torch.testing.assert_close(plain_activation(Parts, name)(gate.clone()), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(gate_activation(Parts, name)(halves.clone()), expected * up, atol=1e-5, rtol=1e-5)
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=2e-6)
+    close(plain_activation(Parts, name)(gate.clone()), expected)
+    close(gate_activation(Parts, name)(torch.cat((gate, up), -1)), expected * up)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(plain_activation, "activation"), (gate_activation, "gated activation")])
+def test_an_unknown_activation_is_named_with_the_choices(make, kind):
+    with pytest.raises(ValueError, match=f"no {kind} 'gelu_9'; there are: gelu, gelu_accurate, "):
+        make(Parts, "gelu_9")
 
 
 @pytest.mark.parametrize(
