@@ -7,6 +7,7 @@ takes longer than everything else in the start of a small engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,20 +17,21 @@ _REWRITTEN = frozenset(
 )
 #: Keys that a file with `rope_parameters` has inside of those, or not at all.
 _IN_ROPE_PARAMETERS = frozenset({"partial_rotary_factor", "original_max_position_embeddings"})
-#: Model types that rotate whole heads by one table, for which `rope_theta` and `rope_scaling` of old files are enough.
-_PLAIN_ROPE = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2"})
-#: Model types whose files leave out keys that have the class's default → these keys.
-_FAMILY_DEFAULTS = {
-    **{name: {"use_sliding_window": False} for name in ("qwen2", "qwen3", "qwen3_moe")},
-    "minicpm": {"tie_word_embeddings": True},
-}
-#: Model types of no class in transformers → usual names of facts → what their files call these.
-_NAMES = {
-    "exaone": {
-        "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function",
-    },
-    "baichuan": {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": "model_max_length"},
-}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConfigReading:
+    """What a family's model says of its config.json, where that differs from others or need not be asked of a class.
+
+    `names` are usual names of values → what files of the family call these, `defaults` values that files leave out.
+    `read_as` is the model type of transformers whose class completes files of types that transformers lacks. In a
+    `plain_rope`, whole heads are turned by one table, so that `rope_theta` and `rope_scaling` of old files say it all.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    read_as: str = ""
+    plain_rope: bool = False
 
 
 def _with_floats(value: Any) -> Any:
@@ -41,17 +43,13 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(one) for one in value] if isinstance(value, list) else value
 
 
-#: Model types that transformers lacks → the one whose class reads their files.
-_READ_AS = {"kimi_k2": "deepseek_v3"}
-
-
 class ModelConfig:
     """The configuration of a model: its attributes are `values` of config.json; transformers gives missing ones."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        kind = values.get("model_type", "")
-        usual = {name: values[old] for name, old in _NAMES.get(kind, {}).items() if old in values}
-        self._values = {**_FAMILY_DEFAULTS.get(kind, {}), **usual, **_with_floats(values)}
+    def __init__(self, values: Mapping[str, Any], reading: ConfigReading | None = None) -> None:
+        self._reading = reading = reading or ConfigReading()
+        usual = {name: values[old] for name, old in reading.names.items() if old in values}
+        self._values = {**reading.defaults, **usual, **_with_floats(values)}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -69,7 +67,7 @@ class ModelConfig:
     def _old_rope(self) -> dict[str, Any] | None:
         """Returns `rope_parameters` made from the old keys of a file; None where only transformers can."""
         values = self._values
-        if values.get("model_type") not in _PLAIN_ROPE or "rope_parameters" in values or not values.get("rope_theta"):
+        if not self._reading.plain_rope or "rope_parameters" in values or not values.get("rope_theta"):
             return None
         scaling = dict(values.get("rope_scaling") or {})
         scaling.setdefault("rope_type", scaling.pop("type", "default"))
@@ -78,11 +76,12 @@ class ModelConfig:
     @cached_property
     def complete(self) -> Any:
         """The object of transformers; a plain one for model types that it lacks."""
-        from transformers import AutoConfig, PretrainedConfig
+        from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
         values = dict(self._values)
         model_type = values.pop("model_type", "")
-        model_type = _READ_AS.get(model_type, model_type)
+        if self._reading.read_as and model_type not in CONFIG_MAPPING:
+            model_type = self._reading.read_as
         try:
             return AutoConfig.for_model(model_type, **values)
         except ValueError:

@@ -38,7 +38,7 @@ KINDS = {
     #: A worker builds one for each KV group after the model was built; it lives as long as the KV cache.
     "attention": Kind("frame_attention_backends", "attention backend", "attention:CacheBackend"),
     #: Named by the architecture that config.json states. A worker builds one before it loads weights; it lives until
-    #: the worker ends.
+    #: the worker ends. `tags["config"]`, JSON of a `ConfigReading`, says how the family's config.json is read.
     "model": Kind("frame_models", "model", "model:Model"),
     #: `target` is the scheduler side, `tags["worker"]` the worker side ("package.module:Class"). The engine builds the
     #: first, each worker the second, when the KV cache exists; both are closed with it.

@@ -1,11 +1,13 @@
-"""Chooses the model plugin for a checkpoint, by its architecture."""
+"""Chooses the model plugin for a checkpoint, by its architecture, and reads config.json as that plugin says."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
 from ..config.checkpoint import Checkpoint
+from ..config.model_config import ConfigReading, ModelConfig
 from ..interfaces.provider import PluginError, Provider
 from .registry import Registry
 
@@ -26,8 +28,32 @@ def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
     supports config.json. For a pooling checkpoint whose architecture no plugin offers
     ("Qwen3ForSequenceClassification", "Qwen3Model") it is the family's generating model, built with another head.
     """
+    name = _own_model(checkpoint, registry)
+    return _any_model(checkpoint, registry) if name is None else registry.choose("model", name)
+
+
+def read_model_config(checkpoint: Checkpoint, registry: Registry) -> ModelConfig:
+    """The configuration of the text model, read as the tag "config" of the checkpoint's model says.
+
+    Imports no model. Raises `PluginError` for a tag that is not JSON of a `ConfigReading`.
+    """
+    name = _own_model(checkpoint, registry)
+    if name is None:
+        return ModelConfig(checkpoint.text)
+    provider = registry.choose("model", name)
+    try:
+        return ModelConfig(checkpoint.text, ConfigReading(**json.loads(provider.tags.get("config", "{}"))))
+    except (TypeError, ValueError) as error:
+        fields = ", ".join(ConfigReading.__dataclass_fields__)
+        raise PluginError(
+            f"tag 'config' of model {provider.name!r} must be a JSON object of {fields}: {error}"
+        ) from None
+
+
+def _own_model(checkpoint: Checkpoint, registry: Registry) -> str | None:
+    """The name of the model that the user chose or that is made for the architecture; None if that is one for any."""
     if checkpoint.model_plugin is not None:
-        return registry.choose("model", checkpoint.model_plugin)
+        return checkpoint.model_plugin
     architecture = checkpoint.architecture
     offered = {provider.name for provider in registry.providers("model")}
     if checkpoint.pooling is not None:
@@ -36,8 +62,8 @@ def model_provider(checkpoint: Checkpoint, registry: Registry) -> Provider:
         architecture = next((name for name in relatives if name in offered), architecture)
     native = checkpoint.model_impl != "transformers"
     if native and (architecture.rpartition(":")[2] in offered or checkpoint.model_impl == "frame"):
-        return registry.choose("model", architecture)
-    return _any_model(checkpoint, registry)
+        return architecture
+    return None
 
 
 def _any_model(checkpoint: Checkpoint, registry: Registry) -> Provider:

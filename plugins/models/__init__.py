@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from frame import Provider, hookimpl
 
 _FAMILIES = (
@@ -175,6 +179,29 @@ _FAMILIES = (
     ),
 )
 
+_WINDOWS_OFF = {"defaults": {"use_sliding_window": False}}
+_KIMI = {"read_as": "deepseek_v3"}
+_BAICHUAN = {
+    "names": {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": "model_max_length"},
+}
+#: How config.json is read where a family's differs: what `frame_models` takes as the tag "config".
+_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    **{f"{name}ForCausalLM": {"plain_rope": True} for name in ("Llama", "Mistral", "Mixtral", "Qwen2Moe", "Gemma2")},
+    **{f"{name}ForCausalLM": {"plain_rope": True, **_WINDOWS_OFF} for name in ("Qwen2", "Qwen3", "Qwen3Moe")},
+    "DeepseekV3ForCausalLM": _KIMI,
+    "KimiK2ForCausalLM": _KIMI,
+    "MiniCPMForCausalLM": {"defaults": {"tie_word_embeddings": True}},
+    "BaichuanForCausalLM": _BAICHUAN,
+    "BaiChuanForCausalLM": _BAICHUAN,
+    "ExaoneForCausalLM": {
+        "names": {
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        }
+    },
+}
+
 #: Models of any architecture that transformers has a class for; the first that supports it is taken.
 _WRAPPED = (
     ("*", "decoder:WrappedDecoder", "any class of transformers that generates, over frame's cache"),
@@ -192,7 +219,13 @@ _WRAPPED = (
 def frame_models() -> list[Provider]:
     """One provider an architecture."""
     native = [
-        Provider(name, f"frame.plugins.models.{target}", api=">=0.2.dev1,<0.3", summary=summary)
+        Provider(
+            name,
+            f"frame.plugins.models.{target}",
+            api=">=0.2.dev1,<0.3",
+            summary=summary,
+            tags={"config": json.dumps(_CONFIGS[name])} if name in _CONFIGS else {},
+        )
         for name, target, summary in _FAMILIES
     ]
     wrapped = [

@@ -10,7 +10,10 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from frame import LLM, SamplingParams
-from frame.core.config.model_config import ModelConfig
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.model_choice import read_model_config
+from frame.core.plugin_host.registry import Registry
 from frame.plugins.models import baichuan
 from tests.models.dense import make_model, run
 
@@ -31,7 +34,7 @@ def write(folder, tensors, **values):
     save_file(tensors, folder / "model.safetensors")
     shared = {"vocab_size": WORDS, "hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": INNER}
     (folder / "config.json").write_text(json.dumps({**shared, **values}))
-    return ModelConfig(json.loads((folder / "config.json").read_text()))
+    return read_model_config(read_checkpoint(from_flat({"model": str(folder)})), Registry.load())
 
 
 def rms(x, weight):

@@ -5,10 +5,23 @@ import sys
 import pytest
 from transformers import AutoConfig
 
-from frame.core.config.model_config import _REWRITTEN, ModelConfig
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.flat import from_flat
+from frame.core.config.model_config import _REWRITTEN, ConfigReading, ModelConfig
+from frame.core.plugin_host.model_choice import read_model_config
+from frame.core.plugin_host.offers import Offer, PluginError
+from frame.core.plugin_host.registry import Registry
+from frame.interfaces import Provider
 from frame.layers.rotary import rope_parameters
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.families import FAMILIES
+
+
+def read(folder, registry=None, **values):
+    """What is read from a config.json of `values`."""
+    sizes = {"vocab_size": 32, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps({**sizes, **values}))
+    return read_model_config(read_checkpoint(from_flat({"model": str(folder)})), registry or Registry.load())
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -38,21 +51,61 @@ OLD_ROPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma2"])
+OLD_NAMES = {
+    "llama": "Llama", "qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
+    "mistral": "Mistral", "mixtral": "Mixtral", "gemma2": "Gemma2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", OLD_NAMES)
 @pytest.mark.parametrize("scaling", OLD_ROPES)
-def test_an_older_spelling_is_what_transformers_reads_from_it(model_type, scaling):
+def test_an_older_spelling_is_what_transformers_reads_from_it(model_type, scaling, tmp_path):
     values = {"model_type": model_type, "rope_theta": 500.0, "rope_scaling": scaling, "num_hidden_layers": 2}
-    config, expected = ModelConfig(values), AutoConfig.for_model(**values)
+    config = read(tmp_path, **values, architectures=[f"{OLD_NAMES[model_type]}ForCausalLM"])
+    expected = AutoConfig.for_model(**values)
     found = rope_parameters(config)
     assert "complete" not in vars(config)
     for name, value in found.items():
         assert expected.rope_parameters[name] == value, name
 
 
-def test_an_older_spelling_of_a_family_with_more_to_it_is_read_by_transformers():
-    config = ModelConfig({"model_type": "phi3", "rope_theta": 500.0, "rope_scaling": None})
+def test_an_older_spelling_of_a_family_with_more_to_it_is_read_by_transformers(tmp_path):
+    values = {"model_type": "phi3", "rope_theta": 500.0, "rope_scaling": None, "pad_token_id": 0}
+    config = read(tmp_path, **values, architectures=["Phi3ForCausalLM"])
     assert config.rope_parameters["rope_theta"] == 500.0
     assert "complete" in vars(config)
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification"])
+def test_what_files_of_a_family_leave_out_is_known_without_transformers(name, tmp_path):
+    config = read(tmp_path, model_type="qwen3", architectures=[name])
+    assert config.use_sliding_window is False
+    assert "complete" not in vars(config)
+    assert read(tmp_path, model_type="qwen3", architectures=[name], use_sliding_window=True).use_sliding_window is True
+
+
+def test_a_type_that_transformers_lacks_is_completed_by_the_class_that_its_model_names(tmp_path):
+    config = read(tmp_path, model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"], n_routed_experts=8)
+    assert (config.model_type, config.n_routed_experts) == ("kimi_k2", 8)
+    assert config.kv_lora_rank == 512
+    assert read(tmp_path, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"]).qk_nope_head_dim == 192
+    known = ConfigReading(read_as="deepseek_v3")
+    assert ModelConfig({"model_type": "llama"}, known).complete.model_type == "llama"
+
+
+def test_a_model_of_another_package_says_how_its_files_are_read(tmp_path):
+    def registry(tag):
+        mine = Provider("MineForCausalLM", "mine:Mine", api=">=0.2.dev1,<0.3", tags={"config": tag})
+        return Registry([Offer("model", mine, "mine", "1")], [])
+
+    tag = '{"names": {"num_hidden_layers": "depth"}, "defaults": {"width": 8, "depth": 1}}'
+    config = read(tmp_path, registry(tag), architectures=["MineForCausalLM"], depth=3)
+    assert (config.num_hidden_layers, config.depth, config.width) == (3, 3, 8)
+    for wrong in ("[1]", "{", '{"naems": {}}'):
+        with pytest.raises(
+            PluginError, match=r"tag 'config' of model 'MineForCausalLM' must be a JSON object of names"
+        ):
+            read(tmp_path, registry(wrong), architectures=["MineForCausalLM"])
 
 
 def test_numbers_that_json_lacks_are_read_as_transformers_writes_them():

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ...config.checkpoint import Checkpoint
-from ...config.model_config import ModelConfig
 from ...config.tree import FrameConfig
 from ...interfaces.balancer import ExpertPlacement
 from ...interfaces.collectives import Groups
@@ -26,7 +25,7 @@ from ...layers.experts import experts_of
 from ...layers.methods import Methods
 from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
-from ...plugin_host.model_choice import model_provider
+from ...plugin_host.model_choice import model_provider, read_model_config
 from ...plugin_host.registry import Registry
 from .expert_exchange import exchange_maker
 from .loader_choice import choose_loader as choose_loader
@@ -152,7 +151,7 @@ def build_model(
     spec = QuantizationSpec(platform.device, dtype, groups.tensor.size, config.model.deterministic)
     quantization = make_quantization(config, checkpoint, registry, model_class, spec)
     build = _build_kind(config, checkpoint, model_class)(
-        config=ModelConfig(checkpoint.text),
+        config=read_model_config(checkpoint, registry),
         dtype=dtype,
         device=platform.device,
         ops=platform.ops(),

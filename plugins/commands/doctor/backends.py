@@ -12,7 +12,7 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING
 
-from frame.settings import Checkpoint, FrameConfig, ModelConfig, PluginError, Registry
+from frame.settings import Checkpoint, FrameConfig, PluginError, Registry, read_model_config
 
 from .layers import Shape
 from .machine import Device
@@ -80,7 +80,7 @@ def _spec(checkpoint: Checkpoint, shape: Shape, sizes: Sizes, device: Device, ke
             window=getattr(kept, "window", 0),
             soft_cap=float(checkpoint.text.get("attn_logit_softcapping") or 0.0),
         )
-    config, dim = ModelConfig(checkpoint.text), getattr(kept, "dim", 0)
+    config, dim = read_model_config(checkpoint, Registry.load()), getattr(kept, "dim", 0)
     top_k = int(getattr(config, "index_topk", None) or 0)
     rank, rope, nope = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
     if dim != rank + rope:

@@ -6,7 +6,7 @@ them, so that tests hold the sum against files within a hundredth.
 
 from __future__ import annotations
 
-from frame.settings import Checkpoint, ModelConfig
+from frame.settings import Checkpoint, ModelConfig, Registry, read_model_config
 
 from .layers import ENCODERS, LATENT, Shape
 from .weights import Weights
@@ -17,7 +17,7 @@ _BIASED, _NORMED, _FOUR_NORMS = ("qwen2",), ("qwen3", "gemma3"), ("gemma2", "gem
 
 def estimate_weights(checkpoint: Checkpoint, shape: Shape, dtype_bytes: int) -> Weights:
     """What `read_weights` will find when the files are there; `dtype_bytes`: size of the dtype in config.json."""
-    config, family = ModelConfig(checkpoint.text), checkpoint.model_type
+    config, family = read_model_config(checkpoint, Registry.load()), checkpoint.model_type
     if family in ENCODERS:
         elements = _encoder(config, checkpoint.vocab_size, shape)
     elif family == "gpt2":

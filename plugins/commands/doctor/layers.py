@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frame.interfaces import AnyKVSpec, FullKV, LatentKV, SlidingKV
-from frame.settings import Checkpoint, ConfigError, ModelConfig
+from frame.settings import Checkpoint, ConfigError, ModelConfig, Registry, read_model_config
 
 #: Families that use the sliding window in every layer; True: only where config.json sets `use_sliding_window`.
 _EVERY_LAYER = {"mistral": False, "qwen3_moe": True, "phi3": False}
@@ -42,7 +42,7 @@ class Shape:
 
 def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     """Raises `ConfigError` for a configuration without the sizes."""
-    config, family = ModelConfig(checkpoint.text), checkpoint.model_type
+    config, family = read_model_config(checkpoint, Registry.load()), checkpoint.model_type
     gpt2 = family == "gpt2"
     layers = _size(config, "n_layer" if gpt2 else "num_hidden_layers")
     hidden = _size(config, "n_embd" if gpt2 else "hidden_size")

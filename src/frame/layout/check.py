@@ -15,7 +15,6 @@ from torch import nn
 
 from frame.core.config.checkpoint import Checkpoint
 from frame.core.config.errors import ConfigError
-from frame.core.config.model_config import ModelConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.mesh import Mesh, Placement
 from frame.core.interfaces.model import Model
@@ -25,7 +24,7 @@ from frame.core.layers.experts import Experts
 from frame.core.layers.stages import Layers, split_layers
 from frame.core.ops import Ops
 from frame.core.parallel.groups import unconnected_groups
-from frame.core.plugin_host.model_choice import choose_model, model_provider
+from frame.core.plugin_host.model_choice import choose_model, model_provider, read_model_config
 from frame.core.plugin_host.registry import Registry
 
 #: The largest size that is tried when one must be named that works.
@@ -173,7 +172,7 @@ def sketch(
     """
     dtype = getattr(torch, checkpoint.dtype)
     build = kind(
-        config=ModelConfig(checkpoint.text),
+        config=read_model_config(checkpoint, registry),
         dtype=dtype,
         device=torch.device("meta"),
         ops=Ops(),

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from frame.core.plugin_host.kinds import (
         KINDS as KINDS,
     )
+    from frame.core.plugin_host.model_choice import (
+        read_model_config as read_model_config,
+    )
     from frame.core.plugin_host.model_sources import (
         fetch_model as fetch_model,
     )

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
-from frame.core.config.model_config import ModelConfig
 from frame.core.interfaces.attention import AttentionSpec, CacheBackend, GroupBatch
 from frame.core.interfaces.collectives import Groups
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
@@ -25,6 +24,7 @@ from frame.core.interfaces.setup import BackendSetup
 from frame.core.layers.build import Build
 from frame.core.layers.weights import load_weights
 from frame.core.ops import Ops
+from frame.core.plugin_host.model_choice import read_model_config
 from frame.core.plugin_host.offers import import_target
 from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.start.model_loading import choose_loader
@@ -117,7 +117,7 @@ class ModelSuite(PluginSuite):
     def build(self) -> Build:
         """A build of the model on the CPU in float32, for one rank."""
         return Build(
-            config=ModelConfig(self.checkpoint().text),
+            config=read_model_config(self.checkpoint(), self.registry()),
             dtype=torch.float32,
             device=torch.device("cpu"),
             ops=Ops(),
