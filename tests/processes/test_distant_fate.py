@@ -148,6 +148,51 @@ async def test_a_machine_that_is_gone_ends_the_server_s_engines_for_good(while_d
     assert not any(one.judged for one in machines.engines)
 
 
+async def test_an_engine_that_may_start_again_does_so_before_its_neighbours_are_told() -> None:
+    """The server says it of each engine by itself, and what it said of the second may come later."""
+    machines = Machines()
+    fate, (_, one, two) = machines.distant, machines.engines
+    one.dies(CRASHED)
+    two.dies(KILLED)
+    await asyncio.sleep(0)
+    assert fate.falling
+    await fate.obey(Settled(1, Verdict("it crashed", final=False)))
+    assert not fate.falling
+    await fate.obey(Settled(2, Verdict("it was ended with engine 1", final=False)))
+    assert not fate.falling
+
+
+async def test_a_verdict_on_an_engine_that_was_stopped_meanwhile_is_no_error() -> None:
+    machines = Machines()
+    machines.there = False
+    machines.engines[1].dies(CRASHED)
+    await asyncio.sleep(0.01)
+    assert machines.engines[1].verdict is not None
+    machines.engines[1].verdict.cancel()
+    await asyncio.sleep(0.01)
+    await machines.distant.obey(Settled(1, Verdict("it crashed", final=False)))
+
+
+async def test_a_machine_that_goes_with_the_news_of_an_engine_s_end_ends_it_once() -> None:
+    settled: list[Death] = []
+
+    class Fate(SharedFate):
+        async def settle(self, member: Any, death: Death) -> Verdict:
+            settled.append(death)
+            await asyncio.sleep(0)
+            return Verdict(death.cause, final=True)
+
+    async def send(rank: int, order: Any) -> None:
+        pass
+
+    fate = Fate("tcp://127.0.0.1:1#127.0.0.1")
+    members = DistantMembers(fate, [1], send)
+    await members.news(Died(1, CRASHED, None))
+    members.lost([1], "the machine at 127.0.0.2 is gone")
+    await asyncio.sleep(0.05)
+    assert [death.cause for death in settled] == ["the machine at 127.0.0.2 is gone"]
+
+
 def config(**changes: Any) -> FrameConfig:
     values = {
         "data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_address": "10.0.0.1",

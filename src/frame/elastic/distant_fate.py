@@ -41,7 +41,7 @@ class DistantFate(OwnFate):
         self.rendezvous = rendezvous
         self.send: Callable[[FateNews], Awaitable[None]]
         self._members: dict[int, Member] = {}
-        self._ending: set[int] = set()
+        self._falling: set[int] = set()  # that have ended or must, and of which the server does not know that all have
         self._verdicts: dict[int, asyncio.Future[Verdict]] = {}
 
     def add(self, member: Member) -> None:
@@ -49,12 +49,13 @@ class DistantFate(OwnFate):
 
     @property
     def falling(self) -> bool:  # type: ignore[override]
-        return bool(self._ending or self._verdicts)
+        return bool(self._falling)
 
     async def settle(self, member: Member, death: Death) -> Verdict:
         """Returns when the engines of all machines have ended."""
         verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._verdicts[member.rank] = verdict
+        self._falling.add(member.rank)
         await self.send(Died(member.rank, death, member.standing))
         return await verdict
 
@@ -67,13 +68,13 @@ class DistantFate(OwnFate):
             return
         match order:
             case Kill(rank=rank):
-                self._ending.add(rank)
+                self._falling.add(rank)
                 member.kill()
             case Judge(rank=rank, death=death):
                 await self.send(Judged(rank, await member.judge(death)))
             case Settled(rank=rank, verdict=verdict):
-                self._ending.discard(rank)
-                if (waiting := self._verdicts.pop(rank, None)) is not None:
+                self._falling.clear()  # it says so of the others next: this one must not wait for that
+                if (waiting := self._verdicts.pop(rank, None)) is not None and not waiting.done():
                     waiting.set_result(verdict)
             case SharedWave(number=number):
                 with contextlib.suppress(OSError):  # it is dead, and the others soon will be
@@ -111,6 +112,7 @@ class DistantMember:
     def died(self, fate: SharedFate, death: Death) -> None:
         """Its machine says so, or is gone; when all have ended its machine hears of it."""
         if not self._settling:
+            self._settling = True
             self._begin(self._settle(fate, death))
 
     def lost(self, fate: SharedFate, cause: str) -> None:
@@ -121,7 +123,7 @@ class DistantMember:
         self.died(fate, Death(cause, told=False))
 
     async def _settle(self, fate: SharedFate, death: Death) -> None:
-        self._settling, gone = True, None
+        gone = None
         while gone != self.gone:  # the machine may go while its engine's end is judged
             gone = self.gone
             verdict = await fate.settle(self, Death(gone, told=False) if gone else death)
