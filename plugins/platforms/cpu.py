@@ -25,12 +25,12 @@ from frame.interfaces import (
     SideQueue,
     Streams,
 )
+from frame.links.processors import num_processors
 from frame.ops import Ops
 
 from .cpu_ops import CpuOps
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
-from .processors import num_processors
 
 #: Without an explicit size the cache takes at most this: CPU memory belongs to other programs too.
 DEFAULT_KV_BYTES = 4 << 30

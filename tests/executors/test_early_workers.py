@@ -14,7 +14,7 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
-from frame.links import early_workers
+from frame.links import early_workers, processors as processors_of
 from frame.links.early_workers import EarlyWorkers, begin_workers
 from frame.offline.engine import LLMEngine
 from frame.testing.checkpoints import make_checkpoint
@@ -22,7 +22,7 @@ from frame.testing.engines import SMALL, drain, prompts, request, running, token
 from frame.testing.executor_suite import children
 from tests.server.running import alive, until
 
-MANY = frozenset(range(64))
+MANY = 64
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch):
-    monkeypatch.setattr(early_workers.os, "sched_getaffinity", lambda pid: MANY)
+    monkeypatch.setattr(early_workers, "num_processors", lambda: MANY)
 
 
 def config(folder, **settings):
@@ -118,7 +118,7 @@ from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.links import early_workers
 from tests.executors.test_early_workers import MANY, config
-early_workers.os.sched_getaffinity = lambda pid: MANY
+early_workers.num_processors = lambda: MANY
 workers = early_workers.begin_workers(config({str(folder)!r}), Registry.load())
 print(*(linked.child.process.pid for linked in workers._left), flush=True)
 time.sleep(60)
@@ -155,8 +155,17 @@ def test_only_executors_of_this_machine_have_them(folder, settings, count):
 def test_a_machine_with_fewer_processors_than_processes_starts_none(folder, settings, processors, monkeypatch):
     tree = config(folder, **settings)
     for most, some in ((processors, True), (processors - 1, False)):
-        monkeypatch.setattr(early_workers.os, "sched_getaffinity", lambda pid, most=most: range(most))
+        monkeypatch.setattr(early_workers, "num_processors", lambda most=most: most)
         with begun(tree) as workers:
+            assert bool(workers._left) is some
+
+
+def test_a_quota_of_processor_time_counts_as_processors(folder, monkeypatch):
+    monkeypatch.setattr(early_workers, "num_processors", processors_of.num_processors)
+    monkeypatch.setattr(processors_of.os, "sched_getaffinity", lambda pid: range(64))
+    for limits, some in (([], True), ([2.5], True), ([1.5], False)):
+        monkeypatch.setattr(processors_of, "_limits", lambda root, limits=limits: iter(limits))
+        with begun(config(folder)) as workers:
             assert bool(workers._left) is some
 
 

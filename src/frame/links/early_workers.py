@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -23,6 +22,8 @@ from frame.core.plugin_host.setups import mesh_of
 from frame.core.processes.python_command import python_command
 from frame.core.startup.openmp import child_environment
 from frame.core.worker.heartbeat import HeartbeatMemory
+
+from .processors import num_processors
 
 #: The tag of an executor's provider that says that it spawns a worker of this machine for each rank.
 SPAWNS = "spawns"
@@ -118,10 +119,10 @@ class EarlyWorkers:
 def begin_workers(config: FrameConfig, registry: Registry) -> EarlyWorkers:
     """Starts as many workers as the engine of `config` will spawn; none where it probably spawns none.
 
-    Nor where there are fewer processors than processes: an error of the configuration would come later then.
+    Nor where it may use fewer processors than there are processes: an error of the configuration would come later then.
     """
     engines, workers = config.data_parallel.data_parallel_size, mesh_of(config).engine_size
-    if engines * (workers + 1) > len(os.sched_getaffinity(0)) or not _spawns(config, registry):
+    if engines * (workers + 1) > num_processors() or not _spawns(config, registry):
         return EarlyWorkers(0)
     try:
         return EarlyWorkers(workers, config, registry.choices(config))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from frame.core.config.flat import from_flat
+from frame.links.processors import num_processors
 from frame.plugins.platforms import cpu
-from frame.plugins.platforms.processors import num_processors
 from frame.testing import make_setup
 
 

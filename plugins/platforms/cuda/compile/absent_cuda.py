@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from frame.interfaces import Memory, Platform, Streams
+from frame.links.processors import num_processors
 
-from ...processors import num_processors
 from ..platform import CudaPlatform
 from .absent_device import AbsentMemory, AbsentStreams, absent_cuda
 from .compiler import without_lines
