@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
+import os
+import select
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -123,9 +126,13 @@ def _death(status: int | str) -> DeadWorkerError:
 def serve_worker(descriptor: int, heartbeat: int) -> int:
     """The worker process: reads what it is from standard input, then serves the socket until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the engine's to answer; its end ends this process
-    outline = sys.stdin.buffer.readline()
+    source = io.FileIO(0, closefd=False)  # no buffer: what follows the first line stays in the pipe
+    outline = source.readline()
+    loaded = threading.Event()
+    threading.Thread(target=_end_when_unwanted, args=(loaded,), name="frame-unwanted", daemon=True).start()
     begun = Libraries.of(outline) if outline.strip() else None
-    recipe = sys.stdin.buffer.read()
+    loaded.set()
+    recipe = source.readall()
     if not recipe:
         return 0  # the engine needs no such worker, or is gone
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
@@ -139,6 +146,15 @@ def serve_worker(descriptor: int, heartbeat: int) -> int:
     finally:
         worker.close()
     return 0
+
+
+def _end_when_unwanted(loaded: threading.Event) -> None:
+    """Ends this process where standard input ends before a recipe comes, and libraries would load for seconds more."""
+    source = select.poll()
+    source.register(0, select.POLLIN)
+    came = any(event & select.POLLIN for _, event in source.poll())
+    if not came and not loaded.is_set():  # else it may have been read
+        os._exit(0)
 
 
 def _serve(loop: _WorkerLoop, channel: Channel) -> None:

@@ -132,6 +132,24 @@ time.sleep(60)
     until(lambda: not any(map(alive, pids)))
 
 
+def test_one_that_is_not_needed_ends_while_it_loads(monkeypatch):
+    """The engine may be killed when it has just begun; one that has its recipe by then loads on."""
+    code = """
+import sys, time
+from frame.core.worker import worker_process
+worker_process.Libraries.of = lambda outline: time.sleep(600)
+worker_process.serve_worker(int(sys.argv[-3]), int(sys.argv[-1]))
+"""
+    monkeypatch.setattr(early_workers, "python_command", lambda *arguments: [sys.executable, "-c", code, *arguments])
+    with EarlyWorkers(2) as workers:
+        wanted, unwanted = workers._left
+        wanted.child.tell(b"{}")
+        unwanted.child.process.stdin.close()
+        assert unwanted.child.process.wait(60) == 0
+        time.sleep(0.5)
+        assert alive(wanted.child.process.pid)
+
+
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
