@@ -49,7 +49,9 @@ class DataParallelConfig(Section):
     data_parallel_address: str = setting(
         "", "Address of the machine that serves HTTP, at which other machines offer it their engines."
     )
-    data_parallel_rpc_port: int = setting(29550, "Port at which it waits for them.", ge=1, le=65535)
+    data_parallel_rpc_port: int = setting(
+        29550, "Port at which it waits for them; workers that share experts meet at the next one.", ge=1, le=65535
+    )
     data_parallel_secret_file: str | None = setting(
         None,
         "File with a secret of 16 characters at least, the same on all machines of data_parallel_address: only who "
