@@ -119,8 +119,10 @@ class Launcher:
         if isinstance(message, EngineDown) and not message.final:
             self._say(f"{self._named(message.rank, message.error)}; starting it again")
         elif isinstance(message, EngineDown) and not self._all_gone:  # of the last one the cause is logged at the end
-            fate = "it may come back" if message.away else "it is not started again"
-            self._say(f"{self._named(message.rank, message.error)}; {fate}, the others serve on")
+            fate = f"it {'may come back' if message.away else 'is not started again'}, the others serve on"
+            if self._config.executor.enable_expert_parallel:
+                fate = "the others share its experts and end, too"
+            self._say(f"{self._named(message.rank, message.error)}; {fate}")
         await self._apis.tell(message)
 
     def _on_serving(self, names: Sequence[str] | None, death: str) -> None:

@@ -272,6 +272,8 @@ def test_a_machine_whose_engines_share_experts_takes_the_server_along(pair: Pair
         os.kill(other.process.pid, signal.SIGKILL)
         assert head.wait() == 1
         assert "with which it shares experts, is gone: the machine at 127.0.0.2 with engines 2, 3 is gone" in head.text
+        assert "engine 2: the machine at 127.0.0.2 is gone; the others share its experts and end, too" in head.text
+        assert "the others serve on" not in head.text
         until(lambda: not any(map(alive, engines)))
 
 
