@@ -109,6 +109,13 @@ def is_name(model: str | None) -> bool:
     return bool(model) and model != DEMO_NAME and not Path(str(model)).expanduser().exists()
 
 
+def may_be_described(model: str) -> bool:
+    """Whether `model` is there and perhaps in a form that a model source describes: no folder with the usual files."""
+    path = Path(model).expanduser()
+    usual = (path / "snapshots").is_dir() or ((path / "config.json").is_file() and any(path.glob("*.safetensors")))
+    return bool(model) and path.exists() and not usual
+
+
 def find_folder(model: str, revision: str | None = None) -> Path:
     """The folder of a checkpoint: `model`, or of `revision` the subfolder, commit or branch in it.
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import signal
 
-from ..config.checkpoint import is_name
+from ..config.checkpoint import is_name, may_be_described
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
+from ..interfaces.provider import Provider
 from ..interfaces.setup import SourceSetup
 from ..interfaces.source import ModelSource
 from .registry import Registry
 
 
 def fetch_model(config: FrameConfig, *, command: bool = False, only_cached: bool = False) -> FrameConfig:
-    """Fetches the model and the tokenizer that `config` names, unless they are folders; the result names folders.
+    """Fetches the model and the tokenizer that `config` names, unless they are checkpoints; the result names folders.
+
+    A model that is there in another form than a checkpoint's is described by a folder where a source knows the form.
 
     Requests may go on to use the model's name. `command`: an interrupt ends the process at once, without waiting for
     transfers. `only_cached`: takes what was fetched before, also without its weights. Raises `ConfigError` or
     `PluginError`.
     """
-    if not is_name(config.model.model) and not is_name(config.model.tokenizer):
+    names = is_name(config.model.model), is_name(config.model.tokenizer), may_be_described(config.model.model)
+    if not any(names):
         return config
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130)) if command else None
     try:
@@ -36,7 +40,7 @@ def _fetch_all(config: FrameConfig, only_cached: bool) -> FrameConfig:
     if model.tokenizer and is_name(model.tokenizer):
         folder = _source(config, registry, model.tokenizer, offline).fetch(model.tokenizer, None, weights=False)
         changed["tokenizer"] = str(folder)
-    if is_name(model.model):
+    if is_name(model.model) or (may_be_described(model.model) and _sources(registry, model.model)):
         source = _source(config, registry, model.model, offline)
         folder = source.fetch(model.model, model.revision, weights=not (only_cached or load.load_format == "dummy"))
         names = model.served_model_name or [model.model]
@@ -46,9 +50,14 @@ def _fetch_all(config: FrameConfig, only_cached: bool) -> FrameConfig:
     return config.model_copy(update={"model": model.model_copy(update=changed)})
 
 
+def _sources(registry: Registry, name: str) -> list[Provider]:
+    """Those that know names of this form."""
+    return [each for each in registry.providers("source") if not registry.resolve(each).supports(name)]
+
+
 def _source(config: FrameConfig, registry: Registry, name: str, offline: bool) -> ModelSource:
     wanted = config.load.model_source
-    if wanted == "auto" and all(registry.resolve(each).supports(name) for each in registry.providers("source")):
+    if wanted == "auto" and not _sources(registry, name):
         raise ConfigError(f"no folder {name!r}; give the path of a checkpoint, or the name of a model (org/model)")
     provider = registry.select("source", wanted, lambda kind: kind.supports(name))
     source: ModelSource = registry.make("source", provider, SourceSetup(config.load.download_dir, offline), config)

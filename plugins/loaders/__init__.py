@@ -10,7 +10,7 @@ _API = ">=0.2.dev1,<0.3"
 
 @hookimpl
 def frame_weight_loaders() -> list[Provider]:
-    """Safetensors files, and random weights on request."""
+    """Safetensors and GGUF files, and random weights on request."""
     return [
         Provider(
             "safetensors",
@@ -18,6 +18,9 @@ def frame_weight_loaders() -> list[Provider]:
             api=_API,
             summary="safetensors files, single or sharded, mapped and read once",
             preference=10,
+        ),
+        Provider(
+            "gguf", "frame.plugins.gguf.loader:GgufLoader", api=_API, summary="GGUF files, one model in one or several"
         ),
         Provider("dummy", f"{_HERE}.dummy:DummyLoader", api=_API, summary="small random weights, no file read"),
     ]

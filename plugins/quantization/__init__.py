@@ -40,4 +40,11 @@ def frame_quantizations() -> list[Provider]:
             summary="what llm-compressor writes: fp8, int8, and packed weights of 4 or 8 bits",
             tags={"quantization_config": _GROUPS},
         ),
+        Provider(
+            "gguf",
+            "frame.plugins.gguf.quantization:Gguf",
+            api=_API,
+            summary="weights in the blocks of GGUF files: Q4_0 to Q8_0, Q2_K to Q6_K",
+            tags={"quantization_config": '{"quant_method": "gguf", "default": "Q4_0"}'},
+        ),
     ]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,24 +42,36 @@ class HubSource(ModelSource):
 
     @classmethod
     def supports(cls, name: str) -> str | None:
+        if os.path.exists(name):
+            return "it is a file or folder here"
         return None if _NAME.fullmatch(name) else "models at a hub are named NAME or ORGANISATION/NAME"
 
     def fetch(self, name: str, revision: str | None, *, weights: bool) -> Path:
-        from huggingface_hub import constants
+        patterns = [*_TEXTS, *["*.safetensors"] * weights]
+        folder = fetch_files(name, revision, self.setup.download_dir, patterns, offline=self.setup.offline)
+        if weights and not any(folder.glob("*.safetensors")):
+            raise ConfigError(
+                f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to "
+                f"safetensors, or name the type of a GGUF file that it has, as {name}:Q4_K_M"
+            )
+        return folder
 
-        cache = Path(self.setup.download_dir or constants.HF_HUB_CACHE).expanduser()
-        return _fetch(name, revision, cache, offline=self.setup.offline, weights=weights)
 
+def fetch_files(
+    name: str, revision: str | None, download_dir: str | None, patterns: Sequence[str], *, offline: bool
+) -> Path:
+    """The cache's folder of the revision's commit, once its files of these patterns are there.
 
-def _fetch(name: str, revision: str | None, cache: Path, *, offline: bool, weights: bool) -> Path:
-    """The cache's folder of the revision's commit, once its files are there."""
-    from huggingface_hub import snapshot_download
+    Raises `ConfigError`, one sentence, for a model that is not there or cannot be fetched.
+    """
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bars(tqdm):  # type: ignore[type-arg, misc, unused-ignore]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": not sys.stderr.isatty()})
 
+    cache = Path(download_dir or constants.HF_HUB_CACHE).expanduser()
     repository = cache / f"models--{name.replace('/', '--')}"
     with _unchecked(repository) as known:
         with _one_sentence(name, revision or "main", cache, offline=offline), _reports(name, repository / "blobs"):
@@ -68,16 +81,12 @@ def _fetch(name: str, revision: str | None, cache: Path, *, offline: bool, weigh
                     revision=revision,
                     cache_dir=cache,
                     local_files_only=offline,
-                    allow_patterns=[*_TEXTS, *["*.safetensors"] * weights],
+                    allow_patterns=list(patterns),
                     ignore_patterns=_DOUBLES,
                     tqdm_class=Bars,
                 )
             )
         _check_hashes(name, [path for path in folder.rglob("*") if path.is_file() and path.resolve().name not in known])
-    if weights and not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors"
-        )
     return folder
 
 

@@ -1,0 +1,129 @@
+"""The values of blocks of weights, each block by itself: [..., bytes of a block] → float32 [..., its values].
+
+The layouts are ggml's. All scales are float16; products are taken in float32, in the order in which ggml takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from .types import BY_NAME
+
+
+def dequantize(packed: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [..., blocks, bytes of a block] → [..., blocks · values of a block]."""
+    return _READERS[kind](packed).flatten(-2).to(dtype)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 number at a byte of each block, as float32 [..., 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """[..., n] → [..., 2n]: the lower halves of all bytes, then the upper ones."""
+    return torch.cat((codes & 15, codes >> 4), -1)
+
+
+def _shifted(codes: Tensor, run: int, bits: int) -> Tensor:
+    """[..., n] → [..., n · 8 / bits]: of each run of bytes first the lowest `bits` of all, then the next, …"""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    wide: Tensor = codes.unflatten(-1, (-1, 1, run)) >> shifts[:, None]
+    masked: Tensor = wide & (2**bits - 1)
+    return masked.flatten(-3)
+
+
+def _fifths(blocks: Tensor, at: int) -> Tensor:
+    """Bit i of a little-endian word of 32 bits, as bit 4 of value i."""
+    bits = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    return (bits & 1).flatten(-2) << 4
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[..., 2:]).float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[..., 4:]).float() + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * ((_nibbles(blocks[..., 6:]) | _fifths(blocks, 2)).float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[..., 8:]) | _fifths(blocks, 4)).float() + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * blocks[..., 2:].view(torch.int8).float()
+
+
+def _scaled(scales: Tensor, codes: Tensor, minima: Tensor | None = None) -> Tensor:
+    """Codes [..., 256] times the scale of each run, less its minimum; scales and minima are [..., runs]."""
+    runs: Tensor = codes.unflatten(-1, (scales.shape[-1], -1)).float() * scales[..., None]
+    return (runs if minima is None else runs - minima[..., None]).flatten(-2)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    """16 bytes of scales (low) and minima (high) of 4 bits, 64 of codes, d, dmin."""
+    both = blocks[..., :16]
+    scales, minima = _half(blocks, 80) * (both & 15).float(), _half(blocks, 82) * (both >> 4).float()
+    return _scaled(scales, _shifted(blocks[..., 16:80], 32, 2), minima)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """32 bytes of third bits, 64 of codes, 12 of scales of 6 bits, d. A third bit that is 0 takes 4 away."""
+    codes = _shifted(blocks[..., 32:96], 32, 2).to(torch.int8)
+    third = _shifted(blocks[..., :32], 32, 1).to(torch.int8)
+    low, high = _nibbles(blocks[..., 96:104]), _shifted(blocks[..., 104:108], 4, 2)
+    scales = (low | high << 4).to(torch.int8) - 32
+    return _scaled(_half(blocks, 108) * scales.float(), codes + 4 * third - 4)
+
+
+def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(scales, minima) [..., 8] of Q4_K and Q5_K: d, dmin, 4 bytes of scales, 4 of minima, 4 with nibbles of both.
+
+    The upper two bits of the first four are those of the last four, whose lower bits are the nibbles.
+    """
+    first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
+    minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
+    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * minima.float()
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scales, minima = _six_bits(blocks)
+    return _scaled(scales, _shifted(blocks[..., 16:], 32, 4), minima)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scales, minima = _six_bits(blocks)
+    codes = _shifted(blocks[..., 48:], 32, 4) | _shifted(blocks[..., 16:48], 32, 1) << 4
+    return _scaled(scales, codes, minima)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """128 bytes of lower bits, 64 of upper ones, 16 scales of 8 bits, d."""
+    codes = _shifted(blocks[..., :128], 64, 4) | _shifted(blocks[..., 128:192], 32, 2) << 4
+    scales = blocks[..., 192:208].view(torch.int8).float()
+    return _scaled(_half(blocks, 208) * scales, codes.to(torch.int8) - 32)
+
+
+_READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+#: The types whose blocks hold codes.
+PACKED = tuple(kind.name for kind in BY_NAME.values() if kind.values > 1)
