@@ -12,6 +12,7 @@ from torch import Tensor
 
 from frame.interfaces import LazyTensor, WeightLoader
 
+from ..loaders.rope_rows import half_split
 from .choice import files_in
 from .file import TensorInfo, read_files
 from .names import TABLES, Change, place_of
@@ -42,18 +43,13 @@ class GgufTensor(LazyTensor):
     def read(self, index: tuple[slice, ...] = ()) -> Tensor:
         mapped = np.memmap(self._path, self._stored, "r", self._start, self.shape)
         if self._heads:
-            rows = _half_split(self.shape[0], self._heads)[index[0] if index else slice(None)]
+            rows = half_split(self.shape[0], self._heads)[index[0] if index else slice(None)]
             piece: Any = np.ascontiguousarray(mapped[rows][(slice(None), *index[1:])])
         else:
             piece = np.array(mapped[index])
         tensor = torch.from_numpy(piece)
         tensor = tensor.view(self.dtype) if tensor.dtype != self.dtype else tensor
         return tensor - 1 if self._change == "minus one" else tensor
-
-
-def _half_split(num_rows: int, heads: int) -> np.ndarray[Any, Any]:
-    """Where each row lies in the file, which has the rows of a head's two halves in turn."""
-    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 class GgufLoader(WeightLoader):

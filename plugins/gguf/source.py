@@ -59,6 +59,8 @@ class GgufSource(ModelSource):
             else:
                 files = self._fetched(path, quant, revision)
             return described(files, self.setup.download_dir, _describe)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(f"model {name!r}: {error}") from None
 

@@ -22,5 +22,12 @@ def frame_weight_loaders() -> list[Provider]:
         Provider(
             "gguf", "frame.plugins.gguf.loader:GgufLoader", api=_API, summary="GGUF files, one model in one or several"
         ),
+        Provider(
+            "mistral",
+            f"{_HERE}.mistral:MistralLoader",
+            api=_API,
+            summary="params.json and consolidated*.safetensors, as Mistral's own tools read them",
+            preference=20,
+        ),
         Provider("dummy", f"{_HERE}.dummy:DummyLoader", api=_API, summary="small random weights, no file read"),
     ]

@@ -89,7 +89,8 @@ class SafetensorsLoader(WeightLoader):
         single = self.folder / _SINGLE
         if single.is_file():
             return [(single, None)]
-        return [(path, None) for path in sorted(self.folder.glob("*.safetensors"))]
+        found = sorted(self.folder.glob("*.safetensors"))  # without another copy in Mistral's form
+        return [(path, None) for path in found if not path.name.startswith("consolidated")]
 
     def _inside(self, file: str) -> Path:
         path = self.folder / file

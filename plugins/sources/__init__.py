@@ -17,6 +17,13 @@ def frame_model_sources() -> list[Provider]:
             preference=10,
         ),
         Provider(
+            "mistral",
+            "frame.plugins.sources.mistral:MistralSource",
+            api=">=0.2.dev5,<0.3",
+            summary="folders with params.json and consolidated*.safetensors",
+            preference=5,
+        ),
+        Provider(
             "hub",
             "frame.plugins.sources.hub:HubSource",
             api=">=0.2.dev5,<0.3",
