@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,19 @@ class WeightLoader(ABC):
     @abstractmethod
     def tensors(self) -> Iterator[LazyTensor]:
         """Yields every tensor once, in the order of files. Raises `ValueError` naming a corrupt file."""
+
+    def state(self, share: Mapping[str, Any]) -> Iterator[LazyTensor] | None:
+        """The parameters of one rank as they are once loaded, by their names in the model; None where there are none.
+
+        `share` says of which rank, and on what the state depends; raises `ValueError` where it was stored for another.
+        """
+        del share
+
+    def write(
+        self, source: WeightLoader, share: Mapping[str, Any], state: Mapping[str, Tensor], **options: Any
+    ) -> None:
+        """Stores this rank's `state` in the folder, so that `state` finds it; `source` read the checkpoint."""
+        raise NotImplementedError(f"{type(self).__name__} stores no state")
 
     @property
     def complete(self) -> bool:

@@ -132,6 +132,8 @@ class Model(nn.Module, ABC):
         self._weights: WeightMap | None = None
         self._make_weights = setup.build.weights
         self.running = setup.build.running
+        #: which rank of how many holds it, and what else decides how its weights are kept; set once it is built
+        self.share: Mapping[str, Any] = {}
 
     @classmethod
     def supports(cls, architecture: str, config: Mapping[str, Any]) -> str | None:

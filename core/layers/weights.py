@@ -15,6 +15,7 @@ from torch import Tensor
 from ..interfaces.loader import LazyTensor, WeightLoader, fill_each
 from ..interfaces.model import Model
 from .filling import Fill, Filling, Piece
+from .model_state import load_state
 from .weight_slot import WeightSlot as WeightSlot
 
 _MAX_NAMED = 6
@@ -111,6 +112,8 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
     without it tensors are copied one by one. Layers that stage are loaded one after the other. Returns the bytes read.
     Raises `WeightError`, or what the loader raises.
     """
+    if (state := loader.state(model.share)) is not None:
+        return load_state(model, state, fill or fill_each)
     weights, filling = WeightMap(model), Filling(loader, fill or fill_each)
     plan = weights.plan(loader.tensors(), loader.complete)
     pieces = [Piece(slot, tensor, tensor.dtype) for tensor, slots in plan for slot in slots if slot.is_read]

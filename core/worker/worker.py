@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -21,9 +22,10 @@ from ..interfaces.loader import WeightLoader
 from ..interfaces.mesh import Placement
 from ..interfaces.model import Model
 from ..interfaces.platform import Platform
-from ..interfaces.setup import WorkerExtensionSetup
+from ..interfaces.setup import LoaderSetup, WorkerExtensionSetup
 from ..interfaces.step import StepPlan
 from ..layers.experts import exchanges_of
+from ..layers.model_state import state_of
 from ..layers.weights import WeightMap, load_weights
 from ..plugin_host.registry import Registry
 from .profiler import Profiler
@@ -177,6 +179,16 @@ class Worker:
         load_weights(model, loader, streams.fill)
         self._drop_stale_graphs()
         self.config = config
+
+    def save_sharded_state(self, path: str, loader: str = "sharded_state", **options: Any) -> None:
+        """Has a weight loader store this rank's weights, as they are now, in the folder `path`."""
+        if self.config.expert_balance.enable_eplb:
+            raise ValueError("save_sharded_state: experts that are balanced move; start without enable_eplb to save")
+        model, checkpoint = self._awake_model(), self.started.opened.checkpoint
+        source = choose_loader(self.config, checkpoint, self.registry)
+        target: WeightLoader = self.registry.make("loader", loader, LoaderSetup(Path(path), named=True), self.config)
+        self.synchronize()
+        target.write(source, model.share, state_of(model), **options)
 
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""

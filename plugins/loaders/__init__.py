@@ -29,5 +29,12 @@ def frame_weight_loaders() -> list[Provider]:
             summary="params.json and consolidated*.safetensors, as Mistral's own tools read them",
             preference=20,
         ),
+        Provider(
+            "sharded_state",
+            f"{_HERE}.sharded_state:ShardedStateLoader",
+            api=_API,
+            summary="the weights of each rank as they are once loaded, which LLM.save_sharded_state stores",
+            preference=30,
+        ),
         Provider("dummy", f"{_HERE}.dummy:DummyLoader", api=_API, summary="small random weights, no file read"),
     ]

@@ -60,7 +60,7 @@ class MistralLoader(SafetensorsLoader):
             raise ValueError(f"{file} does not state the heads of the model: {error!r}") from None
         seen: dict[str, Path] = {}
         for path in consolidated(self.folder):
-            for tensor in self._read_file(path, None):
+            for tensor in self.read_file(path):
                 if tensor.name in seen:
                     raise ValueError(f"{path} holds the tensor {tensor.name}, which is in {seen[tensor.name].name} too")
                 seen[tensor.name] = path

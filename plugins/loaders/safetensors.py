@@ -76,7 +76,7 @@ class SafetensorsLoader(WeightLoader):
         if reason is not None:
             raise ValueError(f"cannot read {self.folder}: {reason}")
         for path, wanted in self._files():
-            yield from self._read_file(path, wanted)
+            yield from self.read_file(path, wanted)
 
     def _files(self) -> list[tuple[Path, set[str] | None]]:
         """(file, the names to take from it or None for all)."""
@@ -111,7 +111,8 @@ class SafetensorsLoader(WeightLoader):
         return names
 
     @staticmethod
-    def _read_file(path: Path, wanted: set[str] | None) -> Iterator[LazyTensor]:
+    def read_file(path: Path, wanted: set[str] | None = None) -> Iterator[LazyTensor]:
+        """The tensors of one file, those `wanted` or all. Raises `ValueError` naming a file that is damaged."""
         try:
             file = safe_open(str(path), framework="pt")
             names = list(file.offset_keys())

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -165,7 +166,19 @@ def build_model(
         redundant_experts=config.expert_balance.num_redundant_experts if config.expert_balance.enable_eplb else None,
         methods=Methods(quantization, kv_is_set=kv_name != "auto"),
     )
-    return registry.make("model", provider, ModelSetup(build), config), build
+    model: Model = registry.make("model", provider, ModelSetup(build), config)
+    model.share = {"architecture": checkpoint.architecture, "quantization": quantization.numerics, **_share(build)}
+    return model, build
+
+
+def _share(build: Build) -> dict[str, Any]:
+    """Which rank of how many holds a part of the weights, and in which type."""
+    pipeline, tensor, expert = build.groups.pipeline, build.groups.tensor, build.groups.expert
+    inner = expert if expert.size > 1 else tensor
+    sizes = {"tensor_parallel_size": tensor.size, "pipeline_parallel_size": pipeline.size, "expert_ranks": expert.size}
+    stages = ",".join(map(str, build.pipeline_layers))
+    rank = pipeline.rank * inner.size + inner.rank
+    return {"rank": rank, "dtype": str(build.dtype).removeprefix("torch."), **sizes, "pipeline_layers": stages}
 
 
 def _build_kind(config: FrameConfig, checkpoint: Checkpoint, model_class: type[Model]) -> Callable[..., Build]:

@@ -184,6 +184,15 @@ class LLM(PoolingCalls):
         """Calls a method of every worker by name, or a callable with the worker; returns the answers by rank."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Stores the weights as each worker holds them, for starts that divide and quantise the model alike.
+
+        The folder is then a checkpoint of its own, with the configuration and the tokenizer. `pattern` names the files
+        ("model-rank-{rank}-part-{part}.safetensors"), of at most `max_size` bytes each.
+        """
+        chosen = {"path": str(path), "pattern": pattern, "max_size": max_size}
+        self.collective_rpc("save_sharded_state", kwargs={k: v for k, v in chosen.items() if v is not None})
+
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Calls `func(model)` in every worker; returns the answers by rank."""
         return self.llm_engine.apply_model(func)
