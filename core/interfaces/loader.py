@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from .model import Model
     from .setup import LoaderSetup
+
+#: Takes (tensor, read) pairs and copies what each `read` returns into its tensor.
+Fill: TypeAlias = Callable[[Iterable[tuple[Tensor, Callable[[], Tensor]]]], None]
 
 
 class LazyTensor(ABC):
@@ -42,18 +46,17 @@ class WeightLoader(ABC):
     def tensors(self) -> Iterator[LazyTensor]:
         """Yields every tensor once, in the order of files. Raises `ValueError` naming a corrupt file."""
 
-    def state(self, share: Mapping[str, Any]) -> Iterator[LazyTensor] | None:
-        """The parameters of one rank as they are once loaded, by their names in the model; None where there are none.
+    def restore(self, model: Model, fill: Fill) -> int | None:
+        """Fills `model` by `fill` with its parameters as they were once loaded, and returns their bytes.
 
-        `share` says of which rank, and on what the state depends; raises `ValueError` where it was stored for another.
+        None: it reads checkpoints. Raises `ValueError` where they were stored for another `model.share`.
         """
-        del share
+        del model, fill
+        return None
 
-    def write(
-        self, source: WeightLoader, share: Mapping[str, Any], state: Mapping[str, Tensor], **options: Any
-    ) -> None:
-        """Stores this rank's `state` in the folder, so that `state` finds it; `source` read the checkpoint."""
-        raise NotImplementedError(f"{type(self).__name__} stores no state")
+    def store(self, model: Model, source: WeightLoader, *, pattern: str = "", max_size: int = 0) -> None:
+        """Stores for `restore` what this rank holds of `model`, whose checkpoint `source` reads."""
+        raise NotImplementedError(f"{type(self).__name__} stores no weights")
 
     @property
     def complete(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -10,11 +10,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..interfaces.loader import LazyTensor, WeightLoader
+from ..interfaces.loader import Fill as Fill, LazyTensor, WeightLoader
 from .weight_slot import WeightSlot
-
-#: Takes (tensor, read) pairs and copies what each `read` returns into its tensor.
-Fill = Callable[[Iterable[tuple[Tensor, Callable[[], Tensor]]]], None]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..interfaces.loader import LazyTensor, WeightLoader, fill_each
 from ..interfaces.model import Model
 from .filling import Fill, Filling, Piece
-from .model_state import load_state
 from .weight_slot import WeightSlot as WeightSlot
 
 _MAX_NAMED = 6
@@ -112,8 +111,9 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
     without it tensors are copied one by one. Layers that stage are loaded one after the other. Returns the bytes read.
     Raises `WeightError`, or what the loader raises.
     """
-    if (state := loader.state(model.share)) is not None:
-        return load_state(model, state, fill or fill_each)
+    if (restored := loader.restore(model, fill or fill_each)) is not None:
+        model.finish_load()  # of what is made of weights; layers with a method have nothing to finish
+        return restored
     weights, filling = WeightMap(model), Filling(loader, fill or fill_each)
     plan = weights.plan(loader.tensors(), loader.complete)
     pieces = [Piece(slot, tensor, tensor.dtype) for tensor, slots in plan for slot in slots if slot.is_read]

@@ -25,7 +25,6 @@ from ..interfaces.platform import Platform
 from ..interfaces.setup import LoaderSetup, WorkerExtensionSetup
 from ..interfaces.step import StepPlan
 from ..layers.experts import exchanges_of
-from ..layers.model_state import state_of
 from ..layers.weights import WeightMap, load_weights
 from ..plugin_host.registry import Registry
 from .profiler import Profiler
@@ -184,11 +183,10 @@ class Worker:
         """Has a weight loader store this rank's weights, as they are now, in the folder `path`."""
         if self.config.expert_balance.enable_eplb:
             raise ValueError("save_sharded_state: experts that are balanced move; start without enable_eplb to save")
-        model, checkpoint = self._awake_model(), self.started.opened.checkpoint
-        source = choose_loader(self.config, checkpoint, self.registry)
+        model, source = self._awake_model(), self._open_weights({})[1]
         target: WeightLoader = self.registry.make("loader", loader, LoaderSetup(Path(path), named=True), self.config)
         self.synchronize()
-        target.write(source, model.share, state_of(model), **options)
+        target.store(model, source, **options)
 
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""

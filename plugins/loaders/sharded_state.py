@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frame.interfaces import LazyTensor, WeightLoader
+from frame.interfaces import LazyTensor, Model, WeightLoader
 
 from .safetensors import SafetensorsLoader
 
@@ -51,16 +52,27 @@ class ShardedStateLoader(WeightLoader):
         for name, (dtype, shape, digest) in self._facts()["tensors"].items():
             yield NotedTensor(name, dtype, tuple(shape), digest)
 
-    def state(self, share: Mapping[str, Any]) -> Iterator[LazyTensor] | None:
-        facts = self._facts()
+    def restore(self, model: Model, fill: Callable[[Any], None]) -> int | None:
+        facts, kind = self._facts(), type(model).__name__
+        self._require_alike(facts["share"], model.share)
+        wanted = state_of(model)
+        found = {tensor.name: tensor for tensor in self._parts(facts, model.share["rank"])}
+        if odd := sorted(wanted.keys() ^ found.keys()):
+            raise ValueError(f"{self.folder} does not fit {kind}: only one of the two has {odd[0]}")
+        for name, target in wanted.items():
+            here, there = (f"{each.dtype} {list(each.shape)}" for each in (target, found[name]))
+            if here != there:
+                raise ValueError(f"{self.folder} does not fit {kind}: {name} is {there}, needed {here}")
+        fill([(target, partial(found[name].read, ())) for name, target in wanted.items()])
+        return sum(target.nbytes for target in wanted.values())
+
+    def _require_alike(self, stored: Mapping[str, Any], share: Mapping[str, Any]) -> None:
         for name, wanted in share.items():
-            stored = facts["share"].get(name)
-            if name != "rank" and stored != wanted:
+            if name != "rank" and stored.get(name) != wanted:
                 raise ValueError(
-                    f"{self.folder} holds weights for {name} {stored or 'none'!r}, and the engine has "
+                    f"{self.folder} holds weights for {name} {stored.get(name) or 'none'!r}, and the engine has "
                     f"{wanted or 'none'!r}: start it alike, or save them anew with save_sharded_state"
                 )
-        return self._parts(facts, share["rank"])
 
     def _parts(self, facts: Mapping[str, Any], rank: int) -> Iterator[LazyTensor]:
         pattern = facts["pattern"].replace("{rank}", str(rank))
@@ -82,15 +94,8 @@ class ShardedStateLoader(WeightLoader):
             raise ValueError(f"{path}: the pattern {pattern!r:.80} must be a file name with {{rank}} and {{part}}")
         return facts
 
-    def write(
-        self,
-        source: WeightLoader,
-        share: Mapping[str, Any],
-        state: Mapping[str, Tensor],
-        *,
-        pattern: str = PATTERN,
-        max_size: int = MAX_SIZE,
-    ) -> None:
+    def store(self, model: Model, source: WeightLoader, *, pattern: str = "", max_size: int = 0) -> None:
+        share, pattern, state = model.share, pattern or PATTERN, state_of(model)
         if "/" in pattern or "{rank}" not in pattern or "{part}" not in pattern:
             raise ValueError(f"pattern must be a file name with {{rank}} and {{part}}, got {pattern!r:.80}")
         if self.folder.resolve() == source.folder.resolve():
@@ -99,7 +104,7 @@ class ShardedStateLoader(WeightLoader):
         own = pattern.replace("{rank}", str(share["rank"]))
         for old in self.folder.glob(own.replace("{part}", "*")):
             old.unlink()
-        for part, tensors in enumerate(_parts(state, max_size)):
+        for part, tensors in enumerate(_parts(state, max_size or MAX_SIZE)):
             save_file(tensors, self.folder / own.replace("{part}", str(part)), {"format": "pt"})
         if share["rank"]:
             return
@@ -112,6 +117,18 @@ class ShardedStateLoader(WeightLoader):
             "tensors": {tensor.name: _noted(tensor) for tensor in source.tensors()},
         }
         (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def state_of(model: Model) -> dict[str, Tensor]:
+    """The tensors that loading has filled, or made of what it filled, by their names in the model; each once."""
+    filled = {
+        id(slot.parameter)
+        for module in model.modules()
+        for slot in getattr(module, "weight_slots", list)()
+        if slot.is_read
+    }
+    found = {name: parameter.data for name, parameter in model.named_parameters() if not parameter.is_meta}
+    return found | {name: buffer for name, buffer in model.named_buffers() if id(buffer) in filled}
 
 
 def _parts(state: Mapping[str, Tensor], max_size: int) -> Iterator[dict[str, Tensor]]:
