@@ -192,6 +192,12 @@ class LoadConfig(Section):
     load_format: str = setting(
         "auto", "Weight loader plugin; auto: the preferred one that supports the folder; dummy makes random weights."
     )
+    safetensors_load_strategy: Literal["lazy", "eager", "prefetch"] = setting(
+        "lazy",
+        "How safetensors files are read: mapped, each part when it is needed (lazy); each file whole, for network "
+        "disks (eager); mapped, while threads bring the files into the page cache (prefetch).",
+    )
+    use_tqdm_on_load: bool = setting(True, "Show a bar while weights load, where there is a terminal.")
     download_dir: str | None = setting(
         None, "Folder for fetched models; default: the model source's own (hub: Hugging Face's cache)."
     )

@@ -170,11 +170,15 @@ class SourceSetup(Setup):
 
 @dataclass(frozen=True)
 class LoaderSetup(Setup):
-    """For `WeightLoader`: the checkpoint's folder, whether `--load-format` names this loader, the engine's seed."""
+    """For `WeightLoader`: the checkpoint's folder, whether `--load-format` names this loader, the engine's seed.
+
+    `strategy` is `--safetensors-load-strategy`.
+    """
 
     folder: Path
     named: bool = False
     seed: int = 0
+    strategy: str = "lazy"
 
 
 @dataclass(frozen=True)

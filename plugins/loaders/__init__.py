@@ -36,5 +36,21 @@ def frame_weight_loaders() -> list[Provider]:
             summary="the weights of each rank as they are once loaded, which LLM.save_sharded_state stores",
             preference=30,
         ),
+        *(
+            Provider(name, f"{_HERE}.streamed:{target}", api=_API, summary=summary, preference=-10)
+            for name, target, summary in (
+                ("fastsafetensors", "FastSafetensorsLoader", "safetensors files, read by the package fastsafetensors"),
+                ("runai_streamer", "RunaiLoader", "safetensors files, read by the package runai-model-streamer"),
+                ("tensorizer", "TensorizerLoader", "model.tensors, read by the package tensorizer"),
+            )
+        ),
+        Provider(
+            "pt",
+            f"{_HERE}.pickles:PickleLoader",
+            api=_API,
+            summary="refuses pickles (.bin, .pt) and npcache, with the command that converts them",
+            preference=-20,
+            aliases=("npcache",),
+        ),
         Provider("dummy", f"{_HERE}.dummy:DummyLoader", api=_API, summary="small random weights, no file read"),
     ]

@@ -59,8 +59,9 @@ class MistralLoader(SafetensorsLoader):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} does not state the heads of the model: {error!r}") from None
         seen: dict[str, Path] = {}
+        self._strategy.expect(consolidated(self.folder))
         for path in consolidated(self.folder):
-            for tensor in self.read_file(path):
+            for tensor in self.read_file(path, strategy=self._strategy):
                 if tensor.name in seen:
                     raise ValueError(f"{path} holds the tensor {tensor.name}, which is in {seen[tensor.name].name} too")
                 seen[tensor.name] = path

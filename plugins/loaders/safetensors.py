@@ -14,10 +14,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frame.interfaces import LazyTensor, WeightLoader
+from frame.interfaces import LazyTensor, LoaderSetup, WeightLoader
+
+from .pickles import PICKLES, refusal
+from .strategies import Strategy, make_strategy
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -35,10 +37,10 @@ _DTYPES = {
 
 
 class SafetensorsTensor(LazyTensor):
-    """A tensor of an open file."""
+    """A tensor of an open file, read as a strategy says."""
 
-    def __init__(self, file: Any, path: Path, name: str) -> None:
-        self._file, self._path, self.name = file, path, name
+    def __init__(self, file: Any, path: Path, name: str, strategy: Strategy) -> None:
+        self._file, self._path, self.name, self._strategy = file, path, name, strategy
         view = file.get_slice(name)
         self.shape = tuple(view.get_shape())
         kind = view.get_dtype()
@@ -48,35 +50,40 @@ class SafetensorsTensor(LazyTensor):
 
     def read(self, index: tuple[slice, ...] = ()) -> Tensor:
         try:
+            if (tensors := self._strategy.tensors(self._path, self.shape, index)) is not None:
+                return tensors[self.name][index] if index else tensors[self.name]
             if not index:
                 whole: Tensor = self._file.get_tensor(self.name)
                 return whole
             piece: Tensor = self._file.get_slice(self.name)[index]
             return piece
-        except SafetensorError as error:
+        except (SafetensorError, KeyError) as error:
             raise ValueError(f"cannot read tensor {self.name} of {self._path}: {error}") from None
 
 
 class SafetensorsLoader(WeightLoader):
     """The checkpoint's files in the order of their names, each tensor once and where it lies in the file."""
 
+    def __init__(self, setup: LoaderSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._strategy = make_strategy(setup.strategy)
+
     def supports(self, folder: Path) -> str | None:
         if (folder / _SINGLE).is_file() or (folder / _INDEX).is_file() or any(folder.glob("*.safetensors")):
             return None
-        pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
         if pickles:
-            return (
-                f"the weights are in a pickle ({pickles[0]}), which frame never opens; convert them: "
-                "load the model with transformers where you trust it, then save_pretrained(FOLDER)"
-            )
+            return refusal(folder, pickles[0])
         return "there is no .safetensors file"
 
     def tensors(self) -> Iterator[LazyTensor]:
         reason = self.supports(self.folder)
         if reason is not None:
             raise ValueError(f"cannot read {self.folder}: {reason}")
-        for path, wanted in self._files():
-            yield from self.read_file(path, wanted)
+        files = self._files()
+        self._strategy.expect([path for path, _ in files])
+        for path, wanted in files:
+            yield from self.read_file(path, wanted, self._strategy)
 
     def _files(self) -> list[tuple[Path, set[str] | None]]:
         """(file, the names to take from it or None for all)."""
@@ -111,7 +118,7 @@ class SafetensorsLoader(WeightLoader):
         return names
 
     @staticmethod
-    def read_file(path: Path, wanted: set[str] | None = None) -> Iterator[LazyTensor]:
+    def read_file(path: Path, wanted: set[str] | None = None, strategy: Strategy | None = None) -> Iterator[LazyTensor]:
         """The tensors of one file, those `wanted` or all. Raises `ValueError` naming a file that is damaged."""
         try:
             file = safe_open(str(path), framework="pt")
@@ -124,4 +131,4 @@ class SafetensorsLoader(WeightLoader):
                 raise ValueError(f"{path} lacks {len(absent)} of the tensors that the index puts there: {absent[0]}")
         for name in names:
             if wanted is None or name in wanted:
-                yield SafetensorsTensor(file, path, name)
+                yield SafetensorsTensor(file, path, name, strategy or Strategy())

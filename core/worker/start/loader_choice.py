@@ -13,7 +13,9 @@ from ...plugin_host.registry import Registry
 def choose_loader(config: FrameConfig, checkpoint: Checkpoint, registry: Registry) -> Any:
     """The weight loader named by `load_format`, or for "auto" the preferred one that can read the folder."""
     name, folder = config.load.load_format, checkpoint.folder
-    setup = LoaderSetup(folder, named=name != "auto", seed=config.model.seed)
+    setup = LoaderSetup(
+        folder, named=name != "auto", seed=config.model.seed, strategy=config.load.safetensors_load_strategy
+    )
     reasons = []
     for provider in [registry.choose("loader", name)] if setup.named else registry.providers("loader"):
         loader = registry.make("loader", provider, setup, config)

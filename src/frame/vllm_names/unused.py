@@ -96,11 +96,7 @@ _WEIGHTS = {
     **_free("offload_backend offload_num_in_group offload_prefetch_step"),
     **_only("weights are replaced over the admin routes", weight_transfer_config={}),
     **_only("give --plugin.LOADER.FIELD instead", model_loader_extra_config={}),
-    **_free(
-        "ignore_patterns pt_load_map_location safetensors_load_strategy safetensors_prefetch_num_threads "
-        "safetensors_prefetch_block_size"
-    ),
-    **_free("use_tqdm_on_load", switch=True),
+    **_free("ignore_patterns pt_load_map_location safetensors_prefetch_num_threads safetensors_prefetch_block_size"),
 }
 
 _MODEL = {
