@@ -29,6 +29,7 @@ from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider, read_model_config
 from ...plugin_host.registry import Registry
 from .expert_exchange import exchange_maker
+from .load_progress import LoadProgress
 from .loader_choice import choose_loader as choose_loader
 from .numerics import model_digest
 from .quantization import make_quantization
@@ -83,7 +84,8 @@ def load_model(
             ) from None
         require_room(config, platform.memory(), before, sum(parameter.nbytes for parameter in model.parameters()))
         loader = choose_loader(config, checkpoint, registry)
-        load_weights(model, loader, platform.streams().fill)
+        progress = LoadProgress(platform.streams().fill, shown=config.load.use_tqdm_on_load and not model.share["rank"])
+        progress.report(load_weights(model, loader, progress.fill), model.share["rank"])
     model.requires_grad_(False)
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
