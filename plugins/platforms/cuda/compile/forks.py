@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from ...processors import num_processors
+from frame.links.processors import num_processors
 
 logger = logging.getLogger("frame.platforms.forks")
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...processors import num_processors
+from frame.links.processors import num_processors
+
 from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, leave
 from .forks import Forks
 
