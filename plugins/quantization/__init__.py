@@ -47,4 +47,11 @@ def frame_quantizations() -> list[Provider]:
             summary="weights in the blocks of GGUF files: Q4_0 to Q8_0, Q2_K to Q6_K",
             tags={"quantization_config": '{"quant_method": "gguf", "default": "Q4_0"}'},
         ),
+        Provider(
+            "mxfp4",
+            f"{_HERE}.mxfp4:Mxfp4",
+            api=_API,
+            summary="4-bit floats by groups of 32 inputs, as the experts of gpt-oss are stored",
+            tags={"quantization_config": '{"quant_method": "mxfp4"}'},
+        ),
     ]

@@ -21,13 +21,13 @@ from .packed import SCALES, round_groups
 from .packing import pack_nibbles
 from .scaled import CODES, WEIGHTS, runs_of_rows
 
-_PARTS = ("gate_up", "down")
+PARTS = ("gate_up", "down")
 
 
-class _Shown:
-    """A layer of experts with other weights."""
+class Shown:
+    """A layer of experts with other weights, or other attributes."""
 
-    def __init__(self, layer: Any, **weights: Tensor) -> None:
+    def __init__(self, layer: Any, **weights: Any) -> None:
         self._layer = layer
         self.__dict__.update(weights)
 
@@ -53,19 +53,22 @@ class CodedExperts(PlainExperts):
         finally:
             layer.device = device
         for name, parameter in list(layer.named_parameters(recurse=False)):
-            if name not in _PARTS:
+            if name not in PARTS:
                 setattr(layer, name, layer.empty(*parameter.shape, dtype=parameter.dtype))
                 continue
-            slots, rows, columns = parameter.shape
-            self.blocks[name] = r, c = self._block_for(layer, name, rows, columns)
-            if self._dtype is None:
-                codes = layer.empty(slots, rows, columns // 8, dtype=torch.int32)
-                scales = layer.empty(slots, rows, columns // c)
-            else:
-                codes = layer.empty(slots, rows, columns, dtype=self._dtype)
-                scales = layer.empty(slots, -(-rows // r), -(-columns // c), dtype=torch.float32)
-            setattr(layer, name, codes)
-            setattr(layer, f"{name}_scales", scales)
+            self.allocate(layer, name, *parameter.shape)
+
+    def allocate(self, layer: Any, name: str, slots: int, rows: int, columns: int) -> None:
+        """Gives `layer` the codes and scales of "gate_up" or "down" [slots, rows, columns]."""
+        self.blocks[name] = r, c = self._block_for(layer, name, rows, columns)
+        if self._dtype is None:
+            codes = layer.empty(slots, rows, columns // 8, dtype=torch.int32)
+            scales = layer.empty(slots, rows, columns // c)
+        else:
+            codes = layer.empty(slots, rows, columns, dtype=self._dtype)
+            scales = layer.empty(slots, -(-rows // r), -(-columns // c), dtype=torch.float32)
+        setattr(layer, name, codes)
+        setattr(layer, f"{name}_scales", scales)
 
     def _block_for(self, layer: Any, name: str, rows: int, columns: int) -> tuple[int, int]:
         """The rows and columns of a block; raises `ValueError` for sizes that it does not divide."""
@@ -79,7 +82,7 @@ class CodedExperts(PlainExperts):
         return r, c
 
     def rows(self, layer: Any) -> list[Tensor]:
-        return [*super().rows(layer), *(getattr(layer, f"{name}_scales") for name in _PARTS)]
+        return [*super().rows(layer), *(getattr(layer, f"{name}_scales") for name in PARTS)]
 
     def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
         """[slots, N, K] of "gate_up" or "down"."""
@@ -92,7 +95,7 @@ class CodedExperts(PlainExperts):
 
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
         dtype = dispatched.values.dtype
-        shown: Any = _Shown(layer, **{name: self.dequantized(layer, name, dtype) for name in _PARTS})
+        shown: Any = Shown(layer, **{name: self.dequantized(layer, name, dtype) for name in PARTS})
         return super().apply(shown, dispatched)
 
 
@@ -110,7 +113,7 @@ class RoundedExperts(CodedExperts):
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
         slots = []
         for slot in super().weight_slots(layer):
-            name = next((one for one in _PARTS if slot.parameter is getattr(layer, one)), None)
+            name = next((one for one in PARTS if slot.parameter is getattr(layer, one)), None)
             slots.append(slot if name is None else replace(slot, take=partial(self._round, layer, name, slot.region)))
         return slots
 
@@ -162,12 +165,12 @@ class StoredExperts(CodedExperts):
         if self._per_tensor:
             return slots + _numbers(layer, scales, **scaled)
         units = {
-            name: (self._block[0] and self.blocks[name][0], self._block[1] and self.blocks[name][1]) for name in _PARTS
+            name: (self._block[0] and self.blocks[name][0], self._block[1] and self.blocks[name][1]) for name in PARTS
         }
         return slots + _slots(layer, scales, units.__getitem__, lambda name: getattr(layer, f"{name}_scales"), **scaled)
 
 
-def _linears(layer: Any) -> list[tuple[int, str, int, LinearSpec]]:
+def linears(layer: Any) -> list[tuple[int, str, int, LinearSpec]]:
     """(local slot, "gate_up" or "down", first row in it, the linear layer) of each tensor of this rank's experts."""
     spec, width = layer.spec, layer.width
     start = layer.divided.rank * width
@@ -193,26 +196,26 @@ def _slots(
     **options: Any,
 ) -> list[WeightSlot]:
     slots = []
-    for local, name, first, spec in _linears(layer):
+    for local, name, first, spec in linears(layer):
         rows_per, columns_per = units(name)
         offset = first // rows_per if rows_per else int(first > 0)
         for slot in WeightSlot.sharded(end, parameter(name), spec, rows_per, columns_per, **options):
             rows = slice(slot.region[0].start + offset, slot.region[0].stop + offset)
             slots.append(replace(slot, region=(slice(local, local + 1), rows)))
-    return slots + _elsewhere(layer, end)
+    return slots + elsewhere(layer, end)
 
 
 def _numbers(layer: Any, end: str, **options: Any) -> list[WeightSlot]:
     """One number for each tensor, which becomes one for each of its rows."""
     slots = []
-    for local, name, first, spec in _linears(layer):
+    for local, name, first, spec in linears(layer):
         region = (slice(local, local + 1), slice(first, first + spec.out_features))
         scales = getattr(layer, f"{name}_scales")
         slots.append(WeightSlot(f"{spec.rows[0].name}.{end}", (), scales, (), region, **options))
-    return slots + _elsewhere(layer, end)
+    return slots + elsewhere(layer, end)
 
 
-def _elsewhere(layer: Any, end: str) -> list[WeightSlot]:
+def elsewhere(layer: Any, end: str) -> list[WeightSlot]:
     """The tensors of experts that other ranks hold, which this one does not read."""
     others = sorted(set(range(layer.spec.num_experts)).difference(layer.held))
     return [
