@@ -54,4 +54,18 @@ def frame_quantizations() -> list[Provider]:
             summary="4-bit floats by groups of 32 inputs, as the experts of gpt-oss are stored",
             tags={"quantization_config": '{"quant_method": "mxfp4"}'},
         ),
+        Provider(
+            "gptq",
+            f"{_HERE}.gptq:Gptq",
+            api=_API,
+            summary="GPTQ's 2, 3, 4 or 8 bits by groups of inputs, in any order of inputs (desc_act)",
+            tags={"quantization_config": '{"quant_method": "gptq", "bits": 4, "group_size": 64}'},
+        ),
+        Provider(
+            "awq",
+            f"{_HERE}.awq:Awq",
+            api=_API,
+            summary="AWQ's 4 bits by groups of inputs (version gemm)",
+            tags={"quantization_config": '{"quant_method": "awq", "bits": 4, "group_size": 64}'},
+        ),
     ]
