@@ -68,4 +68,14 @@ def frame_quantizations() -> list[Provider]:
             summary="AWQ's 4 bits by groups of inputs (version gemm)",
             tags={"quantization_config": '{"quant_method": "awq", "bits": 4, "group_size": 64}'},
         ),
+        Provider(
+            "bitsandbytes",
+            f"{_HERE}.bitsandbytes:Bitsandbytes",
+            api=_API,
+            summary="bitsandbytes' nf4 and fp4 by blocks of 64 inputs, and its 8-bit integers, as weights alone",
+            tags={
+                "quantization_config": '{"quant_method": "bitsandbytes", "load_in_4bit": true, '
+                '"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true}'
+            },
+        ),
     ]

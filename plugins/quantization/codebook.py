@@ -65,15 +65,15 @@ def spread_codebook(
 ) -> Tensor:
     """w[n, k] = table[code[n, k]] · scales[n, k / g] · numbers[n], in float32, then cast to `dtype`.
 
-    `packed` int32 [..., N, K / 8] holds the codes, `scales` are [..., N, K / g], exponents of two if of uint8, `numbers`
-    [..., N, 1], and `table` has sixteen numbers.
+    `packed` int32 [..., N, K / 8] holds the codes, `scales` are [..., N, K / g], exponents of two if of uint8,
+    `numbers` [..., N, 1], and `table` has sixteen numbers.
     """
     weight = torch.empty(*packed.shape[:-1], packed.shape[-1] * 8, dtype=dtype or torch.float32, device=packed.device)
     lines = packed.flatten(0, -2), scales.flatten(0, -2), weight.flatten(0, -2)
-    own = (None,) * len(lines[0]) if numbers is None else numbers.flatten(0, -2)
+    own = None if numbers is None else numbers.flatten(0, -2)
     for start in range(0, len(lines[0]), _ROWS):
         codes, by, out = (one[start : start + _ROWS] for one in lines)
-        factors = as_float(by) if numbers is None else as_float(by) * own[start : start + _ROWS]
+        factors = as_float(by) if own is None else as_float(by) * own[start : start + _ROWS]
         values = table.float()[unpack_nibbles(codes).int()].unflatten(-1, (by.shape[-1], -1))
         out.copy_((values * factors[..., None]).flatten(-2))
     return weight

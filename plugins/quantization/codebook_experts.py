@@ -73,7 +73,7 @@ class CodebookExperts(CodedExperts):
         chosen = torch.where(is_own, slots, 0).flatten()
         numbers = torch.arange(len(chosen), dtype=slots.dtype, device=slots.device).view(slots.shape)
         dtype = dispatched.values.dtype
-        shown = {name: self._weight(layer, name, dtype, chosen) for name in PARTS}
+        shown: dict[str, Any] = {name: self._weight(layer, name, dtype, chosen) for name in PARTS}
         shown |= {f"{name}_bias": None if bias is None else bias[chosen] for name, bias in _biases(layer)}
         few: Any = Shown(layer, num_slots=len(chosen), num_all_slots=len(chosen), base=0, **shown)
         again = Dispatched(dispatched.values, None, dispatched.weights, torch.where(is_own, numbers, -1))

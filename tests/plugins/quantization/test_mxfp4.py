@@ -7,8 +7,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frame.core.layers.methods import Methods
-from frame.interfaces import ExpertSpec, LoaderSetup, Model, ModelSetup, QuantizationSetup, QuantizationSpec, Routing
-from frame.interfaces import StoredTensor
+from frame.interfaces import (
+    ExpertSpec,
+    LoaderSetup,
+    Model,
+    ModelSetup,
+    QuantizationSetup,
+    QuantizationSpec,
+    Routing,
+    StoredTensor,
+)
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.plugins.quantization.codebook import FP4, spread_codebook
