@@ -37,7 +37,7 @@ def frame_quantizations() -> list[Provider]:
             "compressed-tensors",
             f"{_HERE}.compressed_tensors:CompressedTensors",
             api=_API,
-            summary="what llm-compressor writes: fp8, int8, and packed weights of 4 or 8 bits",
+            summary="what llm-compressor writes: fp8, int8, packed weights of 4 or 8 bits, nvfp4 and mxfp4",
             tags={"quantization_config": _GROUPS},
         ),
         Provider(
@@ -77,5 +77,12 @@ def frame_quantizations() -> list[Provider]:
                 "quantization_config": '{"quant_method": "bitsandbytes", "load_in_4bit": true, '
                 '"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true}'
             },
+        ),
+        Provider(
+            "modelopt",
+            f"{_HERE}.modelopt:ModelOpt",
+            api=_API,
+            summary="ModelOpt's fp8, mxfp8 and nvfp4, as weights alone where the chip has no such products",
+            tags={"quantization_config": '{"quant_method": "modelopt", "quant_algo": "NVFP4"}'},
         ),
     ]

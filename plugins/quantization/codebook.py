@@ -134,7 +134,8 @@ def float_slots(kind: Floats, held: Any, spec: LinearSpec) -> list[WeightSlot]:
         slots += [WeightSlot(f"{part.name}.{end}", (), None) for end in kind.unread]
         if kind.number:
             rows = slice(start, start + part.count)
-            slot = WeightSlot(f"{part.name}.{kind.number}", (), held.numbers, (), (rows,), near=kind.number_near)
+            shape = (1,) if kind.divides else ()
+            slot = WeightSlot(f"{part.name}.{kind.number}", shape, held.numbers, (), (rows,), near=kind.number_near)
             slots.append(replace(slot, take=partial(_divide, held.numbers, slot, rows)) if kind.divides else slot)
         start += part.count
     return slots

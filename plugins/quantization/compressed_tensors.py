@@ -24,6 +24,8 @@ from frame.interfaces import (
 )
 from frame.layers import WeightSlot
 
+from .codebook import FloatLinear, Floats, nvfp4
+from .codebook_experts import FloatExperts
 from .experts import StoredExperts
 from .joined import by_parts
 from .names import Names
@@ -32,7 +34,21 @@ from .packing import unpack
 from .scaled import ScaledLinear, Stored
 from .vocabulary import LinearHead
 
-_READ = "float-quantized, int-quantized, naive-quantized and pack-quantized weights of 8 bits, pack-quantized ones of 4"
+_READ = (
+    "float-quantized, int-quantized, naive-quantized and pack-quantized weights of 8 bits, pack-quantized ones of 4, "
+    "and 4-bit floats (nvfp4-pack-quantized, mxfp4-pack-quantized)"
+)
+#: Formats of 4-bit floats: how they are stored, and the strategy of their groups.
+_FLOATS = {
+    "nvfp4-pack-quantized": (
+        nvfp4(
+            "weight_packed", "weight_scale", "weight_global_scale", divides=True,
+            unread=("input_global_scale", "weight_zero_point"),
+        ),
+        "tensor_group",
+    ),
+    "mxfp4-pack-quantized": (Floats("weight_packed", "weight_scale", 32, torch.uint8), "group"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,8 @@ class CompressedTensors(Quantization):
         scheme = self._scheme_of(f"{prefix}.0.{spec.names[0]}")
         if scheme is None:
             return None
+        if scheme.format in _FLOATS:
+            return FloatExperts(_FLOATS[scheme.format][0])
         if not scheme.symmetric or scheme.ordered or (scheme.is_packed and scheme.num_bits != 4):
             raise ValueError(f"{prefix}: experts with zero points, ordered groups or packed bytes are not supported")
         if scheme.is_packed:
@@ -157,9 +175,11 @@ def _scheme(name: str, group: Mapping[str, Any], file_format: str) -> Scheme:
         static_inputs=bool(inputs) and inputs.get("dynamic") is False,
         rounds_inputs=bool(inputs),
     )
-    strategies = ("group", "channel") if scheme.is_packed else ("tensor", "channel", "group", "block")
+    strategies: tuple[str, ...] = ("group", "channel") if scheme.is_packed else ("tensor", "channel", "group", "block")
     kinds = {"float-quantized": ("float", (8,)), "int-quantized": ("int", (8,)), "pack-quantized": ("int", (4, 8))}
     kinds["naive-quantized"] = (scheme.type if scheme.type in ("float", "int") else "int", (8,))
+    if scheme.format in _FLOATS and scheme.symmetric and scheme.group_size in (0, _FLOATS[scheme.format][0].group):
+        kinds[scheme.format], strategies = ("float", (4,)), (_FLOATS[scheme.format][1],)
     kind, bits = kinds.get(scheme.format, ("", ()))
     if (scheme.type, scheme.num_bits in bits, scheme.strategy in strategies) != (kind, True, True):
         raise ValueError(
@@ -175,6 +195,8 @@ def _stands_alone(spec: LinearSpec, scheme: Scheme) -> bool:
 
 
 def _linear(scheme: Scheme) -> LinearMethod:
+    if scheme.format in _FLOATS:
+        return FloatLinear(_FLOATS[scheme.format][0])
     if not scheme.is_packed:
         return _Scaled(_stored(scheme))
     return (_Nibbles if scheme.num_bits == 4 else _Bytes)(scheme)
