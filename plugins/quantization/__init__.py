@@ -85,4 +85,14 @@ def frame_quantizations() -> list[Provider]:
             summary="ModelOpt's fp8, mxfp8 and nvfp4, as weights alone where the chip has no such products",
             tags={"quantization_config": '{"quant_method": "modelopt", "quant_algo": "NVFP4"}'},
         ),
+        Provider(
+            "torchao",
+            f"{_HERE}.torchao:Torchao",
+            api=_API,
+            summary="torchao's safetensors of int8 and fp8, by rows, groups or tensors",
+            tags={
+                "quantization_config": '{"quant_method": "torchao", "quant_type": {"default": '
+                '{"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}}}'
+            },
+        ),
     ]
