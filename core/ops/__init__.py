@@ -57,6 +57,7 @@ class Ops:
     # quantised weights
     dequantize = staticmethod(quantized.dequantize)
     dequantize_packed = staticmethod(quantized.dequantize_packed)
+    dequantize_table = staticmethod(quantized.dequantize_table)
 
     def scaled_linear(
         self,

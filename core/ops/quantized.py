@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_ROWS = 2048
+
 
 def dequantize(
     codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None, dtype: torch.dtype | None = None
@@ -52,3 +54,23 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / most
     codes = wide / scales
     return (codes if dtype.is_floating_point else codes.round_()).clamp_(-most, most).to(dtype), scales
+
+
+def dequantize_table(
+    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """w[n, k] = table[code[n, k]] · scales[n, k / g] · numbers[n], in float32, then cast to `dtype`.
+
+    `packed` int32 [..., N, K / 8] holds nibbles, `scales` are [..., N, K / g], of uint8 two to the power of (scale -
+    127), `numbers` float32 [..., N, 1], and `table` has sixteen.
+    """
+    weight = torch.empty(*packed.shape[:-1], packed.shape[-1] * 8, dtype=dtype or torch.float32, device=packed.device)
+    given, wide, out = packed.flatten(0, -2), scales.flatten(0, -2), weight.flatten(0, -2)
+    own = None if numbers is None else numbers.flatten(0, -2)
+    for first in range(0, len(given), _ROWS):  # so that little lies beside the result
+        some = slice(first, first + _ROWS)
+        factors = (wide[some].int() << 23).view(torch.float32) if scales.dtype == torch.uint8 else wide[some].float()
+        factors = factors if own is None else factors * own[some]
+        values = table[unpack_nibbles(given[some]).int()].unflatten(-1, (scales.shape[-1], -1))
+        out[some] = (values * factors[..., None]).flatten(-2)
+    return weight

@@ -14,15 +14,12 @@ from torch import Tensor
 
 from frame.interfaces import LinearMethod, LinearSpec
 from frame.layers import WeightSlot
-from frame.ops import unpack_nibbles
 
 from .packed import require_groups, with_take
 from .scaled import WEIGHTS
 
 #: The numbers of 4-bit floats with two bits of exponent and one of mantissa, by their codes.
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-#: Rows that are dequantised at a time, so that little lies beside the result.
-_ROWS = 2048
 E4M3 = torch.float8_e4m3fn
 
 
@@ -60,30 +57,6 @@ def nvfp4(codes: str, scale: str, number: str, *, divides: bool = False, unread:
     return Floats(codes, scale, 16, E4M3, number, divides, unread)
 
 
-def spread_codebook(
-    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    """w[n, k] = table[code[n, k]] · scales[n, k / g] · numbers[n], in float32, then cast to `dtype`.
-
-    `packed` int32 [..., N, K / 8] holds the codes, `scales` are [..., N, K / g], exponents of two if of uint8,
-    `numbers` [..., N, 1], and `table` has sixteen numbers.
-    """
-    weight = torch.empty(*packed.shape[:-1], packed.shape[-1] * 8, dtype=dtype or torch.float32, device=packed.device)
-    lines = packed.flatten(0, -2), scales.flatten(0, -2), weight.flatten(0, -2)
-    own = None if numbers is None else numbers.flatten(0, -2)
-    for start in range(0, len(lines[0]), _ROWS):
-        codes, by, out = (one[start : start + _ROWS] for one in lines)
-        factors = as_float(by) if own is None else as_float(by) * own[start : start + _ROWS]
-        values = table.float()[unpack_nibbles(codes).int()].unflatten(-1, (by.shape[-1], -1))
-        out.copy_((values * factors[..., None]).flatten(-2))
-    return weight
-
-
-def as_float(scales: Tensor) -> Tensor:
-    """Scales as float32; of uint8 they are 2 to the power of (scale - 127)."""
-    return (scales.int() << 23).view(torch.float32) if scales.dtype == torch.uint8 else scales.float()
-
-
 class CodebookLinear(LinearMethod):
     """`layer.packed` int32 [N, K / 8], `layer.scales` [N, K / g], float32 `layer.table` [16].
 
@@ -104,7 +77,7 @@ class CodebookLinear(LinearMethod):
         layer.table.data.copy_(torch.tensor(table, device=layer.device))
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        weight = spread_codebook(layer.packed, layer.scales, layer.table, layer.numbers, x.dtype)
+        weight = layer.ops.dequantize_table(layer.packed, layer.scales, layer.table, layer.numbers, x.dtype)
         out: Tensor = layer.ops.linear(x, weight, bias)
         return out
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from frame.interfaces import Dispatched
 from frame.layers import PlainExperts, WeightSlot
 
-from .codebook import FP4, Floats, float_slots, spread_codebook
+from .codebook import FP4, Floats, float_slots
 from .experts import PARTS, CodedExperts, Shown, elsewhere, linears
 
 _ALL = slice(None)
@@ -59,7 +59,7 @@ class CodebookExperts(CodedExperts):
     def _weight(self, layer: Any, name: str, dtype: torch.dtype, chosen: Tensor | None) -> Tensor:
         held = [getattr(layer, name), getattr(layer, f"{name}_scales"), getattr(layer, f"{name}_numbers", None)]
         codes, scales, numbers = (one if one is None or chosen is None else one[chosen] for one in held)
-        whole = spread_codebook(codes, scales, layer.table, numbers, dtype)
+        whole: Tensor = layer.ops.dequantize_table(codes, scales, layer.table, numbers, dtype)
         return whole[..., self._lead : self._lead + layer.width].contiguous() if name == "down" else whole
 
     def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ from frame.interfaces import (
 )
 from frame.layers import WeightSlot
 
-from .codebook import FloatLinear, as_float, nvfp4
+from .codebook import FloatLinear, nvfp4
 from .codebook_experts import FloatExperts
 from .experts import StoredExperts
 from .joined import by_parts
@@ -175,7 +175,7 @@ class OptLinear(ScaledLinear):
 
 
 def _exponents(layer: Any, region: tuple[slice, ...], piece: Tensor) -> None:
-    layer.scales.data[region] = as_float(piece)
+    layer.scales.data[region] = (piece.int() << 23).view(torch.float32)
 
 
 def _blocks(layer: Any, region: tuple[slice, ...], piece: Tensor) -> None:

@@ -28,6 +28,7 @@ from frame.kernels import (
     rotary,
     routing,
 )
+from frame.kernels.codebook import dequantize_table
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
@@ -399,7 +400,17 @@ def small_launches() -> dict[str, Callable[[], None]]:
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
     found["routers of families"] = routers
+    for kind in ("mxfp4", "nvfp4", "nf4"):
+        found[f"weights of {kind}"] = partial(tables, kind)
     return found
+
+
+def tables(kind: str, dtype: torch.dtype = BF16) -> None:
+    """Weights of nibbles from a table: of a few experts, with a scale for each 32, 16 or 64 columns."""
+    scales, group = {"mxfp4": (torch.uint8, 32), "nvfp4": (torch.float8_e4m3fn, 16), "nf4": (F32, 64)}[kind]
+    numbers = _empty(4, 5760, 1, dtype=F32) if kind == "nvfp4" else None
+    given = _empty(4, 5760, 360, dtype=torch.int32), _empty(4, 5760, 2880 // group, dtype=scales)
+    dequantize_table(*given, _empty(16, dtype=F32), numbers, dtype)
 
 
 def routers() -> None:

@@ -49,6 +49,7 @@ from frame.kernels import (
     scans,
     step,
 )
+from frame.kernels.codebook import dequantize_table, fits
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
 from frame.ops import NO_BIASES, ExpertBiases, Norm, Ops, RowParts, StepBuffers, StepSizes
 
@@ -142,6 +143,22 @@ class CudaOps(Ops):
         if self._groups and (out := experts.hopper_experts(*given, of_all, first, parts, *how)) is not None:
             return out
         return experts.fused_experts(*given, of_all=of_all, first=first, parts=parts, gating=gating, biases=biases)
+
+    def dequantize_table(
+        self,
+        packed: Tensor,
+        scales: Tensor,
+        table: Tensor,
+        numbers: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """In one launch, where the chip has the type of the scales and the kernel takes their groups."""
+        floats = scales.dtype.itemsize == 1 and scales.dtype.is_floating_point
+        old = floats and torch.cuda.get_device_capability(packed.device) < (8, 9)
+        ours = not old and packed.is_contiguous() and scales.is_contiguous()
+        if not ours or not fits(packed.shape[-1] * 8 // scales.shape[-1]):
+            return super().dequantize_table(packed, scales, table, numbers, dtype)
+        return dequantize_table(packed, scales, table, numbers, dtype)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""

@@ -8,10 +8,10 @@ import torch
 
 from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
+from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.plugins.quantization.bitsandbytes import Bitsandbytes
 from frame.plugins.quantization.bitsandbytes_4bit import TABLES
-from frame.plugins.quantization.codebook import spread_codebook
 from frame.testing import QuantizationSuite
 from frame.testing.ranks import run_ranks
 from tests.layers.test_weights import MemoryLoader
@@ -77,7 +77,7 @@ def test_weights_and_products_are_those_of_the_library(kind):
             if kind == "int8":
                 assert torch.equal(layer.codes.float() * layer.scales, wanted)
             else:
-                assert torch.equal(spread_codebook(layer.packed, layer.scales, layer.table), wanted)
+                assert torch.equal(Ops().dequantize_table(layer.packed, layer.scales, layer.table), wanted)
         wide = torch.cat((x @ weights["gate_proj"].T, x @ weights["up_proj"].T), -1)
         torch.testing.assert_close(model.up(x), wide, rtol=1e-5, atol=1e-5)
         wanted = wide @ weights["down_proj"].T + tensors["mlp.down_proj.bias"]

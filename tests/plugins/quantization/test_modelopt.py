@@ -11,7 +11,6 @@ from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
-from frame.plugins.quantization.codebook import spread_codebook
 from frame.plugins.quantization.compressed_tensors import CompressedTensors
 from frame.plugins.quantization.modelopt import ModelOpt
 from frame.testing import QuantizationSuite
@@ -150,7 +149,7 @@ def test_weights_and_products_are_those_of_the_file(kind):
             (model.down, weights["down_proj"]),
         ):
             if hasattr(layer, "packed"):
-                found = spread_codebook(layer.packed, layer.scales, layer.table, layer.numbers)
+                found = Ops().dequantize_table(layer.packed, layer.scales, layer.table, layer.numbers)
             else:
                 found = Ops().dequantize(layer.codes, layer.scales, layer.method.block)
             if kind == "compressed nvfp4":  # what the file divides by is inverted when it is read

@@ -18,8 +18,9 @@ from frame.interfaces import (
     StoredTensor,
 )
 from frame.layers import load_weights
+from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
-from frame.plugins.quantization.codebook import FP4, spread_codebook
+from frame.plugins.quantization.codebook import FP4
 from frame.plugins.quantization.mxfp4 import Mxfp4
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.ranks import run_ranks
@@ -64,7 +65,7 @@ def test_blocks_are_read_as_transformers_reads_them():
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (3, 8, 2, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(90, 140, (3, 8, 2), generator=generator).to(torch.uint8)
-    found = spread_codebook(blocks.view(torch.int32).flatten(-2), scales, torch.tensor(FP4))
+    found = Ops().dequantize_table(blocks.view(torch.int32).flatten(-2), scales, torch.tensor(FP4))
     theirs = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32)
     assert torch.equal(found, theirs.transpose(1, 2))
     low, high = blocks & 15, blocks >> 4
