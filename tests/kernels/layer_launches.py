@@ -362,6 +362,7 @@ def hopper_experts() -> dict[str, Callable[[], None]]:
         name = f"{tile.block_n} outputs, {tile.stages} stages, {tile.parts} parts, groups of {tile.group}"
         name += ", gathered" * tile.gathers + ", drawn" * tile.draws
         found[f"many rows of experts, {name}"] = partial(grouped_tile, 8192, shape, BF16, tile)
+    found["weights of nvfp4"] = partial(tables, "nvfp4")
     return found
 
 
@@ -400,7 +401,7 @@ def small_launches() -> dict[str, Callable[[], None]]:
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
     found["routers of families"] = routers
-    for kind in ("mxfp4", "nvfp4", "nf4"):
+    for kind in ("mxfp4", "nf4"):
         found[f"weights of {kind}"] = partial(tables, kind)
     return found
 
