@@ -171,7 +171,7 @@ def test_patterns_change_layers_or_leave_them(tmp_path):
     assert served(quantised, 12) == expected(plain, 12)
 
 
-@pytest.mark.parametrize("kind", ["gptq 3 bits", "gptq ordered", "awq"])
+@pytest.mark.parametrize("kind", [pytest.param("gptq 3 bits", marks=pytest.mark.slow), "gptq ordered", "awq"])
 def test_tokens_on_one_rank_and_on_two(kind, tmp_path):
     config, quantize = KINDS[kind][1](16)
     quantised, plain = write_pair(tmp_path, "llama", config, quantize)
@@ -188,7 +188,7 @@ def test_layers_that_awq_leaves(tmp_path):
     assert served(quantised, 12) == expected(plain, 12)
 
 
-@pytest.mark.parametrize("kind", ["gptq 4 bits", "awq"])
+@pytest.mark.parametrize("kind", ["gptq 4 bits", pytest.param("awq", marks=pytest.mark.slow)])
 def test_experts(kind, tmp_path):
     config, quantize = KINDS[kind][1](16)
     quantised, plain = write_pair(tmp_path, "qwen3-moe", config, quantize)

@@ -263,7 +263,9 @@ def test_a_file_of_two_algorithms(tmp_path):
     assert served(quantised, 12) == expected(plain, 12)
 
 
-@pytest.mark.parametrize("kind", ["NVFP4", "FP8", "compressed mxfp4"])
+@pytest.mark.parametrize(
+    "kind", ["NVFP4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("FP8", "compressed mxfp4"))]
+)
 def test_experts(kind, tmp_path):
     _, config, quantize = of(kind)
     if kind.startswith("compressed"):

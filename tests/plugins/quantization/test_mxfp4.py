@@ -77,7 +77,7 @@ def test_gpt_oss_gives_the_tokens_of_transformers(folder):
     assert served(folder) == expected(folder)
 
 
-@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("load_format", ["auto", pytest.param("dummy", marks=pytest.mark.slow)])
 def test_two_ranks_of_which_each_holds_half_a_group(folder, load_format):
     """An inner size of 96 is three groups, and so each rank has one and a half."""
     whole = served(folder, 12, load_format=load_format)

@@ -91,7 +91,7 @@ def test_weights_and_ranks(kind):
     torch.testing.assert_close(shares[2][1], wanted, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["int8 rows", "int4 groups"])
+@pytest.mark.parametrize("kind", ["int8 rows", pytest.param("int4 groups", marks=pytest.mark.slow)])
 def test_tokens(kind, tmp_path):
     """One part of a fused layer is not quantised, and an int8 file has layers of two kinds."""
     config, quantize = of(kind)
