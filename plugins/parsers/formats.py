@@ -1,36 +1,21 @@
-"""Tool parsers whose format is described by a few markers, each on top of its family's reader."""
+"""Tool parsers whose format is described by a few markers, each on top of its family's reader.
+
+Those whose calls are JSON objects are in `json_formats`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from frame.interfaces import CallTags, OutputReader, ParserRequest, StructuredOutputsParams, ToolParser
 
+from .braced_calls import BracedCallReader, BracedFormat
 from .call_tags import TemplateCalls
-from .json_calls import JsonCallReader
 from .named_calls import NamedCallReader, NamedFormat
 from .tagged_calls import TaggedCallReader, TaggedFormat
 from .tagged_tags import demanded_calls, tagged_tags
-
-
-class JsonParser(TemplateCalls):
-    """Calls as JSON objects after a marker, one or a list of them. A subclass gives the markers.
-
-    `bare`: the output may also begin with such JSON without a marker.
-    """
-
-    begin: ClassVar[Sequence[str]] = ()
-    closers: ClassVar[Sequence[str]] = ()
-    bare: ClassVar[bool] = False
-
-    def tokens(self) -> Sequence[str]:
-        """The special tokens among its markers."""
-        return (*self.begin, *self.closers)
-
-    def start(self, request: ParserRequest) -> OutputReader:
-        """A reader of JSON calls."""
-        return JsonCallReader(request, begin=self.begin, closers=self.closers, bare=self.bare)
 
 
 class NamedParser(TemplateCalls):
@@ -47,6 +32,21 @@ class NamedParser(TemplateCalls):
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of named calls."""
         return NamedCallReader(request, self.form)
+
+
+class BracedParser(ToolParser):
+    """Calls with arguments in braces and texts between marks. A subclass gives the format."""
+
+    form: ClassVar[BracedFormat]
+
+    def tokens(self) -> Sequence[str]:
+        """The special tokens among its markers."""
+        form = self.form
+        return (*(text.removesuffix("call:") for text in form.begin), form.end, form.quote)
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader of calls in braces."""
+        return BracedCallReader(request, self.form)
 
 
 class TaggedParser(ToolParser):
@@ -78,58 +78,6 @@ class TaggedParser(ToolParser):
 def _tokens(text: str) -> list[str]:
     """The special tokens of which a marker may consist."""
     return [text, *(f"<{part}" for part in text.strip().split("<") if part)]
-
-
-class HermesParser(JsonParser):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen3 and many others."""
-
-    begin = ("<tool_call>",)
-    closers = ("</tool_call>",)
-
-
-class Llama3JsonParser(JsonParser):
-    """`{"name": …, "parameters": {…}}` as the whole output, several with `;` between: Llama 3.1 to 3.3."""
-
-    begin = ("<|python_tag|>",)
-    bare = True
-
-
-class GraniteParser(JsonParser):
-    """`<|tool_call|>[{…}]` or `<tool_call>[{…}]`: Granite 3."""
-
-    begin = ("<|tool_call|>", "<tool_call>")
-    closers = ("</tool_call>",)
-
-
-class JambaParser(JsonParser):
-    """`<tool_calls>[{…}]</tool_calls>`: Jamba; also LongCat and Hunyuan, with their own tags."""
-
-    begin = ("<tool_calls>", "<longcat_tool_call>")
-    closers = ("</tool_calls>", "</longcat_tool_call>")
-
-
-class Phi4MiniParser(JsonParser):
-    """`functools[{…}]`: Phi-4-mini."""
-
-    begin = ("functools", "<|tool_call|>")
-    closers = ("<|/tool_call|>",)
-
-
-class InternLmParser(JsonParser):
-    """`<|action_start|><|plugin|>{…}<|action_end|>`: InternLM 2.5 and 3."""
-
-    begin = ("<|action_start|><|plugin|>",)
-    closers = ("<|action_end|>",)
-
-    def tokens(self) -> Sequence[str]:
-        """The tokens that its markers are made of."""
-        return ("<|action_start|>", "<|plugin|>", "<|action_end|>")
-
-
-class Granite20bParser(JsonParser):
-    """`<function_call> {…}`, each call after a marker: Granite 20B function calling."""
-
-    begin = ("<function_call>",)
 
 
 class DeepSeekV3Parser(NamedParser):
@@ -199,6 +147,33 @@ class Glm45Parser(TaggedParser):
     )  # fmt: skip
 
 
+class Glm47Parser(TaggedParser):
+    """As GLM-4.5, without line breaks: GLM-4.7 and later."""
+
+    form = replace(Glm45Parser.form, line="")
+
+
+class MiMoParser(TaggedParser):
+    """As Qwen3-Coder, without line breaks around values: MiMo-V2."""
+
+    form = replace(Qwen3CoderParser.form, padding=False)
+
+
+class Step3Parser(TaggedParser):
+    """`<steptml:invoke name="NAME"><steptml:parameter name="KEY">VALUE</steptml:parameter>…`: Step 3."""
+
+    form = TaggedFormat(
+        begin=('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', '<steptml:invoke name="'),
+        name_end='">', key_begin='<steptml:parameter name="', key_end='">', value_end="</steptml:parameter>",
+        end="</steptml:invoke>", opener=("<｜tool_calls_begin｜>",),
+        closers=("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
+    )  # fmt: skip
+
+    def tokens(self) -> Sequence[str]:
+        """The tokens that its markers are made of."""
+        return (*self.form.opener, "<｜tool_call_begin｜>", "<｜tool_sep｜>", *self.form.closers)
+
+
 class MiniMaxM2Parser(TaggedParser):
     """`<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`: MiniMax-M2."""
 
@@ -218,3 +193,27 @@ class DeepSeekV32Parser(TaggedParser):
         value_end="</｜DSML｜parameter>", end="</｜DSML｜invoke>", opener=("<｜DSML｜function_calls>",),
         closers=("</｜DSML｜function_calls>",),
     )  # fmt: skip
+
+    def tokens(self) -> Sequence[str]:
+        """The markers, and the token that is a part of each."""
+        return (*super().tokens(), "｜DSML｜")
+
+
+class DeepSeekV4Parser(DeepSeekV32Parser):
+    """As DeepSeek-V3.2, with another tag around the calls: DeepSeek-V4."""
+
+    form = replace(
+        DeepSeekV32Parser.form, opener=("<｜DSML｜tool_calls>",), closers=("</｜DSML｜tool_calls>",)
+    )  # fmt: skip
+
+
+class Gemma4Parser(BracedParser):
+    """`<|tool_call>call:NAME{KEY:<|"|>VALUE<|"|>}<tool_call|>`: Gemma 4."""
+
+    form = BracedFormat(begin=("<|tool_call>call:",), end="<tool_call|>", quote='<|"|>')
+
+
+class FunctionGemmaParser(BracedParser):
+    """`<start_function_call>call:NAME{KEY:<escape>VALUE<escape>}<end_function_call>`: FunctionGemma."""
+
+    form = BracedFormat(begin=("<start_function_call>call:",), end="<end_function_call>", quote="<escape>")

@@ -202,6 +202,20 @@ class JsonCall:
         return self._span.take(self._reader.scan)
 
 
+class KeyedCall(JsonCall):
+    """One call as a JSON object of one field, whose key is the name: `{"get_weather": {…}}`."""
+
+    def _in_key(self) -> bool:
+        known = self._name is not None
+        read = super()._in_key()
+        if known or not read or self.failed:
+            return read
+        if not self._may_be_called(self._key):
+            return self._fail()
+        self._name, self._names, self._arguments = self._key, (), (self._key,)
+        return read
+
+
 def _loads(text: str) -> Any:
     try:
         value = json.loads(text)

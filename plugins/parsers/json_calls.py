@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from frame.interfaces import ParserRequest
 
 from .calls import CallReader
-from .json_call import JsonCall
+from .json_call import JsonCall, KeyedCall
 from .scan import Markers, Stops
+
+#: The usual keys of a call's name and of its arguments.
+KEYS = (("name",), ("arguments", "parameters"))
 
 
 class JsonCallReader(CallReader):
     """Calls as JSON objects, one or a list of them after each marker.
 
     Without markers the output must begin with the calls, and only offered functions count as calls: other JSON is an
-    answer. `separators` may stand between objects, `closers` after them.
+    answer. `separators` may stand between objects, `closers` after them. Of `keys`, the first are those of a name and
+    the second those of arguments; None: the only key of a call is the name itself.
     """
 
     def __init__(
@@ -26,7 +30,7 @@ class JsonCallReader(CallReader):
         closers: Sequence[str] = (),
         separators: Sequence[str] = (",", ";"),
         bare: bool = False,
-        keys: tuple[Sequence[str], Sequence[str]] = (("name",), ("arguments", "parameters")),
+        keys: tuple[Sequence[str], Sequence[str]] | None = KEYS,
     ) -> None:
         super().__init__(request)
         self._begin = Markers(begin)
@@ -79,7 +83,11 @@ class JsonCallReader(CallReader):
             self._in_list = True
             self.scan.at += 1
         elif character == "{":
-            self._call = JsonCall(self, self._bare and not self._marked, *self._keys, self._stops)
+            known_only = self._bare and not self._marked
+            if self._keys is None:
+                self._call = KeyedCall(self, known_only, (), (), self._stops)
+            else:
+                self._call = JsonCall(self, known_only, *self._keys, self._stops)
             self.state = self._in_call
         elif character == "]" and self._in_list:
             self.scan.at += 1

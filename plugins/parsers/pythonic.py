@@ -264,3 +264,13 @@ class Olmo3Parser(ToolParser):
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of tagged lines."""
         return PythonicReader(request, ("<function_calls>",), ("</function_calls>",), lines=True)
+
+
+class Lfm2Parser(ToolParser):
+    """As pythonic, also between `<|tool_call_start|>` and `<|tool_call_end|>`: LFM2."""
+
+    special_tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
+
+    def start(self, request: ParserRequest) -> OutputReader:
+        """A reader of a list with or without tags."""
+        return PythonicReader(request, ("<|tool_call_start|>",), ("<|tool_call_end|>",))

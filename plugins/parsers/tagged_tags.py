@@ -67,14 +67,14 @@ def tagged_tags(form: TaggedFormat, tools: Sequence[Tool]) -> CallTags:
     A value of type text is any text, or one of its enumeration; other values are JSON that obeys the schema. Arguments
     of tools that are not strict are free text.
     """
-    opener = f"{form.opener[0]}\n" if form.opener else ""
-    end = "\n".join((form.end, *form.closers[:1]))
+    opener = f"{form.opener[0]}{form.line}" if form.opener else ""
+    end = form.line.join((form.end, *form.closers))
     tags = []
     for tool in tools:
-        head = f"{opener}{form.begin[0]}{tool.name}{form.name_end}\n"
+        head = f"{opener}{form.begin[0]}{tool.name}{form.attributes}{form.name_end}{form.line}"
         content = _arguments(form, tool) if tool.strict else {"type": "any_text"}
         tags.append({"type": "tag", "begin": head, "content": content, "end": end})
-    return CallTags(tags=tags, trigger=(form.opener or form.begin)[0], separator="\n")
+    return CallTags(tags=tags, trigger=(form.opener or form.begin)[0], separator=form.line)
 
 
 def _arguments(form: TaggedFormat, tool: Tool) -> Format:
@@ -96,9 +96,9 @@ def _argument(form: TaggedFormat, tool: Tool, key: str, schema: Any, required: b
     elif not is_text:
         definitions = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
         content = {"type": "json_schema", "json_schema": {**schema, **definitions}}
-    key_end = next((end for end, text in form.typed_key_ends if text == is_text), form.key_end)
+    key_end = form.key_end_of(tool.types_of(key), is_text)
     line = "\n" if form.padding else ""
-    begin = f"{form.key_begin}{key}{key_end}" + (f"\n{form.value_begin}" if form.value_begin else "") + line
-    tag = {"type": "tag", "begin": begin, "content": content, "end": f"{line}{form.value_end}\n"}
+    begin = f"{form.key_begin}{key}{key_end}" + (f"{form.line}{form.value_begin}" if form.value_begin else "") + line
+    tag = {"type": "tag", "begin": begin, "content": content, "end": f"{line}{form.end_of(key)}{form.line}"}
     return {"type": "tags_with_separator", "tags": [tag], "separator": "", "at_least_one": required,
             "stop_after_first": True}  # fmt: skip

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from frame.interfaces import Content, OutputEvent, OutputReader, ParserRequest, Reasoning, ReasoningParser
 
+from .frames import COHERE_FRAME, Frame, FramedReader
 from .scan import Markers, Scan
 
 _CALL_TAG = "<tool_call>"
@@ -17,16 +18,17 @@ _MAX_HEAD = 128
 
 
 class TagReader(OutputReader):
-    """Reasoning from `begin` to `end`, at most once and first in the output; content after it.
+    """Reasoning from one of `begin` to one of `end`, at most once and first in the output; content after it.
 
     `inside`: the output begins within the reasoning, so that `begin` may be missing. White space around the tags is
-    dropped. A tool call that begins with one of `calls` ends the reasoning too.
+    dropped, and so is an end with which the output begins. A tool call that begins with one of `calls` ends the
+    reasoning too.
     """
 
-    def __init__(self, begin: str, end: str, inside: bool, calls: Sequence[str] = ()) -> None:
-        self._begin = Markers((begin,))
-        self._close = end
-        self._end = Markers((end, *calls))
+    def __init__(self, begin: Sequence[str], end: Sequence[str], inside: bool, calls: Sequence[str] = ()) -> None:
+        self._closes = frozenset(end)
+        self._begin = Markers((*begin, *end))
+        self._end = Markers((*end, *calls))
         self._scan = Scan()
         self._inside = inside
         self._state = "start"
@@ -75,7 +77,10 @@ class TagReader(OutputReader):
         marker = self._scan.over(self._begin)
         if marker is None:
             return
-        if marker or self._inside:
+        if marker in self._closes:
+            self._state = "after"
+            self._space.clear()
+        elif marker or self._inside:
             self._state = "reasoning"
             self._space.clear()
         else:
@@ -85,14 +90,14 @@ class TagReader(OutputReader):
     def _read_reasoning(self) -> None:
         while self._state == "reasoning":
             text, marker = self._scan.until(self._end)
-            ends = None if marker is None else marker == self._close or self._is_call(marker)
-            if marker is not None and marker != self._close and ends is not False:
+            ends = None if marker is None else marker in self._closes or self._is_call(marker)
+            if marker is not None and marker not in self._closes and ends is not False:
                 self._scan.at -= len(marker)
             self._emit_reasoning(text + marker if marker is not None and ends is False else text)
             if ends is None:
                 return
             if ends:
-                self._state = "after" if marker == self._close else "content"
+                self._state = "after" if marker in self._closes else "content"
 
     def _is_call(self, marker: str) -> bool | None:
         """Whether a marker that was read begins a call and is not only mentioned; None: more text is needed."""
@@ -120,26 +125,33 @@ class TagReader(OutputReader):
 class TagParser(ReasoningParser):
     """Reasoning between the tags of a subclass. `implicit`: the model reasons without writing `begin`.
 
-    `calls` are markers of tool calls, with which models sometimes go on without closing the reasoning.
+    `begins` and `closes` are further forms of the tags. `calls` are markers of tool calls, with which models sometimes
+    go on without closing the reasoning. `frame` holds the tags around the answer.
     """
 
     begin: ClassVar[str] = "<think>"
     close: ClassVar[str] = "</think>"
+    begins: ClassVar[Sequence[str]] = ()
+    closes: ClassVar[Sequence[str]] = ()
     implicit: ClassVar[bool] = False
     calls: ClassVar[Sequence[str]] = ()
+    frame: ClassVar[Frame] = Frame()
 
     def tokens(self) -> Sequence[str]:
-        """Both tags."""
-        return (self.begin, self.close)
+        """All tags."""
+        return (self.begin, self.close, *self.begins, *self.closes, *self.frame.begin, *self.frame.end)
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader that starts inside when the prompt has opened the reasoning, and outside when it has closed it."""
-        return TagReader(self.begin, self.close, self.inside(request), self.calls if request.tools else ())
+        begins, closes = (self.begin, *self.begins), (self.close, *self.closes)
+        reader = TagReader(begins, closes, self.inside(request), self.calls if request.tools else ())
+        return FramedReader(reader, self.frame) if self.frame != Frame() else reader
 
     def inside(self, request: ParserRequest) -> bool:
         """Whether the output begins within the reasoning."""
         prompt = request.prompt.rstrip()
-        return prompt.endswith(self.begin) or (self.implicit and not prompt.endswith(self.close))
+        opened = any(prompt.endswith(tag.rstrip()) for tag in (self.begin, *self.begins))
+        return opened or (self.implicit and not prompt.endswith(self.close))
 
     def end(self, request: ParserRequest) -> str | None:
         """The closing tag, unless the prompt has written it."""
@@ -149,14 +161,17 @@ class TagParser(ReasoningParser):
 class ThinkParser(TagParser):
     """`<think>…</think>`: Qwen3, GLM-4.5 and others, whose template or output opens it."""
 
-    calls = (_CALL_TAG, "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
+    calls = (
+        _CALL_TAG, "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>",
+        "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>",
+    )  # fmt: skip
 
 
 class ImplicitThinkParser(TagParser):
     """`…</think>`: DeepSeek-R1 and others that always reason."""
 
     implicit = True
-    calls = (_CALL_TAG, "<minimax:tool_call>", "<｜tool▁calls▁begin｜>")
+    calls = (_CALL_TAG, "<minimax:tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool_calls_begin｜>")
 
 
 class MistralThinkParser(TagParser):
@@ -168,10 +183,20 @@ class MistralThinkParser(TagParser):
 
 
 class GraniteThinkParser(TagParser):
-    """Sentences instead of tags: Granite 3.2."""
+    """Sentences instead of tags, as in Granite 3.2, or `<think>…</think><response>…</response>`, as in Granite 3.3."""
 
     begin = "Here is my thought process:"
     close = "Here is my response:"
+    begins = ("Here's my thought process:", "<think>")
+    closes = ("Here's my response:", "</think>")
+    calls = ("<|tool_call|>", _CALL_TAG)
+    frame = Frame(("<response>",), ("</response>",))
+
+    def end(self, request: ParserRequest) -> str | None:
+        """The closing tag of the form that the prompt asks for, unless the prompt has written it."""
+        if "<think>" not in request.prompt:
+            return super().end(request)
+        return None if request.prompt.rstrip().endswith("</think>") else "</think>"
 
 
 class SeedThinkParser(TagParser):
@@ -180,3 +205,44 @@ class SeedThinkParser(TagParser):
     begin = "<seed:think>"
     close = "</seed:think>"
     calls = ("<seed:tool_call>",)
+
+
+class HunyuanThinkParser(TagParser):
+    """`<think>…</think><answer>…</answer>`: Hunyuan A13B."""
+
+    calls = ("<tool_calls>",)
+    frame = Frame(("<answer>",), ("</answer>",))
+
+
+class ApertusThinkParser(TagParser):
+    """`<|inner_prefix|>…<|inner_suffix|>`: Apertus."""
+
+    begin = "<|inner_prefix|>"
+    close = "<|inner_suffix|>"
+    calls = ("<|tools_prefix|>",)
+
+
+class CohereThinkParser(TagParser):
+    """`<|START_THINKING|>…<|END_THINKING|><|START_RESPONSE|>…<|END_RESPONSE|>`: Cohere's Command A."""
+
+    begin = "<|START_THINKING|>"
+    close = "<|END_THINKING|>"
+    calls = ("<|START_ACTION|>",)
+    frame = COHERE_FRAME
+
+
+class Gemma4ThinkParser(TagParser):
+    """`<|channel>thought…<channel|>`: Gemma 4."""
+
+    begin = "<|channel>thought\n"
+    close = "<channel|>"
+    begins = ("<|channel>",)
+    calls = ("<|tool_call>",)
+
+
+class MiniMaxM3ThinkParser(TagParser):
+    """`<mm:think>…</mm:think>`: MiniMax-M3."""
+
+    begin = "<mm:think>"
+    close = "</mm:think>"
+    calls = ("]<]minimax[>[<tool_call>",)

@@ -102,6 +102,51 @@ def message(channel: str, body: str, end: str = "<|end|>", to: str = "") -> str:
 
 
 START = "<|start|>assistant"
+M3 = "]<]minimax[>["
+
+
+def dsml(name: str, *values: tuple[str, str, bool]) -> str:
+    tag = "｜DSML｜"
+    body = "".join(
+        f'<{tag}parameter name="{key}" string="{str(is_text).lower()}">{value}</{tag}parameter>\n'
+        for key, value, is_text in values
+    )
+    return f'<{tag}invoke name="{name}">\n{body}</{tag}invoke>\n'
+
+
+def step3(name: str, **values: str) -> str:
+    body = "".join(f'<steptml:parameter name="{key}">{value}</steptml:parameter>\n' for key, value in values.items())
+    call = f'<steptml:invoke name="{name}">\n{body}</steptml:invoke>'
+    return f"<｜tool_call_begin｜>function<｜tool_sep｜>{call}<｜tool_call_end｜>\n"
+
+
+def xtml(name: str, *values: tuple[str, str, str], index: int = 1) -> str:
+    body = "".join(
+        f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+        for key, kind, value in values
+    )
+    return f'<|open|>call tool="{name}" index="{index}"<|sep|>{body}<|close|>call<|sep|>'
+
+
+def m3(name: str, body: str = "") -> str:
+    """A call of MiniMax-M3, in whose body `«` stands for the prefix of tags."""
+    return f'«<invoke name="{name}">{body}«</invoke>\n'.replace("«", M3)
+
+
+def m3_calls(*calls: str) -> str:
+    return f"{M3}<tool_call>\n{''.join(calls)}{M3}</tool_call>"
+
+
+def cohere(*calls: tuple[str, str]) -> str:
+    written = [
+        f'{{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|START_ACTION|>[\n    {','.join(written)}\n]<|END_ACTION|>"
+
+
+#: The arguments of `NESTED` between marks `"`, for formats with their own marks of texts.
+NESTED_MARKED = 'city:«Saint-"É"\\tienne {a} [b] 日本 😀«,hours:[1.5,-2],place:{at:[1,{b:[null,true]}]}'
 
 CASES: dict[str, list[Case]] = {
     "hermes": [
@@ -285,6 +330,196 @@ CASES: dict[str, list[Case]] = {
     "functionary_v3": [
         Case(f"<function=get_weather>{_PARIS}</function><function=get_time>{{}}</function>", [PARIS, TIME]),
     ],
+    "deepseek_v4": [
+        Case(
+            "Ok.\n\n<｜DSML｜tool_calls>\n" + dsml("get_weather", ("city", "Paris", True), ("days", "3", False))
+            + dsml("get_time") + "</｜DSML｜tool_calls>",
+            [PARIS, TIME], "Ok.",
+        ),
+        Case(
+            "<｜DSML｜tool_calls>\n" + dsml("search", ("query", "3", True)) + dsml("search", ("query", "<b>\n", True))
+            + "</｜DSML｜tool_calls>",
+            [("search", {"query": "3"}), ("search", {"query": "<b>\n"})],
+        ),
+        Case(
+            "<｜DSML｜tool_calls>" + dsml(
+                "get_weather", ("city", 'Saint-"É"\\tienne {a} [b] 日本 😀', True),
+                ("place", '{"at": [1, {"b": [null, true]}]}', False), ("hours", "[1.5, -2]", False),
+            ) + "</｜DSML｜tool_calls>Done.",
+            [NESTED], "Done.",
+        ),
+    ],
+    "glm47": [
+        Case("Hm.<tool_call>get_time</tool_call>", [TIME], "Hm."),
+        Case(
+            glm("get_weather", city="Paris", days="3").replace("\n", "") + glm("get_time").replace("\n", ""), [PARIS, TIME],
+        ),
+        Case(glm("get_weather", city="Paris", days="3"), [PARIS]),
+    ],
+    "step3": [
+        Case(
+            f"I look.\n<｜tool_calls_begin｜>\n{step3('get_weather', city='Paris', days='3')}{step3('get_time')}"
+            "<｜tool_calls_end｜>\nDone.",
+            [PARIS, TIME], "I look.\nDone.",
+        ),
+        Case(step3("search", query="if a < b: </b>"), [("search", {"query": "if a < b: </b>"})]),
+        Case(
+            step3("get_weather", city='Saint-"É"\\tienne {a} [b] 日本 😀', place='{"at": [1, {"b": [null, true]}]}', hours="[1.5, -2]"),
+            [NESTED],
+        ),
+        Case("<｜tool_calls_begin｜>no", [], "<｜tool_calls_begin｜>no"),
+        Case(
+            '<steptml:invoke name="get_weather">\n<steptml:parameter name="city">Paris\n'
+            '<steptml:parameter name="units">null</steptml:parameter></steptml:invoke>',
+            [("get_weather", {"city": "Paris\n", "units": None})],
+        ),
+    ],
+    "mimo": [
+        Case(
+            "Hm.\n<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>3</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+            [PARIS, TIME], "Hm.",
+        ),
+        Case(
+            "<tool_call>\n<function=search>\n<parameter=query>\na &amp; b\n</parameter>\n</function>\n</tool_call>",
+            [("search", {"query": "\na &amp; b\n"})],
+        ),
+        Case(
+            "<tool_call><function=get_weather><parameter=exact>True</parameter><parameter=days>3</parameter></function></tool_call>",
+            [("get_weather", {"exact": True, "days": 3})],
+        ),
+    ],
+    "kimi_k3": [
+        Case(
+            "<|open|>response<|sep|>On it.<|close|>response<|sep|><|open|>tools<|sep|>"
+            + xtml("get_weather", ("city", "string", "Paris"), ("days", "number", "3")) + xtml("get_time", index=2)
+            + "<|close|>tools<|sep|><|close|>message<|sep|>",
+            [PARIS, TIME], "On it.",
+        ),
+        Case("Only text.<|close|>response<|sep|><|close|>message<|sep|>", [], "Only text."),
+        Case(
+            "<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>"
+            + xtml("search", ("query", "string", ' <b> & "3" \n')) + "<|close|>tools<|sep|>",
+            [("search", {"query": ' <b> & "3" \n'})],
+        ),
+        Case(
+            "<|open|>tools<|sep|>" + xtml(
+                "get_weather", ("city", "string", 'Saint-"É"\\tienne {a} [b] 日本 😀'),
+                ("place", "object", '{"at": [1, {"b": [null, true]}]}'), ("hours", "array", "[1.5, -2]"),
+            ) + "<|close|>tools<|sep|>",
+            [NESTED],
+        ),
+        Case(
+            "<|open|>tools<|sep|>" + xtml("other", ("a&amp;&quot;b", "boolean", "true"), ("c", "string", "4")),
+            [("other", {'a&"b': True, "c": "4"})],
+        ),
+        Case(
+            "<|open|>tools<|sep|><|open|>call tool=\"a b\" index=\"1\"<|sep|>x", [],
+            "<|open|>tools<|sep|><|open|>call tool=\"a b\" index=\"1\"<|sep|>x",
+        ),
+    ],
+    "minimax_m3": [
+        Case(
+            "So.\n" + m3_calls(m3("get_weather", "«<city>Paris«</city>«<days>3«</days>"), m3("get_time")) + "\nDone.",
+            [PARIS, TIME], "So.\nDone.",
+        ),
+        Case(
+            m3_calls(m3("get_weather", (
+                '«<city>Saint-"É"\\tienne {a} [b] 日本 😀«</city>«<place>«<at>«<item>1«</item>«<item>«<b>«<item>null«</item>'
+                "«<item>true«</item>«</b>«</item>«</at>«</place>«<hours>«<item>1.5«</item>«<item>-2«</item>«</hours>"
+            ))),
+            [NESTED],
+        ),
+        Case(m3_calls(m3("search", "«<query> <b>3</b>\n«</query>")), [("search", {"query": " <b>3</b>\n"})]),
+        Case(
+            m3_calls(m3("get_weather", '«<place>{"a": [1]}«</place>«<hours>«</hours>«<units>null«</units>')),
+            [("get_weather", {"place": {"a": [1]}, "hours": [], "units": None})],
+        ),
+        Case(
+            m3_calls(m3("other", "«<a>«<a>1«</a>«<b>x«</b>«<b>2«</b>«</a>«<c>x y«</c>")),
+            [("other", {"a": {"a": 1, "b": ["x", 2]}, "c": "x y"})],
+        ),
+        Case(
+            m3_calls(m3("get_weather", "«<place>text «<a>1«</a>«</place>")),
+            [("get_weather", {"place": f"text {M3}<a>1{M3}</a>"})],
+        ),
+        Case(
+            m3_calls(m3("get_weather", "«<city>Paris«<days>3«</days>"), m3("get_time")),
+            [PARIS, TIME],
+        ),
+        Case(f"{M3}<tool_call>no", [], f"{M3}<tool_call>no"),
+    ],
+    "gemma4": [
+        Case(
+            'Look.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
+            [PARIS, TIME], "Look.",
+        ),
+        Case("<|tool_call>call:get_weather{" + NESTED_MARKED.replace("«", '<|"|>') + "}<tool_call|>Done.", [NESTED], "Done."),
+        Case(
+            '<|tool_call>call:get_weather{place:{<|"|>a<|"|>:{<|"|>b c<|"|>:<|"|>}{,:<|"|>}},hours:[1 , 2],exact:True}<tool_call|>',
+            [("get_weather", {"place": {"a": {"b c": "}{,:"}}, "hours": [1, 2], "exact": True})],
+        ),
+        Case(
+            '<|tool_call>call:search{query:<|"|>say <tool_call|> or }<|"|>}<tool_call|>',
+            [("search", {"query": "say <tool_call|> or }"})],
+        ),
+        Case('<|tool_call>call:search{query:"a \\"}{\\" b"}<tool_call|>', [("search", {"query": 'a "}{" b'})]),
+        Case("<|tool_call>call:get_weather{city: New York,days: 3 , units:null}<tool_call|>",
+             [("get_weather", {"city": "New York", "days": 3, "units": None})]),
+        Case('<|tool_call>call:get_weather{days:<|"|>3<|"|>,city:<|"|>4<|"|>}<tool_call|>',
+             [("get_weather", {"days": 3, "city": "4"})]),
+        Case('<|tool_call>call:other{a:1.5,b:[<|"|>x<|"|>,{c:false}],d:<|"|>3<|"|>}<tool_call|>',
+             [("other", {"a": 1.5, "b": ["x", {"c": False}], "d": "3"})]),
+        Case("<|tool_call>call:get_time<tool_call|>", [TIME]),
+        Case("<|tool_call>not a call<tool_call|>", [], "<|tool_call>not a call<tool_call|>"),
+    ],
+    "functiongemma": [
+        Case(
+            "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:3}<end_function_call>"
+            "<start_function_call>call:get_time{}<end_function_call>",
+            [PARIS, TIME],
+        ),
+        Case(
+            f"Ok. <start_function_call>call:get_weather{{{NESTED_MARKED.replace('«', '<escape>')}}}<end_function_call>",
+            [NESTED], "Ok.",
+        ),
+        Case(
+            "<start_function_call>call:get_weather{days:<escape>3<escape>,city:Paris}<end_function_call>",
+            [("get_weather", {"days": 3, "city": "Paris"})],
+        ),
+    ],
+    "lfm2": [
+        Case("<|tool_call_start|>[get_weather(city='Paris', days=3), get_time()]<|tool_call_end|>Done.", [PARIS, TIME], "Done."),
+        Case("Hm. <|tool_call_start|>[get_weather(city=\"Paris\", days=3)]<|tool_call_end|>", [PARIS], "Hm."),
+        Case("[get_time()]", [TIME]),
+        Case("<|tool_call_start|>no<|tool_call_end|>", [], "<|tool_call_start|>no<|tool_call_end|>"),
+    ],
+    "apertus": [
+        Case(f'Hm.<|tools_prefix|>[{{"get_weather": {_PARIS}}}, {{"get_time": {{}}}}]<|tools_suffix|>', [PARIS, TIME], "Hm."),
+        Case(f'<|tools_prefix|>[{{"get_weather": {NESTED_JSON}}}]<|tools_suffix|>Done.', [NESTED], "Done."),
+        Case('<|tools_prefix|>[{"a b": {}}]<|tools_suffix|>', [], '<|tools_prefix|>[{"a b": {}}]<|tools_suffix|>'),
+        Case('<|tools_prefix|>[{"get_time": null}]<|tools_suffix|>', [TIME]),
+    ],
+    "cohere_command3": [
+        Case(
+            "<|START_RESPONSE|>I look.<|END_RESPONSE|>" + cohere(("get_weather", _PARIS), ("get_time", "{}")),
+            [PARIS, TIME], "I look.",
+        ),
+        Case(cohere(("get_weather", NESTED_JSON)), [NESTED]),
+        Case("<|START_RESPONSE|>It < 3.<|END_RESPONSE|>", [], "It < 3."),
+        Case("<|START_TEXT|>\nIt rains.\n\n<|END_TEXT|>", [], "It rains."),
+    ],
+    "gigachat3": [
+        Case(f"Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{obj('get_weather')}<|message_sep|>", [PARIS], "Hm."),
+        Case(f"function call<|role_sep|>\n{obj('get_weather', NESTED_JSON)}", [NESTED]),
+        Case(f"Hm.\n<|function_call|>{obj('get_time', '{}')}<|message_sep|>", [TIME], "Hm."),
+        Case("A function call is a call.<|message_sep|>", [], "A function call is a call."),
+    ],
+    "xlam": [
+        Case(f"[{obj('get_weather')}, {obj('get_time', '{}')}]", [PARIS, TIME]),
+        Case(f"I look. <tool_call>[{obj('get_weather', NESTED_JSON)}]</tool_call>", [NESTED], "I look."),
+        Case('[{"name": "Alice"}]', [], '[{"name": "Alice"}]'),
+    ],
 }  # fmt: skip
 
 
@@ -344,6 +579,99 @@ BROKEN: dict[str, list[tuple[str, list[tuple[str, str]], str]]] = {
         (f"<tool_call>\n<function=search>\nquery: a\n</tool_call>\n{fn('get_time')}",
          [("search", "query: a\n"), ("get_time", "{}")], ""),
     ],
+    "deepseek_v4": [
+        (
+            f"<｜DSML｜tool_calls>\n{dsml('search').replace(chr(10), ' query: a ', 1)}{dsml('get_time')}</｜DSML｜tool_calls>",
+            [("search", "query: a "), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "kimi_k3": [
+        (
+            '<|open|>tools<|sep|><|open|>call tool="search" index="1"<|sep|><|open|>argument key="query" type="string"<|sep|>a'
+            "<|close|>call<|sep|>" + xtml("get_time") + "<|close|>tools<|sep|>Done.",
+            [("search", '{"query": "a"}'), ("get_time", "{}")],
+            "Done.",
+        ),
+        (
+            '<|open|>tools<|sep|><|open|>call tool="search" index="1"<|sep|>query<|close|>call<|sep|><|close|>tools<|sep|>',
+            [("search", "query")],
+            "",
+        ),
+    ],
+    "minimax_m3": [
+        (
+            m3_calls(m3("search", "«<query>a"), m3("get_time")) + "Done.",
+            [("search", '{"query": "a"}'), ("get_time", "{}")],
+            "Done.",
+        ),
+        (
+            m3_calls(m3("get_weather", "«<place>«<a>1«</a>"), m3("get_time")),
+            [("get_weather", '{"place": {"a": 1}}'), ("get_time", "{}")],
+            "",
+        ),
+        (m3_calls(m3("search", "query: a")), [("search", "query: a")], ""),
+    ],
+    "step3": [
+        (
+            "<｜tool_calls_begin｜>\n" + step3("search", query="a").replace("</steptml:parameter>", "") + step3("get_time")
+            + "<｜tool_calls_end｜>",
+            [("search", '{"query": "a\\n"}'), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "gemma4": [
+        (
+            '<|tool_call>call:search{query:<|"|>a<tool_call|><|tool_call>call:get_time{}<tool_call|>Done.',
+            [("search", '{"query": "a"}'), ("get_time", "{}")],
+            "Done.",
+        ),
+        (
+            "<|tool_call>call:get_weather{place:{a:[1<tool_call|><|tool_call>call:get_time{}<tool_call|>",
+            [("get_weather", '{"place": "{a:[1"}'), ("get_time", "{}")],
+            "",
+        ),
+        (
+            "<|tool_call>call:search{query}<tool_call|><|tool_call>call:get_time{<tool_call|>",
+            [("search", "query}"), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "functiongemma": [
+        (
+            "<start_function_call>call:search{query:<escape>a<end_function_call>",
+            [("search", '{"query": "a"}')],
+            "",
+        ),
+    ],
+    "apertus": [
+        (
+            '<|tools_prefix|>[{"search": {"query": "a"<|tools_suffix|><|tools_prefix|>[{"get_time": {}}]<|tools_suffix|>Done.',
+            [("search", '{"query": "a"'), ("get_time", "{}")],
+            "Done.",
+        ),
+    ],
+    "cohere_command3": [
+        (
+            cohere(("search", '{"query": ["a"')).replace("}\n]", "") + cohere(("get_time", "{}")),
+            [("search", '{"query": ["a"'), ("get_time", "{}")],
+            "",
+        ),
+    ],
+    "gigachat3": [
+        (
+            'function call<|role_sep|>\n{"name": "search", "arguments": {"query": "a"<|message_sep|>',
+            [("search", '{"query": "a"')],
+            "",
+        ),
+    ],
+    "lfm2": [
+        (
+            "<|tool_call_start|>[search('a'), get_time()]<|tool_call_end|>Done.",
+            [("search", "'a'"), ("get_time", "{}")],
+            "Done.",
+        ),
+    ],
 }  # fmt: skip
 
 #: Reasoning parser → (prompt's end, output, reasoning, content).
@@ -370,7 +698,60 @@ REASONING: dict[str, list[tuple[str, str, str, str]]] = {
         ("", "a < b </thin", "a < b </thin", ""),
     ],
     "mistral": [("", "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."), ("", "Yes.", "", "Yes.")],
-    "granite": [("", "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.", "Yes.")],
+    "granite": [
+        ("", "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.", "Yes."),
+        ("", "Here's my thought process: Hm.\n\nHere's my response: Yes.", "Hm.", "Yes."),
+        ("", "<think>Hm.</think><response>Yes.</response>", "Hm.", "Yes."),
+        ("", "<think>Hm.</think>\n<response>\nYes, <response>.\n</response>\n", "Hm.", "Yes, <response>."),
+        ("", "<think>Hm.</think>It has a <response>tag</response>", "Hm.", "It has a <response>tag</response>"),
+        ("<think>\n", "Hm.</think><response>a</response> b</response>", "Hm.", "a</response> b"),
+    ],
+    "hunyuan_a13b": [
+        ("", "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+        ("", "<answer>\nYes.\n</answer>\n", "", "Yes."),
+        ("", "<think>\n\n</think>\n<answer>\nYes </answ", "", "Yes </answ"),
+        ("", "Yes.", "", "Yes."),
+    ],
+    "gemma4": [
+        ("", "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+        ("", "<|channel>thoughtful.<channel|>Yes.", "thoughtful.", "Yes."),
+        ("<|channel>thought\n<channel|>", "Yes.", "", "Yes."),
+        ("<|turn>model\n<|channel>thought\n", "Hm.<channel|>Yes.", "Hm.", "Yes."),
+        ("", "<|channel>thought\nHm.<|tool_call>call:x", "Hm.", "<|tool_call>call:x"),
+        ("", "Yes.", "", "Yes."),
+    ],
+    "apertus": [
+        ("", "<|inner_prefix|>Hm.<|inner_suffix|>Yes.", "Hm.", "Yes."),
+        ("", "<|inner_prefix|>Hm.<|tools_prefix|>[", "Hm.", "<|tools_prefix|>["),
+        ("", "Yes.", "", "Yes."),
+    ],
+    "cohere_command3": [
+        (
+            "",
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+            "Hm.",
+            "Yes.",
+        ),
+        ("x<|START_THINKING|>", "Hm.<|END_THINKING|>\n<|START_TEXT|>Yes.<|END_TEXT|>", "Hm.", "Yes."),
+        ("x<|START_THINKING|><|END_THINKING|>", "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "", "Yes."),
+        ("", "<|START_THINKING|>Hm.<|START_ACTION|>[", "Hm.", "<|START_ACTION|>["),
+    ],
+    "kimi_k3": [
+        (
+            "<|open|>think<|sep|>",
+            "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|><|close|>message<|sep|>",
+            "Hm.",
+            "Yes.",
+        ),
+        ("", "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>tools<|sep|>", "Hm.", "<|open|>tools<|sep|>"),
+        ("<|open|>response<|sep|>", "Yes.<|close|>response<|sep|>", "", "Yes."),
+    ],
+    "minimax_m3": [
+        ("", "<mm:think>Hm.</mm:think>\nYes.", "Hm.", "Yes."),
+        ("x<mm:think>", "Hm.</mm:think>Yes.", "Hm.", "Yes."),
+        ("", "</mm:think>Yes </mm:think>", "", "Yes </mm:think>"),
+        ("", f"<mm:think>Hm.{M3}<tool_call>", "Hm.", f"{M3}<tool_call>"),
+    ],
     "seed_oss": [("", "<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes.")],
     "openai_gptoss": [
         ("", message("analysis", "Hm.") + START + message("final", "Yes.", "<|return|>"), "Hm.", "Yes."),

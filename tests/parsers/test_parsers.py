@@ -102,6 +102,13 @@ MARKERS = [
     ">", "[", "[/THINK]", "[ARGS]", "[CALL_ID]", "[THINK]", "[TOOL_CALLS]", "\\", "]", "```json\n", "analysis",
     "city", "city=", "commentary to=functions.get_weather", "final", "function<｜tool▁sep｜>", "functions.",
     "functools", "get_weather", "null", "x", "{", "}", "日本 😀",
+    '<|"|>', "<|tool_call>call:", "<tool_call|>", "call:get_weather{", "city:", "<escape>", "<end_function_call>",
+    "]<]minimax[>[<city>", "]<]minimax[>[</city>", "]<]minimax[>[</invoke>", "]<]minimax[>[</tool_call>",
+    "]<]minimax[>[", "<|open|>", "<|close|>", "<|sep|>", "<|close|>argument<|sep|>", "<|close|>response<|sep|>",
+    "<|open|>tools<|sep|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+    "<|tools_prefix|>", "<|tools_suffix|>", "<|message_sep|>", "function call<|role_sep|>", "<｜tool_call_end｜>",
+    "</steptml:parameter>", "</steptml:invoke>", "<answer>", "</answer>", "<response>", "</response>",
+    "<|channel>thought\n", "<channel|>", "<mm:think>", "</mm:think>",
 ]  # fmt: skip
 SOUP = st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=5)), max_size=30).map("".join)
 
