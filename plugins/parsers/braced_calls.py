@@ -127,8 +127,8 @@ class BracedCallReader(CallReader):
                 self._value = Value(TEXT, False)
             self.state = self._in_text
         elif (first := self.scan.text[self.scan.at]) in '{["':
-            if first == '"' and self._value.kinds == TEXT:  # a text in quotes of JSON: not streamed, because of escapes
-                self._value = BracedValue(TEXT | {"null"}, self._form.quote)
+            if first == '"' and (not self._value.kinds or "string" in self._value.kinds):
+                self._value = BracedValue(TEXT | {"null"}, self._form.quote)  # not streamed, because of escapes
             self._span = BracedSpan(self._form.quote, self._form.end, self._between)
             self.state = self._in_nested
         else:

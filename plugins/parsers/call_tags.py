@@ -22,7 +22,9 @@ _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 #: Rests of markers: the common part of two texts may begin and end inside a marker.
 _CUT_BEGIN, _CUT_END = re.compile(r"^[^<\[{]*[>\]](?=[<\[{])"), re.compile(r"<[^<>]*$")
 #: The id of a call as templates write it. It is removed, so that it is no part of a marker.
-_ID = re.compile(r',\s*"id":\s*"probecal\d"|"id":\s*"probecal\d",\s*|\[CALL_ID\]probecal\d')
+_ID = re.compile(
+    r',\s*"(?:tool_call_)?id":\s*"probecal\d"|"(?:tool_call_)?id":\s*"probecal\d",\s*|\[CALL_ID\]probecal\d'
+)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import ClassVar
 from frame.interfaces import CallTags, OutputReader, ParserRequest, StructuredOutputsParams, ToolParser
 
 from .braced_calls import BracedCallReader, BracedFormat
+from .braced_tags import braced_tags, plain_keys
 from .call_tags import TemplateCalls
 from .named_calls import NamedCallReader, NamedFormat
 from .tagged_calls import TaggedCallReader, TaggedFormat
@@ -44,6 +45,14 @@ class BracedParser(ToolParser):
         form = self.form
         return (*(text.removesuffix("call:") for text in form.begin), form.end, form.quote)
 
+    def call_tags(self, request: ParserRequest) -> CallTags:
+        """Calls without white space, whose objects and lists are JSON."""
+        return braced_tags(self.form, request.tools)
+
+    def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
+        """The grammar of answers that are calls; None where it cannot enforce the schemas of all arguments."""
+        return demanded_calls(braced_tags(self.form, request.tools), request) if plain_keys(request.tools) else None
+
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of calls in braces."""
         return BracedCallReader(request, self.form)
@@ -68,7 +77,7 @@ class TaggedParser(ToolParser):
 
     def constraint(self, request: ParserRequest) -> StructuredOutputsParams | None:
         """The grammar of answers that are calls; None where tags cannot enforce the schemas of all arguments."""
-        return demanded_calls(self.form, request)
+        return demanded_calls(tagged_tags(self.form, request.tools), request)
 
     def start(self, request: ParserRequest) -> OutputReader:
         """A reader of tagged calls."""

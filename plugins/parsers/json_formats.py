@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from frame.interfaces import OutputReader, ParserRequest
+from frame.interfaces import CallTags, OutputReader, ParserRequest
 
 from .call_tags import TemplateCalls
 from .frames import COHERE_FRAME, Frame, FramedReader
@@ -80,6 +81,15 @@ class GigaChat3Parser(JsonParser):
     def tokens(self) -> Sequence[str]:
         """The tokens that its markers are made of."""
         return ("<|role_sep|>", "<|function_call|>", "<|message_sep|>")
+
+    def call_tags(self, request: ParserRequest) -> CallTags | None:
+        """Calls as the template writes them. The token before a call also ends an answer, so that it is no trigger."""
+        tags = super().call_tags(request)
+        if tags is None:
+            return None
+        head = tags.opener or tags.tags[0]["begin"]
+        ends = [head.index(text) + len(text) for text in self.begin if text in head]
+        return replace(tags, trigger=head[: ends[0]] if ends else tags.trigger)
 
 
 class Llama3JsonParser(JsonParser):

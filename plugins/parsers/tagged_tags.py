@@ -22,11 +22,10 @@ _UNENFORCED_ON_ARGUMENTS = frozenset(
 _UNTYPED = frozenset(("$ref", "anyOf", "oneOf", "allOf", "enum", "const"))
 
 
-def demanded_calls(form: TaggedFormat, request: ParserRequest) -> StructuredOutputsParams | None:
-    """The grammar of answers that are calls of strict tools; None where tags cannot enforce the schema of a value."""
+def demanded_calls(calls: CallTags, request: ParserRequest) -> StructuredOutputsParams | None:
+    """The grammar of answers that are `calls` of strict tools; None where tags cannot enforce the schema of a value."""
     if not all(_can_obey(tool) for tool in request.tools):
         return None
-    calls = tagged_tags(form, request.tools)
     several = {"type": "tags_with_separator", "tags": calls.tags, "separator": calls.separator, "at_least_one": True,
                "stop_after_first": not request.parallel}  # fmt: skip
     return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": several}))
@@ -41,7 +40,7 @@ def _can_obey(tool: Tool) -> bool:
     if not set(required) <= set(properties):
         return False
     return not any(
-        isinstance(schema, Mapping) and _is_text(tool, key) and _UNENFORCED_ON_TEXT.intersection(_keywords(schema))
+        isinstance(schema, Mapping) and is_text(tool, key) and _UNENFORCED_ON_TEXT.intersection(_keywords(schema))
         for key, schema in properties.items()
     )
 
@@ -53,7 +52,7 @@ def _keywords(schema: Mapping[str, Any]) -> set[str]:
     return set(schema).union(*map(_keywords, branches))
 
 
-def _is_text(tool: Tool, key: str) -> bool:
+def is_text(tool: Tool, key: str) -> bool:
     """Whether the value of an argument is written as text: the schema calls it text, or says nothing of it."""
     if kinds := tool.types_of(key):
         return "string" in kinds
@@ -86,19 +85,27 @@ def _arguments(form: TaggedFormat, tool: Tool) -> Format:
 
 
 def _argument(form: TaggedFormat, tool: Tool, key: str, schema: Any, required: bool) -> Format:
-    is_text = _is_text(tool, key)
+    key_end = form.key_end_of(tool.types_of(key), is_text(tool, key))
+    line = "\n" if form.padding else ""
+    begin = f"{form.key_begin}{key}{key_end}" + (f"{form.line}{form.value_begin}" if form.value_begin else "") + line
+    return at_most_one(begin, value_content(tool, key, schema), f"{line}{form.end_of(key)}{form.line}", required)
+
+
+def value_content(tool: Tool, key: str, schema: Any) -> Format:
+    """What may stand between the tags of an argument."""
     values = (
         schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, Mapping) else None
     )
-    content: Format = {"type": "any_text"}
-    if is_text and isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        content = {"type": "or", "elements": [{"type": "const_string", "value": value} for value in values]}
-    elif not is_text:
+    if not is_text(tool, key):
         definitions = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
-        content = {"type": "json_schema", "json_schema": {**schema, **definitions}}
-    key_end = form.key_end_of(tool.types_of(key), is_text)
-    line = "\n" if form.padding else ""
-    begin = f"{form.key_begin}{key}{key_end}" + (f"{form.line}{form.value_begin}" if form.value_begin else "") + line
-    tag = {"type": "tag", "begin": begin, "content": content, "end": f"{line}{form.end_of(key)}{form.line}"}
+        return {"type": "json_schema", "json_schema": {**schema, **definitions}}
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return {"type": "or", "elements": [{"type": "const_string", "value": value} for value in values]}
+    return {"type": "any_text"}
+
+
+def at_most_one(begin: str, content: Format, end: str, required: bool) -> Format:
+    """A tag that stands there once; it may also be missing, unless it is required."""
+    tag = {"type": "tag", "begin": begin, "content": content, "end": end}
     return {"type": "tags_with_separator", "tags": [tag], "separator": "", "at_least_one": required,
             "stop_after_first": True}  # fmt: skip

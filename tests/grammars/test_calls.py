@@ -14,6 +14,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import grammar_setup
 from frame.interfaces import AssistantMessage, ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.grammars.guidance import GuidanceBackend
+from frame.plugins.parsers.braced_calls import BracedFormat
 from frame.plugins.parsers.call_tags import BLANK, NUMBERED, CallShape
 from frame.plugins.parsers.tagged_calls import TaggedFormat
 from frame.testing import tokenizers
@@ -103,17 +104,24 @@ GIVEN = {"word": "a < b\nc", "kind": "dog", "age": 3, "rows": [5, 6]}
 def tagged(form: TaggedFormat, name: str, arguments: dict[str, Any]) -> str:
     """A call as the models write it."""
     line = "\n" if form.padding else ""
-    text = f"{form.opener[0]}\n" if form.opener else ""
-    text += f"{form.begin[0]}{name}{form.name_end}\n"
+    text = f"{form.opener[0]}{form.line}" if form.opener else ""
+    text += f"{form.begin[0]}{name}{form.attributes}{form.name_end}{form.line}"
     for key, value in arguments.items():
-        end = next((end for end, is_text in form.typed_key_ends if is_text == isinstance(value, str)), form.key_end)
-        between = f"\n{form.value_begin}" if form.value_begin else ""
+        kinds = {str: "string", int: "integer", list: "array"}
+        end = form.key_end_of(frozenset((kinds[type(value)],)), isinstance(value, str))
+        between = f"{form.line}{form.value_begin}" if form.value_begin else ""
         shown = value if isinstance(value, str) else json.dumps(value)
-        text += f"{form.key_begin}{key}{end}{between}{line}{shown}{line}{form.value_end}\n"
-    return text + "\n".join((form.end, *form.closers))
+        text += f"{form.key_begin}{key}{end}{between}{line}{shown}{line}{form.end_of(key)}{form.line}"
+    return text + form.line.join((form.end, *form.closers))
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "deepseek_v32"])
+TAGGED = [
+    "qwen3_coder", "glm45", "glm47", "minimax_m2", "seed_oss", "deepseek_v32", "deepseek_v4", "step3", "mimo",
+    "kimi_k3", "minimax_m3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAGGED)
 def test_tagged_arguments_of_strict_tools_obey(backend, byte_of, name):
     parser = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
     request = ParserRequest(tools=TAGGED_TOOLS)
@@ -124,7 +132,7 @@ def test_tagged_arguments_of_strict_tools_obey(backend, byte_of, name):
     assert [text for text in written if not accepts(backend, byte_of, held, pieces("Look. " + text))] == []
     wrong = [tagged(parser.form, *call) for call in bad]
     assert [text for text in wrong if accepts(backend, byte_of, held, pieces(text))] == []
-    assert accepts(backend, byte_of, held, pieces("\n".join(written)))
+    assert accepts(backend, byte_of, held, pieces(parser.form.line.join(written)))
     reader = parser.start(request)
     message = AssistantMessage()
     message.add([*reader.feed("\n".join(written)), *reader.finish()])
@@ -133,3 +141,45 @@ def test_tagged_arguments_of_strict_tools_obey(backend, byte_of, name):
     assert [accepts(backend, byte_of, either, pieces(text)) for text in ('{"said": true}', *written[:2], "No.")] == [
         True, True, True, False,
     ]  # fmt: skip
+
+
+def braced(form: BracedFormat, name: str, arguments: dict[str, Any]) -> str:
+    """A call as Gemma writes it, but for a text whose schema is a reference."""
+    values = (
+        f"{key}:"
+        + (f"{form.quote}{value}{form.quote}" if isinstance(value, str) and key != "place" else json.dumps(value))
+        for key, value in arguments.items()
+    )
+    return f"{form.begin[0]}{name}{{{','.join(values)}}}{form.end}"
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+def test_arguments_in_braces_of_strict_tools_obey(backend, byte_of, name):
+    parser = Registry.load().make("tool-parser", name, ParserSetup(), FrameConfig())
+    request = ParserRequest(tools=TAGGED_TOOLS)
+    held = text_with_calls(parser.call_tags(request), parallel=True)
+    good = [
+        ("f", GIVEN), ("f", {"kind": "cat", "age": 0}), ("f", {"kind": "cat", "age": 1, "place": "x"}),
+        ("g", {"age": "x", "more": "y"}), ("g", {}), ("h", {}),
+    ]  # fmt: skip
+    bad = [("f", {"kind": "cow", "age": 3}), ("f", {"kind": "cat"}), ("f", {**GIVEN, "rows": [1]}), ("i", {}),
+           ("f", {"age": 3, "kind": "cat"})]  # fmt: skip
+    written = [braced(parser.form, *call) for call in good]
+    assert [text for text in written if not accepts(backend, byte_of, held, pieces("Look. " + text))] == []
+    wrong = [braced(parser.form, *call) for call in bad]
+    assert [text for text in wrong if accepts(backend, byte_of, held, pieces(text))] == []
+    assert accepts(backend, byte_of, held, pieces("".join(written)))
+    message = AssistantMessage()
+    reader = parser.start(request)
+    message.add([*reader.feed("".join(written)), *reader.finish()])
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls] == good
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}}
+    optional = ParserRequest(tools=[Tool("f", {"properties": properties}, strict=True)])
+    either = text_with_calls(parser.call_tags(optional), parallel=True)
+    calls = [{}, {"a": "x"}, {"b": 1}, {"a": "x", "b": 1}]
+    assert all(accepts(backend, byte_of, either, pieces(braced(parser.form, "f", each))) for each in calls)
+    demanded = parser.constraint(optional)
+    texts = (braced(parser.form, "f", {"b": 1}), "No.")
+    assert [accepts(backend, byte_of, demanded, pieces(text)) for text in texts] == [True, False]
+    odd = Tool("f", {"properties": {"a b": {"type": "integer"}}}, strict=True)
+    assert parser.constraint(ParserRequest(tools=[odd])) is None

@@ -50,6 +50,19 @@ KIMI = each(
 ONE = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('only one') }}{% endif %}" + each(
     "{{ {'name': call.function.name, 'parameters': call.function.arguments} | tojson }}"
 )
+APERTUS = each(
+    '{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}{% if not loop.last %}, {% endif %}',
+    "<|tools_prefix|>[",
+    "]<|tools_suffix|>",
+)
+COHERE = each(
+    '\n    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ call.function.name }}", "parameters": '
+    "{{ call.function.arguments | tojson }}}{% if not loop.last %},{% endif %}",
+    "<|START_ACTION|>[",
+    "\n]<|END_ACTION|>",
+)
+COHERE_IDS = COHERE.replace("{{ loop.index0 }}", "{{ call.id }}")
+GIGACHAT = each("<|message_sep|>\n\nfunction call<|role_sep|>\n" + OBJECT)
 TAGGED = each(
     "<tool_call>\n<function={{ call.function.name }}>\n{% for k, v in call.function.arguments | items %}"
     "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
@@ -71,6 +84,17 @@ TAGGED = each(
             KIMI,
             ("<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.f:", "<|tool_call_end|>", "",
              "<|tool_calls_section_end|>", "<|tool_calls_section_begin|>"),
+        ),
+        ("apertus", APERTUS, ("<|tools_prefix|>[", '{"f": ', "}", ", ", "]<|tools_suffix|>", "<|tools_prefix|>")),
+        (
+            "cohere_command3", COHERE_IDS,
+            ("<|START_ACTION|>[", '\n    {"tool_name": "f", "parameters": ', "}", ",", "\n]<|END_ACTION|>",
+             "<|START_ACTION|>"),
+        ),
+        (
+            "gigachat3", GIGACHAT,
+            ("", '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": ', "}", "", "",
+             "<|message_sep|>\n\nfunction call<|role_sep|>"),
         ),
         ("llama3_json", ONE, ("", '{"name": "f", "parameters": ', "}", None, "", '{"name": "')),
         ("template", each(OBJECT, after=""), ("", '{"name": "f", "arguments": ', "}", "", "", '{"name": "')),

@@ -16,7 +16,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.interfaces import ParserRequest, ParserSetup, StructuredOutputsParams, Tool
 from frame.plugins.parsers.json_list import calls_schema
 
-from .test_call_tags import HERMES, KIMI, LIST, render_with
+from .test_call_tags import APERTUS, COHERE, GIGACHAT, HERMES, KIMI, LIST, render_with
 
 WEATHER = {
     "type": "function",
@@ -169,6 +169,14 @@ def test_a_demanded_call_replaces_the_format_of_the_text() -> None:
     [
         ("hermes", HERMES, '<tool_call>\n{"name": "get_weather", "arguments": ', "</tool_call>"),
         ("mistral", LIST, '[TOOL_CALLS] [{"name": "get_weather", "arguments": ', "]"),
+        ("apertus", APERTUS, '<|tools_prefix|>[{"get_weather": ', "]<|tools_suffix|>"),
+        ("cohere_command3", COHERE, "<|START_ACTION|>[", "<|END_ACTION|>"),
+        (
+            "gigachat3",
+            GIGACHAT,
+            '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": ',
+            "}",
+        ),
         ("kimi_k2", KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:", "section_end|>"),
     ],
 )
@@ -186,6 +194,18 @@ def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, templa
         ("seed_oss", "<seed:tool_call>\n<function=get_", "</function>\n</seed:tool_call>"),
         ("glm45", "<tool_call>get_", "</tool_call>"),
         ("minimax_m2", '<minimax:tool_call>\n<invoke name="get_', "</invoke>\n</minimax:tool_call>"),
+        ("gemma4", "<|tool_call>call:get_", "}<tool_call|>"),
+        ("functiongemma", "<start_function_call>call:get_", "}<end_function_call>"),
+        ("glm47", "<tool_call>get_", "</tool_call>"),
+        ("mimo", "<tool_call>\n<function=get_", "</function>\n</tool_call>"),
+        (
+            "step3",
+            "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:",
+            "<｜tool_calls_end｜>",
+        ),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="get_', "<|close|>call<|sep|><|close|>tools<|sep|>"),
+        ("minimax_m3", ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_', "]<]minimax[>[</tool_call>"),
+        ("deepseek_v4", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_', "</｜DSML｜tool_calls>"),
         ("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_', "</｜DSML｜function_calls>"),
     ],
 )
