@@ -224,3 +224,77 @@ def test_deeply_nested_values_raise_nothing(depth: int) -> None:
             "openai": f"<|channel|>commentary to=functions.get_weather<|message|>{deep}",
         }[name]
         read(parser("tool-parser", name), [text])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "tokens"),
+    [
+        ("tool-parser", "apertus", {"<|tools_prefix|>", "<|tools_suffix|>"}),
+        ("tool-parser", "cohere_command3", {"<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>"}),
+        ("tool-parser", "deepseek_v4", {"｜DSML｜"}),
+        ("tool-parser", "functiongemma", {"<start_function_call>", "<end_function_call>", "<escape>"}),
+        ("tool-parser", "gemma4", {"<|tool_call>", "<tool_call|>", '<|"|>'}),
+        ("tool-parser", "gigachat3", {"<|role_sep|>", "<|function_call|>", "<|message_sep|>"}),
+        ("tool-parser", "kimi_k3", {"<|open|>", "<|close|>", "<|sep|>"}),
+        ("tool-parser", "lfm2", {"<|tool_call_start|>", "<|tool_call_end|>"}),
+        ("tool-parser", "minimax_m3", {"]<]minimax[>[", "<tool_call>", "</tool_call>"}),
+        (
+            "tool-parser",
+            "step3",
+            {"<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"},
+        ),
+        ("reasoning-parser", "gemma4", {"<|channel>", "<channel|>"}),
+        ("reasoning-parser", "kimi_k3", {"<|open|>", "<|close|>", "<|sep|>"}),
+        ("reasoning-parser", "cohere_command3", {"<|START_THINKING|>", "<|END_THINKING|>", "<|END_RESPONSE|>"}),
+    ],
+)
+def test_special_tokens_of_a_format_stay_in_the_text(kind: str, name: str, tokens: set[str]) -> None:
+    assert tokens <= set(parser(kind, name).tokens())
+
+
+TURNS = [
+    (
+        "kimi_k3", "kimi_k3", "<|open|>think<|sep|>",
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>Ok.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="get_time" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+    ),
+    (
+        "cohere_command3", "cohere_command3", "",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Ok.<|END_RESPONSE|>"
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_time", "parameters": {}}]<|END_ACTION|>',
+    ),
+    ("gemma4", "gemma4", "", "<|channel>thought\nHm.\n<channel|>Ok.<|tool_call>call:get_time{}<tool_call|>"),
+    (
+        "minimax_m3", "minimax_m3", "<mm:think>",
+        "Hm.</mm:think>Ok.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_time\">]<]minimax[>[</invoke>\n"
+        "]<]minimax[>[</tool_call>",
+    ),
+    (
+        "hunyuan_a13b", "hunyuan_a13b", "",
+        "<think>\nHm.\n</think>\n<answer>\nOk."
+        '<tool_calls>[{"name": "get_time", "arguments": {}}]</tool_calls>\n</answer>',
+    ),
+    (
+        "apertus", "apertus", "",
+        '<|inner_prefix|>Hm.<|inner_suffix|>Ok.<|tools_prefix|>[{"get_time": {}}]<|tools_suffix|>',
+    ),
+    ("step3p5", "step3p5", "", "Hm.\n</think>\nOk.\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>"),
+    ("mimo", "mimo", "<think>", "Hm.</think>Ok.<tool_call>\n<function=get_time>\n</function>\n</tool_call>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reasoning", "tools", "prompt", "text"), TURNS, ids=[turn[0] for turn in TURNS])
+def test_reasoning_content_and_calls_of_one_answer(reasoning: str, tools: str, prompt: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        request = ParserRequest(tools=TOOLS, prompt=prompt)
+        first, second = (
+            parser("reasoning-parser", reasoning).start(request),
+            parser("tool-parser", tools).start(request),
+        )
+        said = AssistantMessage()
+        for found in [first.feed(piece) for piece in pieces] + [first.finish()]:
+            for event in found:
+                said.add(second.feed(event.text) if isinstance(event, Content) else [event])
+        said.add(second.finish())
+        assert (said.reasoning, said.content) == ("Hm.", "Ok.")
+        assert [(call.name, call.arguments) for call in said.calls] == [("get_time", "{}")]
