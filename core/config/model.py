@@ -81,6 +81,7 @@ class ModelConfig(Section):
         "Whether log-probabilities are taken before (raw) or after (processed) logits processors and penalties, and "
         "whether logits are returned in their place.",
     )
+    enable_prompt_embeds: bool = setting(False, "Let requests bring embeddings in the place of tokens of their prompt.")
     logits_processors: list[Any] = setting(
         [], "Logits processors to load: plugin names, dotted paths, or classes (Python only)."
     )

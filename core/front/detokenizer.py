@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from ..interfaces.engine import NO_TOKEN
 from ..interfaces.tokenizer import Pieces, Tokenizer
 
 #: Prompt tokens that new text is decoded after: a character has at most four bytes, each at most one token.
@@ -124,7 +125,7 @@ def make_detokenizer(
     `kept` are special tokens that stay in the text where the others are skipped.
     """
     skipped: frozenset[int] = tokenizer.special_ids - frozenset(kept) if skip_special_tokens else frozenset()
-    context = prompt_ids[-NUM_CONTEXT_TOKENS:]
+    context = [token for token in prompt_ids[-NUM_CONTEXT_TOKENS:] if token != NO_TOKEN]
     if tokenizer.pieces is not None:
         return PieceDetokenizer(tokenizer.pieces, context, skipped)
     unspaced = frozenset() if spaces_between_special_tokens else tokenizer.special_ids

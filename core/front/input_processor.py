@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.links.prompt_embeds import check_embeds
+
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.client import EngineInfo
-from ..interfaces.engine import EngineRequest
+from ..interfaces.engine import NO_TOKEN, EngineRequest
 from ..interfaces.sampling import SamplingParams, StructuredOutputsParams
 from ..interfaces.tokenizer import Tokenizer
 from .prompts import InvalidRequest, ParsedPrompt
@@ -102,6 +104,7 @@ class InputProcessor:
             eos_token_ids=self.eos_token_ids,
             arrival=arrival,
             salt=prompt.salt,
+            embeds=prompt.embeds,
         )
         tokenizer = self._tokenizer.get_or_none() if params.detokenize else None
         interval = self._config.scheduler.stream_interval
@@ -154,6 +157,11 @@ class InputProcessor:
                 f"truncate_prompt_tokens must be below the model's {limit} tokens, got {keep}", "truncate_prompt_tokens"
             )
         prompt = self.tokenize(prompt, params)
+        if prompt.embeds is not None:
+            check_embeds(prompt.embeds, self._info.embed_size)
+            for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+                if getattr(params, name) is not None:
+                    raise InvalidRequest(f"{name} is not for prompts with prompt_embeds; leave it out", name)
         if keep is not None:
             prompt = prompt.cut(limit - 1 if keep == -1 else keep)
         ids = prompt.token_ids
@@ -165,7 +173,7 @@ class InputProcessor:
                 "shorten it, or set truncate_prompt_tokens",
                 "prompt",
             )
-        check_ids(ids, self._info.vocab_size)
+        check_ids(ids if prompt.embeds is None else np.where(ids == NO_TOKEN, 0, ids), self._info.vocab_size)
         return ids.astype(np.int32, copy=False), prompt.ids
 
     def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:

@@ -68,6 +68,8 @@ class PoolingAdmission:
         """The prompt with its ids, truncated as `params` ask but for special tokens. Raises `InvalidRequest`."""
         keep = params.truncate_prompt_tokens
         limit = self._info.max_model_len
+        if prompt.embeds is not None:
+            raise InvalidRequest("prompt_embeds are for models that generate; this one pools", "prompt_embeds")
         if keep is not None and keep > limit:
             raise InvalidRequest(
                 f"truncate_prompt_tokens must be at most the model's {limit} tokens, got {keep}",

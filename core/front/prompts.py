@@ -9,20 +9,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.links.prompt_embeds import placed
+
+from ..interfaces.engine import PromptEmbeds
 from ..interfaces.errors import InvalidRequest as InvalidRequest
 
 #: A rule of thumb for text, with which prompts are counted before they are tokenised.
 BYTES_PER_TOKEN = 4
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-_NOT_SERVED = ("prompt_embeds", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "token_type_ids")
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+_NOT_SERVED = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "token_type_ids")
 
 
 class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     """One prompt: `text`, or `token_ids` [n] int64 or int32, perhaps read-only, or both (then the ids count).
 
     `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` holds the same ids
-    as a list where the caller passed a list, since copying it is faster than converting the array.
+    as a list where the caller passed a list, since copying it is faster than converting the array. `embeds` stand where
+    the ids are NO_TOKEN.
     """
 
     text: str | None = None
@@ -30,6 +34,7 @@ class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     salt: str | None = None
     second_segment: int = -1
     listed: list[int] | None = None
+    embeds: PromptEmbeds | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -74,12 +79,16 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
         if not _is_empty(prompt[key]):
             raise InvalidRequest(f"prompt field {key!r} is not served; there are: {', '.join(_KEYS)}", "prompt")
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-    if text is None and ids is None:
-        raise InvalidRequest("a prompt needs 'prompt' or 'prompt_token_ids'", "prompt")
+    embeds = prompt.get("prompt_embeds")
+    if text is None and ids is None and embeds is None:
+        raise InvalidRequest("a prompt needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'", "prompt")
     if text is not None and not isinstance(text, str):
         raise InvalidRequest(f"'prompt' must be text, got {type(text).__name__}", "prompt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidRequest(f"'cache_salt' must be a non-empty string, got {salt!r}", "cache_salt")
+    if embeds is not None:
+        given, found = placed(embeds, None if ids is None else _read_ids(ids))
+        return ParsedPrompt(text, given, salt, embeds=found)
     return ParsedPrompt(text=text, salt=salt) if ids is None else _of_ids(text, ids, salt)
 
 

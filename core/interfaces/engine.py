@@ -11,8 +11,29 @@ from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 from .step import LogprobRows
 
+#: The id of a token that is given by its embedding alone.
+NO_TOKEN = -1
+
+#: Most bytes of the embeddings of a prompt, and of those of a step.
+MAX_EMBEDS_BYTES = 1 << 27
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 Fault = Literal["request", "load", "engine", "lost"]
+
+
+class PromptEmbeds(msgspec.Struct, kw_only=True):
+    """Rows that stand where a prompt's tokens would be embedded.
+
+    `rows` float32 [n, embed_size] lie, in order, at `places` int32 [n] of the prompt, whose ids there are NO_TOKEN.
+    """
+
+    rows: np.ndarray
+    places: np.ndarray
+
+    def between(self, start: int, end: int) -> PromptEmbeds:
+        """Those of the places `start` .. `end` - 1, as views."""
+        first, last = np.searchsorted(self.places, (start, end)).tolist()
+        return PromptEmbeds(rows=self.rows[first:last], places=self.places[first:last])
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):
@@ -23,7 +44,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     engine among owners. `salt`, `adapter_name` and `media_keys` enter the block hashes. A `replayed` request was
     admitted by an earlier engine: `output_ids` are the tokens that it had emitted, and `num_prompt_logprobs` the
     positions of the prompt whose log-probabilities it had reported. With `pooling` it ends with its prefill, and its
-    only output is `EngineOutput.pooled`.
+    only output is `EngineOutput.pooled`. `embeds` are the embeddings of tokens that have no id.
     """
 
     request_id: str
@@ -43,6 +64,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     num_prompt_logprobs: int = 0
     pooling: PoolingParams | None = None
     kv_transfer: dict[str, Any] | None = None
+    embeds: PromptEmbeds | None = None
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

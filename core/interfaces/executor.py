@@ -46,7 +46,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     `attention` names the backend of each KV group and spec, then of each spec of layers without a cache.
     `not_deterministic` says why no request may ask for `deterministic`; "" where each may. Up to `prefix_tile_rows`
     rows that share a prefix may read it together, 0 where none may; `prefix_costs` says what a layer loses and saves by
-    that.
+    that. `embed_size` is the length of a token's embedding, 0 where requests may not bring embeddings.
     """
 
     platform: str
@@ -55,6 +55,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, kw_only=True):
     not_deterministic: str = ""
     prefix_tile_rows: int = 0
     prefix_costs: PrefixCosts | None = None
+    embed_size: int = 0
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class ModelInputs:
     """The T tokens of a step, those of all requests one after the other, padding included.
 
     `positions` int64 [1, T] is the place of each token in its sequence; models whose tokens have more coordinates get
-    more rows. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T]. `segments` int64 [T] says of which
-    text of a pair each token is (0 or 1); None when no row holds a pair. `stage` are the tensors that the pipeline
-    stage before handed on, by the names in `Model.stage_tensors`; the first stage has none.
+    more rows. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T], with `given` bool [T] in the rows
+    that are true alone; the ids there are NO_TOKEN. `segments` int64 [T] says of which text of a pair each token is (0
+    or 1); None when no row holds a pair. `stage` are the tensors that the pipeline stage before handed on, by the names
+    in `Model.stage_tensors`; the first stage has none.
     """
 
     positions: Tensor
@@ -61,20 +63,23 @@ class ModelInputs:
     embeds: Tensor | None = None
     segments: Tensor | None = None
     stage: Mapping[str, Tensor] = field(default_factory=dict)
+    given: Tensor | None = None
 
     def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns what the first layer of this pipeline stage is given, [T, hidden_size].
 
-        That is `stage["hidden"]` in all stages but the first one, there `embeds` where given, else `embed(ids)`. Raises
-        `ValueError` without any of these.
+        That is `stage["hidden"]` in all stages but the first one, there `embeds` where given, else `embed(ids)`: what
+        is given is not scaled as `embed` may do. Raises `ValueError` without any of these.
         """
         if self.stage:
             return self.stage["hidden"]
-        if self.embeds is not None:
+        if self.embeds is not None and self.given is None:
             return self.embeds
         if self.ids is None:
             raise ValueError("a forward pass needs ids or embeds")
-        return embed(self.ids)
+        if self.embeds is None or self.given is None:
+            return embed(self.ids)
+        return torch.where(self.given[:, None], self.embeds, embed(self.ids.clamp(min=0)))
 
 
 @dataclass
@@ -117,6 +122,8 @@ class Model(nn.Module, ABC):
     segments: ClassVar[bool] = False
     #: whether `forward` reads values on the host, or branches by them, so that no step is captured
     needs_python: ClassVar[bool] = False
+    #: whether `forward` reads the ids of tokens beside their embeddings, so that no request may bring embeddings
+    needs_ids: bool = False
     #: whether `logits` treats all tokens alike behind its `Head`, so that ranks that divide the vocabulary may call it
     #: for their parts of it and draw from those. It counts in the class that defines `logits`: one that replaces it
     #: must say so again
@@ -134,6 +141,11 @@ class Model(nn.Module, ABC):
         self.running = setup.build.running
         #: which rank of how many holds it, and what else decides how its weights are kept; set once it is built
         self.share: Mapping[str, Any] = {}
+
+    @property
+    def embed_size(self) -> int:
+        """The length of the embedding of a token, as `ModelInputs.embedded` gives it."""
+        return int(self.config.hidden_size)
 
     @classmethod
     def supports(cls, architecture: str, config: Mapping[str, Any]) -> str | None:

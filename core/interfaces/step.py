@@ -15,6 +15,9 @@ import numpy as np
 from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
+#: What `StepPlan.extras` calls the embeddings of a step's tokens, a `PromptEmbeds` whose places are of the step.
+EMBEDS = "embeds"
+
 
 class PrefixCosts(msgspec.Struct, frozen=True):
     """What a layer loses and saves when it reads a prefix once for rows that share it.

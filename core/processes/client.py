@@ -286,4 +286,4 @@ class RemoteEngine:
 
 def _check_readable(request: EngineRequest) -> None:
     """Raises `ValueError` for fields of a wrong type, on which an engine would close the whole connection."""
-    decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[])), EngineRequest)
+    decode(encode(msgspec.structs.replace(request, prompt_ids=_NO_IDS, output_ids=[], embeds=None)), EngineRequest)

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from frame import RequestOutputKind
 from frame.interfaces import Content, Endpoint, EndpointSettings, OutputEvent, Serving
 
+from .chat_embeds import EmbeddedParts
 from .chat_messages import delta_of, message_for_template, whole_message
 from .json_response import json_response
 from .names import response_name
@@ -73,7 +74,9 @@ class _Chat:
         self._texts = TokenTexts(
             serving.text.token_bytes, body.return_tokens_as_token_ids or settings.return_tokens_as_token_ids
         )
-        self._messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
+        messages = [message_for_template(message.model_dump(exclude_unset=True)) for message in body.messages]
+        self._embeds = EmbeddedParts(messages)
+        self._messages = self._embeds.messages
         last = self._messages[-1]
         self._role = settings.response_role if body.add_generation_prompt else str(last["role"])
         self._turn = serving.text.turn(
@@ -110,7 +113,7 @@ class _Chat:
             output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
         )
         params = self._turn.constrain(params, chat.text)
-        prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
+        prompt = await self._embeds.prompt(chat, self._serving)
         if body.cache_salt is not None:
             prompt["cache_salt"] = body.cache_salt
         name = f"{self._name}-{uuid.uuid4().hex[:8]}"

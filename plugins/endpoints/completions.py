@@ -87,7 +87,8 @@ class _Completion:
             structured_outputs=body.constraint(),
             output_kind=kind,
         )
-        prompts = [await self._prompt(prompt) for prompt in body.prompts()]
+        prompts: list[dict[str, Any]] = [{"prompt_embeds": embeds, **self._salt()} for embeds in body.embeds()]
+        prompts += [await self._prompt(prompt) for prompt in body.prompts()]
         unique = uuid.uuid4().hex[:8]
         return merge(
             [
@@ -102,8 +103,11 @@ class _Completion:
             ]
         )
 
+    def _salt(self) -> dict[str, Any]:
+        return {} if self._body.cache_salt is None else {"cache_salt": self._body.cache_salt}
+
     async def _prompt(self, prompt: str | list[int]) -> dict[str, Any]:
-        fields: dict[str, Any] = {} if self._body.cache_salt is None else {"cache_salt": self._body.cache_salt}
+        fields = self._salt()
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt, **fields}
         if self._body.add_special_tokens is False:

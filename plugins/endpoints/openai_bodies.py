@@ -31,6 +31,8 @@ _MAX_LIST = 1 << 16  # a coarse bound; the configured one is usually far lower
 _MANY = Field(max_length=_MAX_LIST, fail_fast=True)
 _GRAMMAR = "send structured_outputs"
 
+#: Embeddings in base64; bounded by the size of the body as well.
+Embeds = Annotated[str, Field(min_length=1, max_length=1 << 28)]
 Object = dict[str, Any]  # free form: bounded by the size and depth of the body
 
 
@@ -114,15 +116,19 @@ class GenerationBody(SamplingFields):
 
 
 class CompletionBody(GenerationBody):
-    """`POST /v1/completions`. `prompt` is text, token ids, or a list of either."""
+    """`POST /v1/completions`. `prompt` is text, token ids, or a list of either.
+
+    `prompt_embeds` are further prompts, which come first: safetensors bytes as base64, one or a list. With them
+    `prompt` may be missing or empty.
+    """
 
     not_served: ClassVar[Mapping[str, str]] = {
         **GenerationBody.not_served,
         "suffix": "no supported model fills in text before a suffix",
-        "prompt_embeds": "prompts are text or token ids",
     }
 
-    prompt: Text | TokenIds | Annotated[list[Text], _MANY] | Annotated[list[TokenIds], _MANY]
+    prompt: Text | TokenIds | Annotated[list[Text], _MANY] | Annotated[list[TokenIds], _MANY] | None = None
+    prompt_embeds: Embeds | Annotated[list[Embeds], _MANY] | None = None
     max_tokens: int | None = Field(16, ge=0, le=MAX_INT)
     logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     best_of: int | None = Field(None, ge=1, le=MAX_INT)
@@ -130,7 +136,7 @@ class CompletionBody(GenerationBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def _check_prompt(cls, value: Any, info: ValidationInfo) -> Any:
-        return check_prompts(value, info)
+        return None if value is None else check_prompts(value, info)
 
     @field_validator("best_of")
     @classmethod
@@ -144,6 +150,10 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _check_together(self) -> CompletionBody:
+        if self.prompt_embeds is None and self.prompt is None:
+            raise ValueError("prompt must be text, token ids, or a non-empty list of either")
+        if self.prompt_embeds is not None and self.echo:
+            raise ValueError("echo is not for prompt_embeds, which have no text; leave it out")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError(f"best_of must be at least n {self.n or 1}, got {self.best_of}")
         if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
@@ -154,7 +164,9 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _bound_outputs(self, info: ValidationInfo) -> CompletionBody:
-        limits, num_prompts, num_each = limits_of(info), len(self.prompts()), self.best_of or self.n or 1
+        limits, num_each = limits_of(info), self.best_of or self.n or 1
+        num_prompts = len(self.embeds()) + len(self.prompts())
+        at_most(num_prompts, "max_prompts", info, "prompts")
         if limits is not None and num_prompts * num_each > limits.max_outputs:
             raise ValueError(
                 f"{num_prompts} prompts with {num_each} outputs each are {num_prompts * num_each} outputs; a request "
@@ -163,12 +175,19 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one or many."""
+        """The prompts that are text or ids, none, one or many."""
+        if self.prompt is None or (self.prompt == "" and self.prompt_embeds is not None):
+            return []
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
+
+    def embeds(self) -> list[str]:
+        """The prompts that are embeddings."""
+        given = self.prompt_embeds
+        return [] if given is None else [given] if isinstance(given, str) else given
 
 
 def check_prompts(value: Any, info: ValidationInfo, limit: str = "max_prompts") -> Any:

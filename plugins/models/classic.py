@@ -190,6 +190,7 @@ class ClassicDecoder(Model):
         super().__init__(setup, options)
         config, self.around = build.config, outline
         width = getattr(config, "word_embed_proj_dim", None) or config.hidden_size
+        self.width = width
         self.tokens = build.embedding(outline.tokens, config.vocab_size, width)
         self.places = places or NoPositions()
         self.layers = build.layers(
@@ -202,6 +203,10 @@ class ClassicDecoder(Model):
             )
         tied = self.tokens if config.tie_word_embeddings else None
         self.head = build.head(outline.head, width, config.vocab_size, tied=tied, bias=outline.head_bias)
+
+    @property
+    def embed_size(self) -> int:
+        return int(self.width)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """ids [T] → [T, hidden_size], without positions."""

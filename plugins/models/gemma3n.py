@@ -31,6 +31,7 @@ class Gemma3nForCausalLM(GemmaDecoder):
 
     # layers read what others keep, and the ids of tokens, which other pipeline stages do not have
     stage_tensors: ClassVar[Sequence[str]] = ()
+    needs_ids = True
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build, config = setup.build, getattr(setup.build.config, "complete", setup.build.config)
@@ -51,7 +52,7 @@ class Gemma3nForCausalLM(GemmaDecoder):
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
         hidden = inputs.embedded(self.embed)
-        if inputs.ids is None:
+        if inputs.ids is None or inputs.embeds is not None:
             raise ValueError("Gemma 3n needs the ids of tokens, not embeddings, for the embeddings of each layer")
         extra = self.per_layer(inputs.ids, hidden)
         streams = torch.stack([hidden, *(_as_large_as(hidden, split(hidden)) for split in self.splits)])

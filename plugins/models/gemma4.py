@@ -35,11 +35,12 @@ class Gemma4ForCausalLM(GemmaDecoder):
         parts = _Parts(build)
         super().__init__(setup, options, make_layer=parts.layer, partial=False)
         self.per_layer = PerLayerEmbedding(build) if config.hidden_size_per_layer_input else None
+        self.needs_ids = self.per_layer is not None
 
     def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
         hidden, extra = inputs.embedded(self.embed), None
         if self.per_layer is not None:
-            if inputs.ids is None:
+            if inputs.ids is None or inputs.embeds is not None:
                 raise ValueError("Gemma 4 with embeddings for each layer needs the ids of tokens, not embeddings")
             extra = self.per_layer(inputs.ids, hidden)
         kept: dict[str, Kept] = {}

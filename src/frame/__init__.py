@@ -40,7 +40,12 @@ if TYPE_CHECKING:
         ScoringOutput as ScoringOutput,
         ScoringRequestOutput as ScoringRequestOutput,
     )
-    from .offline.prompts import PromptType as PromptType, TextPrompt as TextPrompt, TokensPrompt as TokensPrompt
+    from .offline.prompts import (
+        EmbedsPrompt as EmbedsPrompt,
+        PromptType as PromptType,
+        TextPrompt as TextPrompt,
+        TokensPrompt as TokensPrompt,
+    )
     from .vllm_names.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
 
 #: Modules that are attributes of `frame` without an import of their own.

@@ -1,7 +1,8 @@
 """Chained hashes of blocks of token ids: equal in every process and on every machine.
 
 Every hash is over canonical msgpack of plain values. The root covers what decides a block's content besides the
-tokens; block i covers the hash before it and its own ids as little-endian int32. Knows no pool and no request.
+tokens; block i covers the hash before it and its own ids as little-endian int32, and the embeddings that stand in the
+place of some. Knows no pool and no request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from ...interfaces.engine import PromptEmbeds
 from ...interfaces.kv import KVLayout
 
 #: Enters every root, so that a change of the encoding can never match blocks kept by an older version.
@@ -61,7 +63,14 @@ class BlockHasher:
         facts = [ENCODING, content, self._layout.block_size, salt, adapter, list(media_keys), bool(deterministic)]
         return self._digest(self._encode(facts))
 
-    def extend(self, hashes: list[bytes], root: bytes, token_ids: array[int], num_blocks: int) -> None:
+    def extend(
+        self,
+        hashes: list[bytes],
+        root: bytes,
+        token_ids: array[int],
+        num_blocks: int,
+        embeds: PromptEmbeds | None = None,
+    ) -> None:
         """Appends the hashes of `token_ids`' blocks len(hashes) .. num_blocks - 1 to `hashes`."""
         size, digest, encode = self._layout.block_size, self._digest, self._encode
         parent = hashes[-1] if hashes else root
@@ -69,5 +78,8 @@ class BlockHasher:
             ids = token_ids[index * size : (index + 1) * size]
             if sys.byteorder == "big":
                 ids.byteswap()
-            parent = digest(encode((parent, ids.tobytes())))
+            facts = [parent, ids.tobytes()]
+            if embeds is not None and len(found := embeds.between(index * size, (index + 1) * size).rows):
+                facts.append(found.tobytes())
+            parent = digest(encode(facts))
             hashes.append(parent)

@@ -124,7 +124,7 @@ class KVCache:
         """At least the first `count` hashes of known tokens; computed once."""
         cache = request.cache
         if len(cache.hashes) < count:
-            self.hasher.extend(cache.hashes, cache.root, request.token_ids, count)
+            self.hasher.extend(cache.hashes, cache.root, request.token_ids, count, request.source.embeds)
         return cache.hashes
 
     def admit(self, request: Request, hit: PrefixHit, num_computed: int, total: int, *, reserve: int = 0) -> bool:

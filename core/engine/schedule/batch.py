@@ -31,6 +31,7 @@ class Batch:
         self.constrained: set[int] = set()
         self.deterministic: set[int] = set()
         self.pools: set[int] = set()
+        self.embedded: set[int] = set()  # slots of requests that bring embeddings
         self.owners: list[Request | None] = [None] * num_slots
         self._order: dict[int, Request] = {}
         self._order_array: np.ndarray | None = None
@@ -75,6 +76,8 @@ class Batch:
             self.deterministic.add(slot)
         if request.pools:
             self.pools.add(slot)
+        if request.source.embeds is not None:
+            self.embedded.add(slot)
         self.prefixes.enter(slot, [request.cache.blocks[group] for group in self.prefixes.groups])
         self.owners[slot] = request
         self._order[slot] = request
@@ -96,6 +99,7 @@ class Batch:
         self.constrained.discard(slot)
         self.deterministic.discard(slot)
         self.pools.discard(slot)
+        self.embedded.discard(slot)
         self.prefixes.leave(slot)
         request.batch, request.slot = None, -1
         request.share.num_running -= 1

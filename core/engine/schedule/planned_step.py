@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...interfaces.step import BlockAppend, NewRequest, StepPlan
+from ...interfaces.engine import PromptEmbeds
+from ...interfaces.step import EMBEDS, BlockAppend, NewRequest, StepPlan
+from ...interfaces.wire import encode
 from ..cache.checkpoints import Publication
 from ..cache.kv_cache import KVCache
 from ..request import Request
@@ -15,6 +17,20 @@ from .batch import Batch
 
 _NO_SLOTS = np.zeros(0, np.int32)
 _NO_SLOTS.flags.writeable = False
+
+
+def _embeds(plan: StepPlan, requests: Sequence[Request | None]) -> dict[str, bytes]:
+    """The embeddings of tokens that a step computes, at their places among its tokens; empty without any."""
+    found, start = list[PromptEmbeds](), 0
+    for request, first, count in zip(requests, plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True):
+        if request is not None and (embeds := request.source.embeds) is not None:
+            own = embeds.between(first, first + count)
+            found.append(PromptEmbeds(rows=own.rows, places=own.places + (start - first)))
+        start += count
+    if not any(len(one.places) for one in found):
+        return {}
+    rows, places = (np.concatenate([getattr(one, name) for one in found]) for name in ("rows", "places"))
+    return {EMBEDS: encode(PromptEmbeds(rows=rows, places=places))}
 
 
 @dataclass
@@ -124,6 +140,8 @@ class StepDraft:
             finished_ids=finished_ids,
             deterministic=bool(batch.deterministic) and not batch.deterministic.isdisjoint(slots.tolist()),
         )
+        if batch.embedded:
+            plan.extras = _embeds(plan, requests)
         batch.num_computed[slots] = after
         batch.num_planned[slots] = planned + samples
         batch.slots.launch(slots)

@@ -99,7 +99,8 @@ class ProcessorSlots:
         self.remove(slot)
         if not (self._loaded or request.params.logits_processors):
             return needs
-        prompt_ids: list[int] = request.token_ids[: request.prompt_len].tolist()
+        prompt = request.token_ids[: request.prompt_len]
+        prompt_ids: list[int] = prompt[prompt >= 0].tolist()  # those that are not given by embeddings
         output_ids: list[int] = request.token_ids[request.prompt_len :].tolist()
         self._outputs[slot] = output_ids
         for index, processor in enumerate(self._processors):

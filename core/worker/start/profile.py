@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,9 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     shape, names = (num_tokens, loaded.build.config.hidden_size), () if stage.first else loaded.model.stage_tensors
     given = {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
     inputs = ModelInputs(positions[None], ids, stage=given)
+    if config.model.enable_prompt_embeds and stage.first:
+        rows = torch.zeros((num_tokens, loaded.model.embed_size), dtype=dtype, device=device)
+        inputs = replace(inputs, embeds=own_tokens(rows, ranks), given=own_tokens(rows[:, 0] > 0, ranks))
     step = loaded.model.running.step = ForwardStep(plans=plans, batches=[row] * len(plans))
     hidden = ranks.all_gather(loaded.model(inputs, step), 0)
     if checkpoint.pooling is not None or not stage.last:

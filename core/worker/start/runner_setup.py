@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...interfaces.connector import ConnectorWorker
+from ...interfaces.engine import MAX_EMBEDS_BYTES
 from ...interfaces.kv import KVLayout
 from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
@@ -20,6 +21,7 @@ from ..sample.sampler import Sampler
 from ..sample.shards import vocabulary_of
 from ..step.handover import OwnTokens, PipelineStage, WholeModel
 from ..step.prefix_tiles import PrefixTiles
+from ..step.prompt_embeds import NoPromptEmbeds, PromptEmbeds
 from ..step.request_state import RequestTables
 from ..step.runner import Runner
 from ..step.speculation import make_speculation
@@ -74,7 +76,38 @@ def make_runner(
         prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
         stage=_stage(opened, model, device, tables),
         lockstep=lockstep_of(opened.groups.data, steps.shapes, opened.collectives.count),
+        embeds=_embeds(opened, model, device),
     )
+
+
+def embed_size(opened: OpenDevice, model: Model) -> int:
+    """The length of embeddings that requests may bring, 0 where they may not.
+
+    Raises `ValueError` where the model or the size of steps is not for that.
+    """
+    config = opened.config
+    if not config.model.enable_prompt_embeds:
+        return 0
+    name = opened.checkpoint.architecture
+    if opened.checkpoint.pooling is not None:
+        raise ValueError(f"enable_prompt_embeds is for engines that generate, and {name} is served to pool")
+    if model.needs_ids:
+        raise ValueError(f"enable_prompt_embeds is not for {name}: it reads the ids of tokens beside their embeddings")
+    num_bytes = 4 * config.scheduler.max_num_batched_tokens * model.embed_size
+    if num_bytes > MAX_EMBEDS_BYTES:
+        raise ValueError(
+            f"enable_prompt_embeds: the embeddings of a step of max_num_batched_tokens "
+            f"{config.scheduler.max_num_batched_tokens} take {num_bytes} bytes, at most {MAX_EMBEDS_BYTES} are sent; "
+            f"lower it to {MAX_EMBEDS_BYTES // 4 // model.embed_size}"
+        )
+    return model.embed_size
+
+
+def _embeds(opened: OpenDevice, model: Model, device: Device) -> NoPromptEmbeds:
+    if not opened.config.model.enable_prompt_embeds or opened.groups.pipeline.rank > 0:
+        return NoPromptEmbeds()
+    max_tokens = opened.config.scheduler.max_num_batched_tokens
+    return PromptEmbeds(device, max_tokens, model.embed_size, getattr(torch, opened.dtype))
 
 
 def _stage(opened: OpenDevice, model: Model, device: Device, tables: RequestTables) -> WholeModel:

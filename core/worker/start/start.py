@@ -31,7 +31,7 @@ from .model_loading import LoadedModel, compiled, load_model, room_before
 from .numerics import block_numerics
 from .open_device import OpenDevice, open_device
 from .profile import profile_step
-from .runner_setup import make_runner
+from .runner_setup import embed_size, make_runner
 from .trial_steps import TrialSteps, against_capture, rehearse
 
 logger = logging.getLogger("frame.worker")
@@ -91,6 +91,7 @@ class WorkerStart:
         parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
         loaded = self._timed("weights", lambda: load_model(*parts, before))
         weights = loaded.model
+        num_embedded = embed_size(opened, weights)
         memory.claim("weights", list(weights.parameters()))
         balance = make_balance(opened, weights, loaded.maps)
         loaded = compiled(loaded, opened.steps)
@@ -104,6 +105,7 @@ class WorkerStart:
             not_deterministic=chosen.not_deterministic or opened.not_deterministic,
             prefix_tile_rows=bound.prefix_tile_rows,
             prefix_costs=bound.prefix_costs,
+            embed_size=num_embedded,
         )
         self._loaded = _Loaded(opened, weights, loaded, chosen, described, balance)
         return WorkerFacts(

@@ -6,7 +6,7 @@ Knows no plan of a step and no sampling.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from ...layers.cached import CachedLayer, Planner
 from ...ops.step import StepBuffers
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
+from .prompt_embeds import NoPromptEmbeds
 from .step_inputs import StepInputs
 
 
@@ -24,7 +25,8 @@ class ForwardPass:
     """Implements `Forward` for inputs in the runner's buffers; `planners[i]` plans for number i of `inputs.batches()`.
 
     `segments` says which text of a pair each token is of, once the positions are there. `stage` is this pipeline stage.
-    `tokens_per_rank` are the tokens of each data rank, () where all have as many.
+    `embeds` are embeddings in the place of tokens. `tokens_per_rank` are the tokens of each data rank, () where all
+    have as many.
     """
 
     model: Model
@@ -33,6 +35,7 @@ class ForwardPass:
     hooks: LayerHooks
     segments: Callable[[], Tensor | None]
     stage: WholeModel
+    embeds: NoPromptEmbeds
     tokens_per_rank: tuple[int, ...] = ()
 
     def step(self) -> ForwardStep:
@@ -49,6 +52,8 @@ class ForwardPass:
         if (segments := self.segments()) is not None:
             segments = stage.own(segments)
         inputs = ModelInputs(positions[None], ids, segments=segments, stage=stage.given(num_tokens))
+        if (given := self.embeds.given(num_tokens)) is not None:
+            inputs = replace(inputs, embeds=stage.own(given[0]), given=stage.own(given[1]))
         return stage.packed(self.model(inputs, step), num_tokens)
 
 

@@ -39,6 +39,7 @@ from ..sample.shards import Rows
 from .forward_pass import CapturedInputs, ForwardPass
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
+from .prompt_embeds import NoPromptEmbeds
 from .request_state import RequestTables
 from .speculation import NoSpeculation
 from .step_handle import PendingStep, joined
@@ -73,6 +74,7 @@ class Runner:
         prefixes: PrefixTiles,
         stage: WholeModel,
         lockstep: Alone,
+        embeds: NoPromptEmbeds,
     ) -> None:
         self.device = device
         self.model = model
@@ -96,10 +98,11 @@ class Runner:
         self.pooling = pooling
         self.stage = stage
         self.lockstep = lockstep
+        self.embeds = embeds
         self.balance = NoBalance()
         self.rows = Rows(model, sampler.vocabulary)
         self.plain_draw = PlainDraw(device, self.rows, sampler, tables.token_ids, buffers)
-        others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory()}
+        others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory(), **embeds.memory()}
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.captured_inputs = CapturedInputs(model, buffers, prefixes, others)
         # each keeps state by slot and hears of requests that leave and come, in this order
@@ -196,6 +199,7 @@ class Runner:
         self.tables.apply_staged_writes()
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
+        self.embeds.write(plan)
         return self.inputs.build(plan, shape) if len(plan.slots) else None
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -217,7 +221,7 @@ class Runner:
         if graphs.checks_inputs and graphs.captures(shape, "forward"):
             self.captured_inputs.check(shape)
         ranks = shape.tokens_per_rank
-        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage, ranks)
+        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage, self.embeds, ranks)
         return graphs.run(shape, "forward", forward)
 
     def _serve_peers(self, shape: StepShape) -> None:

@@ -106,7 +106,8 @@ class Wrapped(Model):
         positions = inputs.positions[:1] + self._first if self._first else inputs.positions[:1]
         given: dict[str, Any] = {**self._arguments, "position_ids": positions, **more}
         if inputs.embeds is not None:
-            given["inputs_embeds"] = inputs.embeds[None]
+            embed: Any = self.base.get_input_embeddings
+            given["inputs_embeds"] = inputs.embedded(embed())[None]
         elif inputs.ids is not None:
             given["input_ids"] = inputs.ids[None].long()
         out: Tensor = self.base(**given)[0]

@@ -78,6 +78,7 @@ class RecomputedDecoder(WrappedDecoder):
     """A causal class of any kind, on one rank."""
 
     needs_python: ClassVar[bool] = True
+    needs_ids = True
     message: ClassVar[str] = (
         "model: %s of transformers, computed anew from a request's first token in each step, since frame's attention "
         "cannot serve it"

@@ -139,6 +139,8 @@ class LLM(PoolingCalls):
         searches = []
         for prompt in as_prompts(prompts):
             parsed = parse_prompt(prompt)
+            if parsed.embeds is not None:
+                raise InvalidRequest("beam search takes no prompt_embeds; give text or token ids", "prompt_embeds")
             ids = parsed.ids if parsed.token_ids is not None else front.source.get().encode(parsed.text or "")
             beams = [BeamSearchSequence(ids)]
             searches.append(BeamSearch(params, len(ids), frozenset(front.eos_token_ids), beams))

@@ -26,7 +26,20 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType: TypeAlias = str | TextPrompt | TokensPrompt | Sequence[int]
+class EmbedsPrompt(TypedDict):
+    """Embeddings [n, hidden size] of float32, float16 or bfloat16 in the place of tokens.
+
+    They are what the model's first layer gets: a model that scales its embeddings does not scale these. Where there are
+    `prompt_token_ids`, each -1 among them stands for all rows of the next of several tensors. `prompt` is only echoed.
+    """
+
+    prompt_embeds: Any
+    prompt_token_ids: NotRequired[Sequence[int]]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptType: TypeAlias = str | TextPrompt | TokensPrompt | EmbedsPrompt | Sequence[int]
 
 
 def as_prompts(prompts: Any) -> list[Any]:

@@ -101,6 +101,8 @@ def _beginnings(request: EngineRequest) -> Iterator[tuple[int, int]]:
         step *= 2
     root = repr((request.salt, request.adapter_name, request.media_keys)).encode()
     digest = hashlib.blake2b(root, digest_size=8)
+    if request.embeds is not None:
+        digest.update(np.ascontiguousarray(request.embeds.rows).data)
     for end in range(step, len(ids) + 1, step):
         digest.update(ids[end - step : end].astype(np.int32, copy=False).tobytes())
         yield end, int.from_bytes(digest.copy().digest(), "little")

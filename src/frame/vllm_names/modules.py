@@ -65,7 +65,7 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         )
     },
     "logprobs": {"Logprob": "frame:Logprob"},
-    "inputs": {name: f"frame:{name}" for name in ("PromptType", "TextPrompt", "TokensPrompt")},
+    "inputs": {name: f"frame:{name}" for name in ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt")},
     "engine.arg_utils": _ARGUMENTS,
     "engine.llm_engine": _ENGINES,
     "engine.async_llm_engine": _ASYNC,

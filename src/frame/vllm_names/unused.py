@@ -109,7 +109,6 @@ _MODEL = {
     **_only("give --dtype, which attention has too", override_attention_dtype=""),
     **_only('give hf_overrides={"rope_parameters": …} instead', rope_scaling={}, rope_theta=()),
     **_only("give --logits-processors", logits_processor_pattern="", io_processor_plugin=""),
-    **_switches("prompts are text or token ids", "enable_prompt_embeds"),
     **_switches("give --max-model-len instead", "disable_sliding_window"),
     **_switches("noise is drawn in 32 bits on every platform, so that draws are equal", "use_fp64_gumbel"),
     **_only("the budget of reasoning is not bounded", reasoning_config={}),
