@@ -5,6 +5,7 @@ The entry point `defaults` in pyproject.toml names this module. Importing it imp
 
 from __future__ import annotations
 
+from .adapters import frame_adapter_resolvers, frame_adapters
 from .attention import frame_attention_backends
 from .balancers import frame_expert_balancers
 from .commands import frame_commands
@@ -27,6 +28,8 @@ from .speculators import frame_speculators
 from .tokenizers import frame_tokenizers
 
 __all__ = [
+    "frame_adapter_resolvers",
+    "frame_adapters",
     "frame_attention_backends",
     "frame_commands",
     "frame_endpoints",

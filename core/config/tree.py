@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError
 
+from .adapters import AdapterConfig
 from .data_parallel import MOST_RANKS, DataParallelConfig
 from .errors import ConfigError
 from .expert_balance import ExpertBalanceConfig
@@ -274,6 +275,7 @@ class FrameConfig(Section):
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
     transfer: TransferConfig = TransferConfig()
+    adapters: AdapterConfig = AdapterConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     server: ServerConfig = ServerConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
@@ -287,6 +289,8 @@ class FrameConfig(Section):
                 "data_parallel_size, data_parallel_size_local, data_parallel_start_rank, data_parallel_address and "
                 "data_parallel_secret_file"
             )
+        if self.adapters.enable_lora and executor.prefill_context_parallel_size > 1:
+            yield "enable_lora with prefill_context_parallel_size: devices that divide tokens serve no adapters"
         if self.expert_balance.enable_eplb:
             if not executor.enable_expert_parallel:
                 yield "enable_eplb moves whole experts between devices, which needs enable_expert_parallel"

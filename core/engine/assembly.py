@@ -147,6 +147,7 @@ class EngineStart:
                 compiler=compiler,
                 prefix_tile_rows=info.prefix_tile_rows,
                 prefix_costs=info.prefix_costs,
+                call=executor.call,
             )
             engine = Engine(
                 scheduler=scheduler,

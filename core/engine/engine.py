@@ -123,6 +123,8 @@ class Engine:
         """Launches what can be launched and answers the oldest step; [] when nothing is left to do."""
         start = time.perf_counter()
         self._late += self.scheduler.constraints.admit()
+        if self.scheduler.adapters.has_failed:
+            self._late += self.scheduler.end_unread()
         answered = self._launch()
         outputs, self._late = self._late, []
         if self._in_flight and not answered:
@@ -134,6 +136,8 @@ class Engine:
         elif not (self._in_flight or outputs):
             if self.scheduler.quarantine.active:
                 time.sleep(IDLE_SECONDS)  # suspects wait for their trial
+            elif self.scheduler.adapters.is_reading:
+                time.sleep(IDLE_SECONDS)
             else:
                 self.scheduler.constraints.wait(GRAMMAR_SECONDS)
         if self._suspected and not self.scheduler.quarantine.active:
@@ -172,6 +176,10 @@ class Engine:
             "is_sleeping": lambda: self._pause.asleep,
             "update_weights": self._update_weights,
             "begin_wave": self.begin_wave,
+            "load_adapter": self.scheduler.adapters.load,
+            "unload_adapter": self.scheduler.adapters.unload,
+            "pin_adapter": self.scheduler.adapters.pin,
+            "list_adapters": self.scheduler.adapters.list,
             "reset_prefix_cache": self._reset_prefix_cache,
             "start_profile": lambda **options: self.executor.call(method, options)[0],
             "stop_profile": lambda **options: self.executor.call(method, options)[0],
@@ -213,6 +221,7 @@ class Engine:
         if not self._pause.asleep:
             return
         self.executor.call("wake_up", {"tags": list(tags)})
+        self.scheduler.adapters.lose()
         self._pause.wake(tags)
 
     def _update_weights(self, **source: Any) -> None:

@@ -15,6 +15,7 @@ from ..interfaces.step import NewRequest
 from .schedule.turns import Share
 
 if TYPE_CHECKING:
+    from .adapters import Adapter
     from .grammar.progress import GrammarProgress
     from .schedule.batch import Batch
 
@@ -147,8 +148,17 @@ class Request:
     answered yet are counted by the batch alone. `max_len` is the most tokens of prompt and output together.
     """
 
-    def __init__(self, source: EngineRequest, *, sequence: int, max_len: int, num_groups: int, root: bytes) -> None:
-        self.source = source
+    def __init__(
+        self,
+        source: EngineRequest,
+        *,
+        sequence: int,
+        max_len: int,
+        num_groups: int,
+        root: bytes,
+        adapter: Adapter | None = None,
+    ) -> None:
+        self.source, self.adapter = source, adapter
         self.request_id = source.request_id
         self.params = source.params
         self.pools = source.pooling is not None  # it ends with its prefill, without a token
@@ -203,8 +213,8 @@ class Request:
         pooling = self.source.pooling
         return self.params.prompt_logprobs is None and (pooling is None or pooling.reads_cache)
 
-    def to_new_request(self, slot: int, num_computed: int) -> NewRequest:
-        """What the worker needs to take the request into `slot`."""
+    def to_new_request(self, slot: int, num_computed: int, adapter: int = 0) -> NewRequest:
+        """What the worker needs to take the request into `slot`, with the adapter in the slot `adapter` of adapters."""
         source = self.source
         return NewRequest(
             slot=slot,
@@ -217,4 +227,5 @@ class Request:
             seed=source.seed,
             eos_token_ids=source.eos_token_ids,
             pooling=source.pooling,
+            adapter=adapter,
         )

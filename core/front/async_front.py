@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
+from ..interfaces.adapters import AdapterSource
 from ..interfaces.client import EngineClient, EngineDeadError
 from ..interfaces.engine import EngineOutput, Fault
 from ..interfaces.pooling_params import PoolingParams
@@ -72,6 +73,7 @@ class AsyncFront:
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
         owner: str = "",
+        adapter: AdapterSource | None = None,
     ) -> AsyncGenerator[Any, None]:
         """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
 
@@ -79,6 +81,7 @@ class AsyncFront:
         the request. Raises `InvalidRequest` for a request that cannot be served, `EngineDeadError` when there is no
         engine and none will be started; when the engine dies, the stream goes on with the next one, or ends with
         finish_reason "error" when there is none. With scheduling_policy "fair" each `owner` gets an equal share.
+        `adapter` is loaded, by `load_adapter`.
         """
         if self._stopped:
             raise EngineDeadError("the engine was shut down")
@@ -88,7 +91,7 @@ class AsyncFront:
         if parsed.token_ids is None:
             parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
         requests = self.front.submit(
-            request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner
+            request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner, adapter=adapter
         )
         collector = Collector(params.output_kind == RequestOutputKind.DELTA)
         self._collectors[request_id] = collector

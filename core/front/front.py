@@ -15,6 +15,7 @@ import msgspec
 
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
+from ..interfaces.adapters import AdapterSource
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest
 from ..interfaces.pooling_params import PoolingParams
@@ -81,8 +82,9 @@ class Front:
         priority: int = 0,
         kv_transfer: dict[str, Any] | None = None,
         owner: str = "",
+        adapter: AdapterSource | None = None,
     ) -> list[EngineRequest]:
-        """Admits a request of `owner` and opens its record; returns what the engine must run.
+        """Admits a request of `owner`, with an `adapter` that is loaded; opens its record, returns what is to be run.
 
         Raises `InvalidRequest`, and then nothing is kept.
         """
@@ -104,6 +106,7 @@ class Front:
             self._sequences[sequence.request.request_id] = record, sequence
         for request in record.requests:
             request.priority, request.kv_transfer, request.owner = priority, kv_transfer, owner
+            request.adapter = adapter
         return record.requests
 
     def require(self, task: str) -> None:

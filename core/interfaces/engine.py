@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from .adapters import AdapterSource
 from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 from .step import LogprobRows
@@ -41,8 +42,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
 
     `seed` is drawn by the front when the caller gave none. `eos_token_ids` end the output unless `ignore_eos`.
     `arrival` is in seconds of `time.time`. `owner` names whose request it is, for scheduling policies that divide the
-    engine among owners. `salt`, `adapter_name` and `media_keys` enter the block hashes. A `replayed` request was
-    admitted by an earlier engine: `output_ids` are the tokens that it had emitted, and `num_prompt_logprobs` the
+    engine among owners. `salt`, the content of `adapter` and `media_keys` enter the block hashes. A `replayed` request
+    was admitted by an earlier engine: `output_ids` are the tokens that it had emitted, and `num_prompt_logprobs` the
     positions of the prompt whose log-probabilities it had reported. With `pooling` it ends with its prefill, and its
     only output is `EngineOutput.pooled`. `embeds` are the embeddings of tokens that have no id.
     """
@@ -57,7 +58,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     owner: str = ""
     salt: str | None = None
-    adapter_name: str | None = None
+    adapter: AdapterSource | None = None
     media_keys: list[str] = []
     replayed: bool = False
     output_ids: list[int] = []
@@ -94,6 +95,14 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     kv_transfer: dict[str, Any] | None = None
 
 
+class AdapterCounts(msgspec.Struct, kw_only=True):
+    """Requests of one adapter: those that run and wait now, and all that were ever added."""
+
+    running: int = 0
+    waiting: int = 0
+    added: int = 0
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
@@ -103,9 +112,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     checked `num_drafts` times: `num_draft_tokens` tokens, of which `num_accepted_tokens` were right;
     `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
     finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name.
-    The numbers of experts are those of an `ExpertReport`, of all engines that share experts.
-    Of several engines (data ranks) they are the sums, and `ranks` has those of each: its `rank`, and in `problem` why
-    it does not serve, None where it does; an engine that does not answer counts with its last ones.
+    `adapters` counts the requests of each adapter, by its name. The numbers of experts are those of an `ExpertReport`,
+    of all engines that share experts. Of several engines (data ranks) they are the sums, and `ranks` has those of each:
+    its `rank`, and in `problem` why it does not serve, None where it does; an engine that does not answer counts with
+    its last ones.
     """
 
     running: int = 0
@@ -130,6 +140,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     expert_balancedness: float = 1.0
     num_expert_placements: int = 0
     num_expert_copies: int = 0
+    adapters: dict[str, AdapterCounts] = {}
     rank: int = 0
     problem: str | None = None
     ranks: list[EngineStats] = []

@@ -35,8 +35,9 @@ class StepShape:
     `padded_tokens` and `padded_rows` are at least the plan's numbers of tokens and rows. `padded_samples`: rows that
     the draw takes; 0 for as many as sample. `max_query_len`: the most tokens that one row computes in this step.
     `max_seq_len`: the most tokens that one row has after it; 0 for as many as a request may have. `deterministic`: the
-    step runs on invariant ops. `shared`: its rows read prefixes that they share once for many of them. Where data ranks
-    share experts, `tokens_per_rank` are the padded tokens of each; () where all run at this shape.
+    step runs on invariant ops. `shared`: its rows read prefixes that they share once for many of them. `adapted`: some
+    may have an adapter. Where data ranks share experts, `tokens_per_rank` are the padded tokens of each; () where all
+    run at this shape.
     """
 
     padded_tokens: int
@@ -46,6 +47,7 @@ class StepShape:
     max_seq_len: int = 0
     deterministic: bool = False
     shared: bool = False
+    adapted: bool = False
     tokens_per_rank: tuple[int, ...] = ()
 
 
@@ -108,6 +110,7 @@ class AnyShape(Shapes):
             max_seq_len=int((plan.num_computed + plan.num_scheduled).max()),
             deterministic=plan.deterministic,
             shared=bool(plan.prefixes),
+            adapted=plan.adapted,
         )
 
 

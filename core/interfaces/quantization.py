@@ -112,6 +112,8 @@ class LinearMethod(ABC):
 
     #: whether `begin_load` takes memory that `finish_load` frees: such layers are loaded one after the other
     stages: ClassVar[bool] = False
+    #: whether the products of a step may be asked for some tokens at a time
+    takes_parts: bool = True
 
     @abstractmethod
     def create(self, layer: Any) -> list[WeightSlot]:

@@ -66,12 +66,14 @@ class PlatformSetup(EngineSetup):
 
     With `enforce_eager` no step may be captured. `shares_prefixes`: steps may read a prefix that rows share once for
     many of them. `num_threads`: threads that the host may compute with; None for as many as suit the platform.
+    `serves_adapters`: steps may be `adapted`.
     """
 
     placement: Placement
     enforce_eager: bool = False
     shares_prefixes: bool = False
     num_threads: int | None = None
+    serves_adapters: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,30 @@ class QuantizationSetup(Setup):
     quantization_config: Mapping[str, Any] | None = None
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     renames: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSetup(Setup):
+    """For `Adapters`, once per worker: the most adapters of a step, their highest rank, and the most tokens of a step.
+
+    `renames` are those of the model; `base_model` is its name, for a warning about adapters of another one.
+    """
+
+    max_adapters: int
+    max_rank: int
+    max_num_tokens: int
+    device: torch.device
+    dtype: torch.dtype
+    ops: Ops
+    renames: Sequence[tuple[str, str]] = ()
+    base_model: str = ""
+
+
+@dataclass(frozen=True)
+class AdapterResolverSetup(Setup):
+    """For `AdapterResolver`, in each API process: the first name of the model that is served."""
+
+    base_model: str = ""
 
 
 @dataclass(frozen=True)

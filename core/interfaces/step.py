@@ -12,6 +12,7 @@ import struct
 import msgspec
 import numpy as np
 
+from .adapters import AdapterLoad
 from .pooling_params import PoolingParams
 from .sampling import SamplingParams
 
@@ -46,7 +47,8 @@ class NewRequest(msgspec.Struct, kw_only=True):
     `prompt_len` counts the user's prompt; `token_ids` [prefill_len] are the tokens to prefill now: the prompt and
     what was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
     are the blocks of KV group g, in order. `seed` is never missing: drawn at admission when the caller gave none.
-    A request with `pooling` yields a pooled row at the end of its prefill, and never a token.
+    A request with `pooling` yields a pooled row at the end of its prefill, and never a token. `adapter` is the slot of
+    its adapter, 0 for none.
     """
 
     slot: int
@@ -59,6 +61,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     seed: int
     eos_token_ids: list[int] = []
     pooling: PoolingParams | None = None
+    adapter: int = 0
 
 
 class BlockAppend(msgspec.Struct, kw_only=True):
@@ -88,14 +91,15 @@ class PrefixRows(msgspec.Struct, kw_only=True):
 class StepPlan(msgspec.Struct, kw_only=True):
     """What one step does, in the order in which the worker applies it.
 
-    `removed_slots` leave first (finished or preempted), `added` enter, `appends` extend block tables; then, for the
-    B rows of the batch: `slots` [B], `num_scheduled` [B] tokens to compute, `num_computed` [B] tokens already in the
+    `removed_slots` leave first (finished or preempted), `added` enter, `appends` extend block tables; then, for the B
+    rows of the batch: `slots` [B], `num_scheduled` [B] tokens to compute, `num_computed` [B] tokens already in the
     cache (exact without drafts, else an upper bound), `samples` bool [B]: whether the row yields a token (its last
     prefill token is part of the step), `num_drafts` [B] draft tokens among the scheduled ones. A plan without rows
     still applies the state changes and lets connectors progress. `extras` carries one message per collaborator.
     `prefixes` are rows of one token that attend to the same first tokens, where reading those once is worth it.
-    `copies` are made one after the other before the forward pass, also by a plan without rows.
-    With `capture` the worker captures a CUDA graph of one more shape after this step; all ranks do so together.
+    `adapters` are loaded before all else; `adapted` says whether some row has one. `copies` are made one after the
+    other before the forward pass, also by a plan without rows. With `capture` the worker captures a CUDA graph of one
+    more shape after this step; all ranks do so together.
     """
 
     step: int
@@ -112,6 +116,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     prefixes: list[PrefixRows] = []
     copies: list[BlockCopy] = []
     capture: bool = False
+    adapters: list[AdapterLoad] = []
+    adapted: bool = False
     extras: dict[str, bytes] = {}
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..interfaces.adapters import NoAdapters
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.collectives import Groups, SingleGroup
 from ..interfaces.experts import ExpertExchange, ExpertSpec
@@ -267,7 +268,10 @@ class Build:
             top_k=top_k,
             deterministic=self.deterministic,
         )
+        adapted = self.methods
+        self.methods = replace(adapted, adapters=NoAdapters())  # it is multiplied with others once, as it is loaded
         linear = self.linear(f"{prefix}.{up}", rank, num_heads * (nope_dim + value_dim), shard="column")
+        self.methods = adapted
         return LatentAttention(self, prefix, spec, linear)
 
     def sparse_index(self, prefix: str, num_heads: int, head_dim: int, *, top_k: int, scale: float) -> SparseIndex:

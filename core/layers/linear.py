@@ -125,7 +125,7 @@ class RowLinear(LinearShard):
         return y if self.bias is None else y + self.bias
 
     def _parts(self, x: Tensor) -> list[slice]:
-        if x.dim() != 2 or self.ops.invariant or not self.begins:
+        if x.dim() != 2 or self.ops.invariant or not (self.begins and self.method.takes_parts):
             return []
         return self.group.parts_of(len(x), self.spec.out_features * x.dtype.itemsize, x.shape[1])
 

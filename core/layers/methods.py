@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..interfaces.adapters import Adapters, NoAdapters
 from ..interfaces.attention import AttentionSpec
 from ..interfaces.experts import ExpertMethod, ExpertSpec
 from ..interfaces.quantization import (
@@ -82,15 +83,18 @@ class PlainEmbedding(EmbeddingMethod):
 class Methods:
     """Asks the format of a model for the method of each layer, and gives the plain one where it has none.
 
-    With `kv_is_set` the user has said in what type the KV cache is, so that the format is not asked.
+    The linear layers that do not need exact results may have adapters around their methods. With `kv_is_set` the user
+    has said in what type the KV cache is, so that the format is not asked.
     """
 
     quantization: Quantization = field(default_factory=Unquantized)
     kv_is_set: bool = False
+    adapters: Adapters = field(default_factory=NoAdapters)
 
     def linear(self, spec: LinearSpec) -> LinearMethod:
         """The method of a linear layer."""
-        return self.quantization.linear(spec.prefix, spec) or PlainLinear()
+        inner = self.quantization.linear(spec.prefix, spec) or PlainLinear()
+        return inner if spec.exact else self.adapters.linear(spec.prefix, spec, inner)
 
     def embedding(self, prefix: str, spec: EmbeddingSpec) -> EmbeddingMethod:
         """The method of an embedding or head."""

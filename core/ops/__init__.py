@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from . import attention, layers, logits, quantized, sampling, states, step
+from . import adapters, attention, layers, logits, quantized, sampling, states, step
 from .layers import Norm
 
 
@@ -93,6 +93,10 @@ class Ops:
     route = staticmethod(layers.route)
     place_experts = staticmethod(layers.place_experts)
     fused_experts = staticmethod(layers.fused_experts)
+    # adapters
+    group_slots = staticmethod(adapters.group_slots)
+    add_adapters = staticmethod(adapters.add_adapters)
+    spread_slots = staticmethod(adapters.spread_slots)
     # states
     copy_blocks = staticmethod(states.copy_blocks)
     causal_conv = staticmethod(states.causal_conv)

@@ -57,6 +57,11 @@ KINDS = {
     #: A worker builds the one that `--quantization` or the checkpoint's quantization_config names before it builds the
     #: model; it lives as long as the model is built.
     "quantization": Kind("frame_quantizations", "quantization", "quantization:Quantization"),
+    #: A worker whose model serves adapters builds one before the model; it lives as long as the model is built.
+    "adapters": Kind("frame_adapters", "adapter plugin", "adapters:Adapters"),
+    #: Each API process that is to find adapters by name builds the one that the configuration names; it lives as long
+    #: as the process.
+    "adapter-resolver": Kind("frame_adapter_resolvers", "adapter resolver", "adapters:AdapterResolver"),
     #: A worker builds the one that the configuration names when the KV cache exists; it lives as long as the worker.
     "speculator": Kind("frame_speculators", "speculator", "speculator:Speculator"),
     #: Each worker builds the one that the configuration names when the KV cache exists, and closes it when it ends.

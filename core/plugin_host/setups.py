@@ -60,6 +60,7 @@ def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement
         enforce_eager=config.executor.enforce_eager,
         shares_prefixes=config.attention.shared_prefix_min_tokens != 0,
         num_threads=config.executor.num_threads,
+        serves_adapters=config.adapters.enable_lora,
     )
 
 

@@ -188,6 +188,14 @@ class Worker:
         self.synchronize()
         target.store(model, source, **options)
 
+    def read_adapter(self, key: int, path: str) -> str | None:
+        """See `AdapterSlots.read`."""
+        return self.runner.adapters.read(key, path)
+
+    def drop_adapter(self, key: int) -> None:
+        """See `AdapterSlots.drop`."""
+        self.runner.adapters.drop(key)
+
     def check(self) -> None:
         """A worker in this process is as alive as its caller."""
 
@@ -200,6 +208,7 @@ class Worker:
         if started is not None:
             started.runner.connector.close()
             started.runner.balance.close()
+            started.runner.adapters.close()
             for exchange in exchanges_of(started.model):
                 exchange.close()
             del self.runner

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .offline.beam import BeamSearchParams as BeamSearchParams
     from .offline.engine import LLMEngine as LLMEngine
     from .offline.llm import LLM as LLM
+    from .offline.lora import LoRARequest as LoRARequest
     from .offline.pooled_outputs import (
         ClassificationOutput as ClassificationOutput,
         ClassificationRequestOutput as ClassificationRequestOutput,

@@ -214,7 +214,7 @@ def test_generated_blocks_can_be_found_once_their_ids_are_known():
 def test_salts_and_deterministic_requests_share_nothing_with_others():
     sim = simulation()
     prompt = list(range(9))
-    fields = [{}, {"salt": "x"}, {"adapter_name": "y"}, {"params": SamplingParams(max_tokens=8, deterministic=True)}]
+    fields = [{}, {"salt": "x"}, {"salt": "y"}, {"params": SamplingParams(max_tokens=8, deterministic=True)}]
     for number, extra in enumerate(fields):
         sim.add(make_request(str(number), prompt, **extra))
         sim.run()

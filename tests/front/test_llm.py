@@ -103,7 +103,7 @@ def test_legacy_keywords(llm):
     assert [(output.prompt, output.prompt_token_ids) for output in outputs] == [("a", [5]), ("b", [6])]
     with pytest.raises(ValueError, match="2 prompts were given with 1 lists"):
         llm.generate(prompts=["a", "b"], prompt_token_ids=[[5]], use_tqdm=False)
-    with pytest.raises(ValueError, match="lora_request is not served yet"):
+    with pytest.raises(ValueError, match="lora_request must be a LoRARequest"):
         llm.generate([1], lora_request=object(), use_tqdm=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...config.tree import SchedulerConfig
+from ..adapters import AdapterTable
 from ..cache.kv_cache import PrefixHit
 from ..grammar.constraints import Constraints
 from ..lifecycle import Lifecycle
@@ -20,7 +21,9 @@ class Admission:
         lifecycle: Lifecycle,
         quarantine: Quarantine,
         constraints: Constraints,
+        adapters: AdapterTable,
     ) -> None:
+        self._adapters = adapters
         self._lifecycle = lifecycle
         self._constraints = constraints
         self._quarantine = quarantine
@@ -50,12 +53,13 @@ class Admission:
         draft.no_room |= slots.num_free == 0
         if draft.budget == 0 or slots.num_free == 0:
             return
+        self._adapters.begin()
         for request in self._lifecycle.waiting:
             if draft.budget == 0 or slots.num_free == 0:
                 break
             if request.num_unanswered and self._quarantine.allows(request):
                 break  # preempted a moment ago: its newest token is still in flight, and the others must not overtake
-            if self.may_run(request) and not self._try(draft, request):
+            if self._has_adapter(request) and self.may_run(request) and not self._try(draft, request):
                 draft.no_room = True
                 break
 
@@ -63,7 +67,11 @@ class Admission:
         """Whether nothing but room is missing for a waiting request."""
         if request.num_unanswered or (self._quarantine.active and not self._quarantine.allows(request)):
             return False
-        return not self._constraints.must_wait(request)
+        return not self._constraints.must_wait(request) and self._adapters.may_run(request.adapter)
+
+    def _has_adapter(self, request: Request) -> bool:
+        adapters, batch = self._adapters, self._lifecycle.batch
+        return request.adapter is None or (adapters.may_run(request.adapter) and adapters.has_slot(request, batch))
 
     def _is_long(self, request: Request) -> bool:
         return 0 < self._long < request.num_tokens
@@ -179,6 +187,7 @@ class Admission:
         lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)
-        draft.added.append(request.to_new_request(slot, num_computed))
+        adapter = self._adapters.take(request, lifecycle.batch)
+        draft.added.append(request.to_new_request(slot, num_computed, adapter))
         draft.publications[slot] = lifecycle.kv.publish_planned(request, num_computed, count)
         self.count_partial(draft, request, request.num_tokens - num_computed - count)

@@ -7,7 +7,7 @@ may still be in flight, and only its number matters here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ...interfaces.kv import KVLayout
 from ...interfaces.scheduling import SchedulerPolicy
 from ...interfaces.step import ExpertReport, PrefixCosts, StepPlan, StepResult
+from ..adapters import AdapterTable, no_workers
 from ..answers import Answers
 from ..cache.common_prefixes import SharedPrefixes
 from ..cache.hashing import BlockHasher
@@ -58,6 +59,7 @@ class Scheduler:
         compiler: GrammarCompiler,
         prefix_tile_rows: int = 0,
         prefix_costs: PrefixCosts | None = None,
+        call: Callable[[str, dict[str, Any]], Any] = no_workers,
     ) -> None:
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
@@ -84,7 +86,14 @@ class Scheduler:
         )
         self.constraints = Constraints(lifecycle, compiler, self._config.max_num_seqs)
         self.quarantine = Quarantine()
-        self._admission = Admission(self._config, lifecycle, self.quarantine, self.constraints)
+        lora = config.adapters
+        self.adapters = AdapterTable(
+            lora.max_loras if lora.enable_lora else 0,
+            lora.max_cpu_loras or lora.max_loras,
+            call,
+            lambda: [one.adapter for one in lifecycle.requests.values()],
+        )
+        self._admission = Admission(self._config, lifecycle, self.quarantine, self.constraints, self.adapters)
         self._answers = Answers(lifecycle, fail_on_load=config.transfer.kv_load_failure_policy == "fail")
         self._counts = np.zeros(self._config.max_num_seqs, np.int32)
         self._drafting = Drafting(config.speculation, self._batch, self._kv, exact=max_in_flight == 1)
@@ -103,14 +112,20 @@ class Scheduler:
         full = lifecycle.num_waiting >= most and lifecycle.turns.has_its_share(source.owner, most)
         if full and not source.replayed:
             raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {most}")
+        adapter = self.adapters.of(source.adapter)
         root = self._hasher.root(
             salt=source.salt,
-            adapter=source.adapter_name,
+            adapter=None if adapter is None else adapter.identity,
             media_keys=source.media_keys,
             deterministic=self._deterministic or source.params.deterministic,
         )
         request = Request(
-            source, sequence=self._num_added, max_len=max_len, num_groups=len(self._layout.groups), root=root
+            source,
+            sequence=self._num_added,
+            max_len=max_len,
+            num_groups=len(self._layout.groups),
+            root=root,
+            adapter=adapter,
         )
         constraint = source.params.structured_outputs
         if constraint is not None:
@@ -146,6 +161,7 @@ class Scheduler:
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
         lifecycle.removed_slots, lifecycle.finished_ids = [], []
+        self.adapters.attach(launched.plan, launched.requests)
         self._keep_states(launched)
         lifecycle.launched[launched.plan.step] = launched
         self._num_steps += 1
@@ -319,6 +335,7 @@ class Scheduler:
         """
         step, living = self._launched(plan), self.living(plan)
         self._kv.checkpoints.drop()
+        self.adapters.lose(plan)
         guilty = self.quarantine.blame(living)
         if guilty is not None and guilty.transfer.unconfirmed:
             guilty = None
@@ -331,6 +348,13 @@ class Scheduler:
         lifecycle.finished_ids += plan.finished_ids
         lifecycle.answer(plan)
         return outputs
+
+    def end_unread(self) -> list[EngineOutput]:
+        """Ends the requests whose adapter could not be read again."""
+        failed, requests = self.adapters.take_failed(), list(self.lifecycle.requests.values())
+        return [
+            self.lifecycle.finish(one, "error", error=failed[one.adapter]) for one in requests if one.adapter in failed
+        ]
 
     def constrained(self, plan: StepPlan) -> LaunchedStep | None:
         """The step of a plan in which some row that yields a token follows a grammar, else None."""
@@ -399,6 +423,7 @@ class Scheduler:
             expert_balancedness=self._experts.balancedness,
             num_expert_placements=self._experts.num_placements,
             num_expert_copies=self._experts.num_copies,
+            adapters=self.adapters.counts(lifecycle.requests),
         )
         self._drafting.fill(stats)
         return stats

@@ -28,6 +28,7 @@ from ...layers.pooling_build import PoolingBuild
 from ...layers.weights import load_weights
 from ...plugin_host.model_choice import model_provider, read_model_config
 from ...plugin_host.registry import Registry
+from .adapters import make_adapters
 from .expert_exchange import exchange_maker
 from .load_progress import LoadProgress
 from .loader_choice import choose_loader as choose_loader
@@ -166,7 +167,11 @@ def build_model(
         pipeline_layers=config.executor.pipeline_layers,
         exchange=exchange_maker(config, registry, groups, platform, dtype),
         redundant_experts=config.expert_balance.num_redundant_experts if config.expert_balance.enable_eplb else None,
-        methods=Methods(quantization, kv_is_set=kv_name != "auto"),
+        methods=Methods(
+            quantization,
+            kv_is_set=kv_name != "auto",
+            adapters=make_adapters(config, checkpoint, platform, registry, (dtype, model_class)),
+        ),
     )
     model: Model = registry.make("model", provider, ModelSetup(build), config)
     model.share = {"architecture": checkpoint.architecture, "quantization": quantization.numerics, **_share(build)}

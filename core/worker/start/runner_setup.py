@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...interfaces.adapters import Adapters
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.engine import MAX_EMBEDS_BYTES
 from ...interfaces.kv import KVLayout
@@ -13,6 +14,7 @@ from ...interfaces.logits import LogitsProcessor
 from ...interfaces.model import Model
 from ...interfaces.platform_steps import Steps
 from ...ops.step import StepBuffers
+from ..adapters import AdapterSlots
 from ..device import Device
 from ..lockstep import lockstep_of
 from ..pooling.pooling import NullPooling
@@ -37,8 +39,9 @@ def make_runner(
     steps: Steps,
     connector: ConnectorWorker,
     processors: Sequence[LogitsProcessor] = (),
+    adapters: Adapters | None = None,
 ) -> Runner:
-    """A runner with empty slots on an open device."""
+    """A runner with empty slots on an open device; `adapters` are those that the model's layers were given."""
     config, platform, checkpoint = opened.config, opened.platform, opened.checkpoint
     plan = checkpoint.pooling
     max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
@@ -75,6 +78,7 @@ def make_runner(
         pooling=NullPooling() if plan is None else make_pooling(config, plan, model, opened.registry, platform),
         prefixes=PrefixTiles(device, max_slots, bound.prefix_tile_rows or 16),
         stage=_stage(opened, model, device, tables),
+        adapters=AdapterSlots(adapters, device, max_slots) if adapters is not None and adapters.max_adapters else None,
         lockstep=lockstep_of(opened.groups.data, steps.shapes, opened.collectives.count),
         embeds=_embeds(opened, model, device),
     )

@@ -220,7 +220,9 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
         logger.info("no step is captured: %s", "; ".join(against))
     steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)
-    runner = make_runner(opened, layout, loaded.model.model, bound, steps, connector, processors)
+    runner = make_runner(
+        opened, layout, loaded.model.model, bound, steps, connector, processors, loaded.model.build.methods.adapters
+    )
     if loaded.model.maps is not None:
         loaded.model.maps.loads.zero_()  # of trial steps
     runner.balance = loaded.balance

@@ -66,7 +66,12 @@ class TrialSteps:
             steps, connector = Steps(shapes=opened.steps.shapes), opened.connector(layout, None)
             # stages run these steps alone: what they hand on is as good as nothing
             alone = replace(opened, groups=unconnected_groups(opened.placement))
-            self._made = make_runner(alone, layout, loaded.model, bound, steps, connector), bound
+            self._made = (
+                make_runner(
+                    alone, layout, loaded.model, bound, steps, connector, adapters=loaded.build.methods.adapters
+                ),
+                bound,
+            )
         return self._made
 
 

@@ -71,6 +71,10 @@ def warm_up(
                 runner.run_dummy(shape)
                 if shares_prefixes and not shape.deterministic:
                     runner.run_dummy(replace(shape, shared=True))
+                if runner.adapters.memory():
+                    runner.run_dummy(replace(shape, adapted=True))
+    if runner.adapters.memory():
+        _serve(runner, _plans(make, not kinds, *sizes, begins=False), False, adapted=True)
     if not kinds:
         _draw_with_masks(runner, *sizes)
     for numerics in modes if thorough else ():
@@ -95,9 +99,9 @@ def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
     ]
 
 
-def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool) -> None:
+def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool, adapted: bool = False) -> None:
     for plan in plans:
-        plan.deterministic = deterministic
+        plan.deterministic, plan.adapted = deterministic, adapted
         runner.execute(plan)
         runner.sample().result()
 

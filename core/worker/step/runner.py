@@ -27,6 +27,7 @@ from ...interfaces.step import BlockCopy, StepPlan, TransferReport
 from ...layers.cached import CachedLayer, Planner
 from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
+from ..adapters import NoAdapterSlots
 from ..device import Device
 from ..expert_balance import NoBalance
 from ..lockstep import Alone
@@ -75,8 +76,10 @@ class Runner:
         stage: WholeModel,
         lockstep: Alone,
         embeds: NoPromptEmbeds,
+        adapters: NoAdapterSlots | None = None,
     ) -> None:
         self.device = device
+        self.adapters = adapters or NoAdapterSlots()
         self.model = model
         self.layout = layout
         self.planners = planners
@@ -89,6 +92,7 @@ class Runner:
             groups=layout.groups,
             plan_groups=plan_groups,
             prefixes=prefixes,
+            adapters=self.adapters,
         )
         self.sampler = sampler
         self.speculation = speculation
@@ -103,6 +107,7 @@ class Runner:
         self.rows = Rows(model, sampler.vocabulary)
         self.plain_draw = PlainDraw(device, self.rows, sampler, tables.token_ids, buffers)
         others = {"token ids": tables.token_ids, **sampler.memory(), **stage.memory(), **embeds.memory()}
+        others |= self.adapters.memory()
         others |= {f"block table of group {group}": table for group, table in enumerate(tables.blocks)}
         self.captured_inputs = CapturedInputs(model, buffers, prefixes, others)
         # each keeps state by slot and hears of requests that leave and come, in this order
@@ -179,9 +184,10 @@ class Runner:
     def _apply_changes(self, plan: StepPlan) -> None:
         """Tells all that follows slots who left and who came. Raises the first error once all have been told."""
         self.tables.begin()
+        self.adapters.begin(plan.adapters)
         told: list[tuple[Callable[[Any], None], Any]]
         told = [(one.remove, slot) for slot in plan.removed_slots.tolist() for one in self._by_slot]
-        told += [(one.add, request) for request in plan.added for one in (self.tables, *self._by_slot)]
+        told += [(one.add, request) for request in plan.added for one in (self.tables, self.adapters, *self._by_slot)]
         told.append((self.tables.append, plan.appends))
         errors = list[Exception]()
         for tell, what in told:
@@ -197,6 +203,7 @@ class Runner:
         """Sends what changed to the device, and the rows of the step if it has some."""
         self.stage.receive()
         self.tables.apply_staged_writes()
+        self.adapters.apply_staged_writes()
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
         self.embeds.write(plan)
@@ -218,6 +225,7 @@ class Runner:
         hooks: LayerHooks = NO_HOOKS,
     ) -> Tensor:
         graphs = self.device.graphs
+        self.adapters.choose(shape.adapted)
         if graphs.checks_inputs and graphs.captures(shape, "forward"):
             self.captured_inputs.check(shape)
         ranks = shape.tokens_per_rank
@@ -230,6 +238,7 @@ class Runner:
             self._forward_padding(shape)
             return
         self.device.ops.invariant = shape.deterministic or self.device.deterministic
+        self.adapters.choose(False)
         self.model.running.step = ForwardStep((), (), tokens_per_rank=shape.tokens_per_rank)
         for layer in experts_of(self.model):
             layer.serve()

@@ -17,6 +17,7 @@ from ...interfaces.kv import KVGroup
 from ...interfaces.platform_steps import StepShape
 from ...interfaces.step import PrefixRows, StepPlan
 from ...ops.step import StepBuffers, StepSizes
+from ..adapters import NoAdapterSlots
 from ..device import Device
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
@@ -80,9 +81,10 @@ class InputBuilder:
         groups: Sequence[KVGroup],
         plan_groups: Sequence[int],
         prefixes: PrefixTiles | None = None,
+        adapters: NoAdapterSlots | None = None,
     ) -> None:
         self.buffers = buffers
-        self._device = device
+        self._device, self._adapters = device, adapters or NoAdapterSlots()
         self._tables = tables
         self._correct = correct
         self._plan_groups = plan_groups
@@ -147,6 +149,7 @@ class InputBuilder:
     def _fill(self, views: _Views, shape: StepShape) -> None:
         sizes = StepSizes(shape.padded_tokens, self._max_blocks(shape), self._block_sizes)
         self._device.ops.build_inputs(self.buffers, self._tables.token_ids, self._tables.blocks, views.rows, sizes)
+        self._adapters.fill(views.rows[0], views.query_start, shape.padded_tokens)
 
     def _batches(
         self, views: _Views, shape: StepShape, rows: np.ndarray, prefix: SharedPrefix | None, deterministic: bool

@@ -366,6 +366,7 @@ class CudaPlatform(Platform):
             max_tokens=self._max_tokens,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,
+            serves_adapters=self.setup.serves_adapters,
             sums=self.setup.placement.mesh.tensor > 1,
             agree=lambda number: self.agreement.most(number),
         )

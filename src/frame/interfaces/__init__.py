@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from frame.core.interfaces.adapters import (
+        AdapterLoad as AdapterLoad,
+        AdapterResolver as AdapterResolver,
+        Adapters as Adapters,
+        AdapterSource as AdapterSource,
+        NoAdapters as NoAdapters,
+        ReadAdapter as ReadAdapter,
+    )
     from frame.core.interfaces.attention import (
         AttentionBackend as AttentionBackend,
         AttentionSpec as AttentionSpec,
@@ -57,6 +65,7 @@ if TYPE_CHECKING:
         Endpoint as Endpoint,
     )
     from frame.core.interfaces.engine import (
+        AdapterCounts as AdapterCounts,
         EngineOutput as EngineOutput,
         EngineRequest as EngineRequest,
         EngineStats as EngineStats,
@@ -224,6 +233,7 @@ if TYPE_CHECKING:
         CacheQuantization as CacheQuantization,
         EmbeddingMethod as EmbeddingMethod,
         EmbeddingSpec as EmbeddingSpec,
+        Gated as Gated,
         LinearMethod as LinearMethod,
         LinearSpec as LinearSpec,
         Quantization as Quantization,
@@ -273,6 +283,8 @@ if TYPE_CHECKING:
         Texts as Texts,
     )
     from frame.core.interfaces.setup import (
+        AdapterResolverSetup as AdapterResolverSetup,
+        AdapterSetup as AdapterSetup,
         BackendSetup as BackendSetup,
         ConnectorSetup as ConnectorSetup,
         ConnectorWorkerSetup as ConnectorWorkerSetup,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.core.interfaces.adapters import AdapterLoad
 from frame.core.interfaces.step import BlockAppend, BlockCopy, NewRequest, PrefixRows, StepPlan
 from frame.core.interfaces.wire import Borrowed
 
@@ -48,6 +49,8 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
     capture: bool = False
     copies: list[BlockCopy] = []
     extras: dict[str, bytes] = {}
+    adapters: list[AdapterLoad] = []
+    adapted: bool = False
 
     @classmethod
     def of(cls, plan: StepPlan) -> Execute:
@@ -78,7 +81,8 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
             numbers = bytearray().join((head, *arrays, samples))
         except TypeError:  # an array that is not contiguous
             numbers = bytearray().join((head, *(array.tobytes() for array in arrays), samples.tobytes()))
-        return cls(numbers, plan.added, plan.finished_ids, plan.deterministic, plan.capture, plan.copies, plan.extras)
+        rest = plan.copies, plan.extras, plan.adapters, plan.adapted
+        return cls(numbers, plan.added, plan.finished_ids, plan.deterministic, plan.capture, *rest)
 
     def plan(self) -> StepPlan:
         """The plan, with arrays that lie in `numbers`; raises `ValueError` where `numbers` are not those of a plan."""
@@ -114,6 +118,8 @@ class Execute(msgspec.Struct, tag=True, omit_defaults=True):
             capture=self.capture,
             copies=self.copies,
             extras=self.extras,
+            adapters=self.adapters,
+            adapted=self.adapted,
         )
         if pairs:
             _add_pairs(plan, numbers, end, pairs, num_appends)

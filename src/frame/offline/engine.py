@@ -11,10 +11,12 @@ from frame.core.config.tree import FrameConfig
 from frame.core.front.front import Front
 from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
+from frame.core.interfaces.adapters import AdapterSource
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 
+from .lora import KnownAdapters, LoRARequest, load_now
 from .metrics import Metric, RequestStatistics
 from .torch_import import LATE, import_torch, spins_long
 from .unserved import refuse_unserved, sleep_keeps
@@ -33,6 +35,7 @@ class LLMEngine:
         self.config = config
         self.core = core
         self.front = front
+        self.adapters = KnownAdapters()
         self._statistics: RequestStatistics | None = None
         if not config.observability.disable_log_stats:
             self._statistics = RequestStatistics()
@@ -90,12 +93,14 @@ class LLMEngine:
     ) -> str:
         """Queues a request and returns its id.
 
-        Raises `InvalidRequest` (a `ValueError`), and then nothing is left of it. `arrival_time` and None-valued
+        Raises `InvalidRequest` (a `ValueError`), and then nothing is left of it. `lora_request` is a `LoRARequest`,
+        whose adapter is read first unless the engine has it. `arrival_time` and None-valued
         keywords of vLLM are accepted and change nothing.
         """
         del arrival_time
-        refuse_unserved(self.add_request, lora_request=lora_request, **unused)
-        requests = self.front.submit(request_id, prompt, params, priority=priority)
+        refuse_unserved(self.add_request, **unused)
+        adapter = None if lora_request is None else self._loaded(lora_request)
+        requests = self.front.submit(request_id, prompt, params, priority=priority, adapter=adapter)
         try:
             for request in requests:
                 self.core.add(request)
@@ -105,6 +110,34 @@ class LLMEngine:
                 raise InvalidRequest(str(error)) from error
             raise
         return request_id
+
+    def _loaded(self, given: Any) -> AdapterSource:
+        source = self.adapters.source(given)
+        load_now(self.core.call, source, given.load_inplace)
+        return source
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Reads an adapter now; raises `InvalidRequest` for one that does not fit."""
+        self._loaded(lora_request)
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Unloads an adapter; requests that have it finish. False for an unknown number."""
+        name = self.adapters.forget(lora_id)
+        if name is not None:
+            self.core.call("unload_adapter", {"name": name})
+        return name is not None
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keeps an adapter in host memory. False for an unknown number."""
+        name = self.adapters.name_of(lora_id)
+        if name is not None:
+            self.core.call("pin_adapter", {"name": name})
+        return name is not None
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters that can be used."""
+        return self.adapters.numbers()
 
     def step(self) -> list[Any]:
         """Runs one step of the engine.

@@ -59,15 +59,16 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Completes prompts (text, token ids, dicts, or a list of them); outputs come in the order of the prompts.
 
-        One SamplingParams serves all prompts, a list pairs with them, None takes the model's defaults. Raises
+        One SamplingParams serves all prompts, a list pairs with them, None takes the model's defaults; so does one
+        `LoRARequest` or a list of them, in which None means the model without an adapter. Raises
         `InvalidRequest` (a `ValueError`) before anything runs; then no request of this call is left in the engine.
         """
-        refuse_unserved(self.generate, lora_request=lora_request, **unused)
+        refuse_unserved(self.generate, **unused)
         parsed = _legacy(prompts, prompt_token_ids)
         pairs = self._pair(parsed, sampling_params)
         if priority is not None and len(priority) != len(parsed):
             raise InvalidRequest(f"{len(priority)} priorities were given for {len(parsed)} prompts", "priority")
-        return self._run(pairs, list(priority or [0] * len(parsed)), use_tqdm)
+        return self._run(pairs, list(priority or [0] * len(parsed)), use_tqdm, lora_request)
 
     def chat(
         self,
@@ -84,7 +85,7 @@ class LLM(PoolingCalls):
         **unused: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them; arguments as `generate` and `preprocess_chat`."""
-        refuse_unserved(self.chat, lora_request=lora_request, **unused)
+        refuse_unserved(self.chat, **unused)
         prompts = self._render(
             messages,
             ChatOptions(
@@ -96,7 +97,7 @@ class LLM(PoolingCalls):
                 template_kwargs=chat_template_kwargs or {},
             ),
         )
-        return self._run(self._pair(prompts, sampling_params), [0] * len(prompts), use_tqdm)
+        return self._run(self._pair(prompts, sampling_params), [0] * len(prompts), use_tqdm, lora_request)
 
     def preprocess_chat(
         self,
@@ -248,15 +249,26 @@ class LLM(PoolingCalls):
             )
         return [(prompt, _final_only(one)) for prompt, one in zip(prompts, params, strict=True)]
 
-    def _run(self, pairs: Sequence[tuple[Any, Any]], priorities: Sequence[int], use_tqdm: ProgressOption) -> list[Any]:
+    def _run(
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        priorities: Sequence[int],
+        use_tqdm: ProgressOption,
+        adapters: Any = None,
+    ) -> list[Any]:
         engine = self.llm_engine
+        listed = list(adapters) if isinstance(adapters, list | tuple) else [adapters] * len(pairs)
+        if len(listed) != len(pairs):
+            raise InvalidRequest(f"{len(listed)} adapters were given for {len(pairs)} prompts", "lora_request")
         positions: dict[str, int] = {}
         results: list[Any] = [None] * len(pairs)
         try:
             for position, (prompt, params) in enumerate(pairs):
                 request_id = str(next(self.request_counter))
                 with _naming(position, len(pairs)):
-                    engine.add_request(request_id, prompt, params, priority=priorities[position])
+                    engine.add_request(
+                        request_id, prompt, params, lora_request=listed[position], priority=priorities[position]
+                    )
                 positions[request_id] = position
             with Progress(use_tqdm, len(pairs), "Processed prompts", "prompt") as progress:
                 while positions:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from frame.core.ops import (
         Ops as Ops,
     )
+    from frame.core.ops.adapters import (
+        AdapterWeights as AdapterWeights,
+        SlotGroups as SlotGroups,
+    )
     from frame.core.ops.attention import (
         dequantize_kv as dequantize_kv,
         quantize_kv as quantize_kv,

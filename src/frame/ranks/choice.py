@@ -99,7 +99,7 @@ def _beginnings(request: EngineRequest) -> Iterator[tuple[int, int]]:
     step = CHUNK
     while step * MOST_CHUNKS < len(ids):
         step *= 2
-    root = repr((request.salt, request.adapter_name, request.media_keys)).encode()
+    root = repr((request.salt, request.adapter, request.media_keys)).encode()
     digest = hashlib.blake2b(root, digest_size=8)
     if request.embeds is not None:
         digest.update(np.ascontiguousarray(request.embeds.rows).data)

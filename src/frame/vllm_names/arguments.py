@@ -315,7 +315,7 @@ SWITCHES = frozenset(
 
 #: Arguments whose flag takes several values.
 LISTS = frozenset((
-    "cudagraph_capture_sizes", "cuda_graph_sizes", "kv_cache_dtype_skip_layers", "lora_target_modules", "lora_modules",
+    "cudagraph_capture_sizes", "cuda_graph_sizes", "kv_cache_dtype_skip_layers", "lora_target_modules",
     "numa_bind_nodes", "numa_bind_cpus", "cpu_offload_params", "offload_params", "allowed_media_domains",
     "collect_detailed_traces", "ignore_patterns",
 ))  # fmt: skip

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-_NO_LORA = "adapters are not supported yet"
+_NO_LORA = "adapters are settings of the engine: enable_lora, max_loras, max_lora_rank, max_cpu_loras"
 _NO_MEDIA = "models take text only"
 _SERVER = "run `frame serve`, or embed frame.LLM or frame.AsyncLLM"
 
@@ -82,7 +82,7 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "utils": {**_PARSER, "random_uuid": "frame.vllm_names.one_device:random_uuid"},
     "utils.argparse_utils": _PARSER,
     "utils.network_utils": {name: f"frame.vllm_names.one_device:{name}" for name in ("get_ip", "get_open_port")},
-    "lora.request": {"LoRARequest": _NO_LORA},
+    "lora.request": {"LoRARequest": "frame:LoRARequest"},
     "distributed": _RANKS,
     "distributed.parallel_state": _RANKS,
     "model_executor.models": _REGISTRY,

@@ -29,7 +29,6 @@ class Unused:
 
 _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
-_NO_LORA = "adapters are not supported yet"
 _NO_RANKS = "engines divide a model by tensors, layers and experts so far"
 _NO_EXPERT_PARALLEL = "devices read all weights of their experts, and answers do not name the experts of a token"
 _NO_OFFLOAD = "weights stay on the device"
@@ -137,9 +136,8 @@ _MEDIA_ARGUMENTS = {
 }  # fmt: skip
 
 _ADAPTERS = {
-    **_switches(_NO_LORA, "enable_lora enable_tower_connector_lora"),
-    **_only(_NO_LORA, lora_modules=([], "")),
-    **_free("max_lora_rank max_loras max_cpu_loras lora_dtype lora_target_modules"),
+    **_switches("encoders of media take no adapters", "enable_tower_connector_lora"),
+    **_free("lora_dtype lora_target_modules"),
     **_free("fully_sharded_loras specialize_active_lora enable_mixed_moe_lora_format", switch=True),
 }
 

@@ -67,6 +67,7 @@ class CudaGraphs(Graphs, Compiler):
         max_tokens: int,
         deterministic: bool = False,
         shares_prefixes: bool = False,
+        serves_adapters: bool = False,
         sums: bool = False,
         agree: Callable[[int], int] = lambda number: number,
     ) -> None:
@@ -79,7 +80,7 @@ class CudaGraphs(Graphs, Compiler):
         self._pieces = pieces
         self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
-        self._num_kinds = 1 if deterministic else 2 + shares_prefixes
+        self._num_kinds = (1 if deterministic else 2 + shares_prefixes) * (1 + serves_adapters)
         self._at_start = options.graph_sizes_at_start
         self._budget = options.graph_memory_bytes
         self._captured: dict[StepShape, CapturedGraph] = {}
@@ -113,19 +114,19 @@ class CudaGraphs(Graphs, Compiler):
             self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)
         return model
 
-    def decode(self, rows: int, deterministic: bool, shared: bool) -> StepShape | None:
+    def decode(self, rows: int, deterministic: bool, shared: bool, adapted: bool = False) -> StepShape | None:
         """The shape of the graph that serves a decode step of `rows` rows; remembers the size that would fit best."""
         if rows > self.sizes[-1]:
             return None
         best = self.sizes[bisect_left(self.sizes, rows)]
-        ready = self._ready.get(kind_of(deterministic, shared), [])
+        ready = self._ready.get(kind_of(deterministic, shared, adapted), [])
         place = bisect_left(ready, rows)
         if place == len(ready) or ready[place] != best:
-            wanted = decode_shape(best, deterministic, shared)
+            wanted = decode_shape(best, deterministic, shared, adapted)
             self._want(wanted)
             if place == len(ready) or ready[place] > MOST_PADDING * rows:
                 self._urgent = wanted
-        return None if place == len(ready) else decode_shape(ready[place], deterministic, shared)
+        return None if place == len(ready) else decode_shape(ready[place], deterministic, shared, adapted)
 
     def padded(self, tokens: int) -> int:
         """The size in tokens that an ordinary step with prompts runs at in pieces; 0 where it does not."""
@@ -144,7 +145,7 @@ class CudaGraphs(Graphs, Compiler):
         return part == "draw" and shape in self._draws
 
     def _in_pieces(self, shape: StepShape) -> bool:
-        prompts = shape.padded_tokens > shape.padded_rows and not (shape.deterministic or shape.shared)
+        prompts = shape.padded_tokens > shape.padded_rows and not (shape.deterministic or shape.shared or shape.adapted)
         return prompts and not shape.tokens_per_rank and self.padded(shape.padded_tokens) == shape.padded_tokens
 
     def _forward(self, shape: StepShape, forward: Forward) -> Tensor:
@@ -262,14 +263,14 @@ class CudaGraphs(Graphs, Compiler):
 
     def _forget(self, shape: StepShape) -> None:
         if self._captured.pop(shape, None) is not None:
-            self._ready[kind_of(shape.deterministic, shape.shared)].remove(shape.padded_rows)
+            self._ready[kind_of(shape.deterministic, shape.shared, shape.adapted)].remove(shape.padded_rows)
         self._draws.pop(shape, None)
 
     def _capture(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
         captured = self._capturer.capture(forward)
         self._captured[shape] = captured
         self._used += captured.num_bytes
-        insort(self._ready.setdefault(kind_of(shape.deterministic, shape.shared), []), shape.padded_rows)
+        insort(self._ready.setdefault(kind_of(shape.deterministic, shape.shared, shape.adapted), []), shape.padded_rows)
 
     def _capture_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> None:
         """Captures a draw; if the first fails, no draw is captured from then on, and steps run without."""

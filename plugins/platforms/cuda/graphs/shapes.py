@@ -19,7 +19,7 @@ class CapturedSizes(Protocol):
     sizes: list[int]
     deterministic: bool
 
-    def decode(self, rows: int, deterministic: bool, shared: bool) -> StepShape | None:
+    def decode(self, rows: int, deterministic: bool, shared: bool, adapted: bool = False) -> StepShape | None:
         """The shape of the graph that serves a decode step of `rows` rows, None if there is none."""
 
     def padded(self, tokens: int) -> int:
@@ -36,16 +36,17 @@ class CudaShapes(AnyShape):
         rows, tokens, shared = len(plan.slots), plan.num_tokens, bool(plan.prefixes)
         deterministic = plan.deterministic or self._graphs.deterministic
         if tokens == rows:
-            captured = self._graphs.decode(rows, deterministic, shared)
+            captured = self._graphs.decode(rows, deterministic, shared, plan.adapted)
             return captured or replace(super().choose(plan), deterministic=deterministic)
-        padded = 0 if deterministic or shared else self._graphs.padded(tokens)
+        padded = 0 if deterministic or shared or plan.adapted else self._graphs.padded(tokens)
         return replace(super().choose(plan), padded_tokens=padded or tokens, deterministic=deterministic)
 
     def join(self, shapes: Sequence[StepShape]) -> StepShape | None:
         first = shapes[0]
         if any(one.padded_tokens != one.padded_rows or one.shared != first.shared for one in shapes):
             return None
-        return self._graphs.decode(max(one.padded_rows for one in shapes), first.deterministic, first.shared)
+        rows, adapted = max(one.padded_rows for one in shapes), any(one.adapted for one in shapes)
+        return self._graphs.decode(rows, first.deterministic, first.shared, adapted)
 
     def every(self) -> list[StepShape]:
         # sizes between two of these launch the kernels of one of them
@@ -55,10 +56,10 @@ class CudaShapes(AnyShape):
         return [decode_shape(size, deterministic) for deterministic in numerics for size in sizes]
 
 
-@lru_cache(maxsize=4 * MAX_ROWS)
-def decode_shape(rows: int, deterministic: bool = False, shared: bool = False) -> StepShape:
+@lru_cache(maxsize=8 * MAX_ROWS)
+def decode_shape(rows: int, deterministic: bool = False, shared: bool = False, adapted: bool = False) -> StepShape:
     """The shape of a captured decode step of `rows` rows of any length."""
-    return StepShape(rows, rows, deterministic=deterministic, shared=shared)
+    return StepShape(rows, rows, deterministic=deterministic, shared=shared, adapted=adapted)
 
 
 def prompt_shape(tokens: int) -> StepShape:
@@ -66,13 +67,14 @@ def prompt_shape(tokens: int) -> StepShape:
     return StepShape(tokens, 1, max_query_len=tokens)
 
 
-def kind_of(deterministic: bool, shared: bool) -> str:
+def kind_of(deterministic: bool, shared: bool, adapted: bool = False) -> str:
     """The kind of a decode step; each kind has graphs of its own."""
-    return "deterministic" if deterministic else "shared" if shared else "decode"
+    kind = "deterministic" if deterministic else "shared" if shared else "decode"
+    return f"adapted-{kind}" if adapted else kind
 
 
 def name_of(shape: StepShape) -> str:
     """The name of a shape's graph in logs."""
     if shape.padded_tokens != shape.padded_rows:
         return f"pieces-{shape.padded_tokens}"
-    return f"{kind_of(shape.deterministic, shape.shared)}-{shape.padded_rows}"
+    return f"{kind_of(shape.deterministic, shape.shared, shape.adapted)}-{shape.padded_rows}"

@@ -1,0 +1,64 @@
+"""Settings of adapters: small additions to the weights, of which each request may name another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from .section import Section, setting
+
+
+class AdapterConfig(Section):
+    """Adapters (LoRA): small additions to the weights, of which each request may name another."""
+
+    enable_lora: bool = setting(False, "Serve adapters, see docs/adapters.md.")
+    lora_modules: list[str] = setting(
+        [], "Adapters to load at the start: NAME=FOLDER, or JSON with name, path and base_model_name."
+    )
+    max_loras: int = setting(1, "Most adapters that the requests of a step may have.", ge=1, le=512)
+    max_lora_rank: int = setting(16, "Highest rank of an adapter; memory is taken for so many.", ge=1, le=512)
+    max_cpu_loras: int | None = setting(
+        None, "Most adapters that are kept in host memory; default: max_loras. Others are read again when needed.", ge=1
+    )
+    adapter_plugin: str = setting("auto", "Adapter plugin; auto: the preferred one.")
+    lora_root: str | None = setting(
+        None,
+        "Folder below which adapters may be loaded, an absolute path: /v1/load_lora_adapter is off without it, and "
+        "needs the admin listener.",
+    )
+    lora_resolver: str | None = setting(
+        None, "Adapter resolver plugin, which finds adapters that requests name and nobody loaded; default: none."
+    )
+
+    def contradictions(self) -> Iterator[str]:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            yield f"max_cpu_loras {self.max_cpu_loras} is below max_loras {self.max_loras}: those that run are kept"
+        for name in ("lora_modules", "lora_root", "lora_resolver"):
+            if getattr(self, name) and not self.enable_lora:
+                yield f"{name} needs enable_lora"
+        if self.lora_root is not None and not self.lora_root.startswith("/"):
+            yield f"lora_root must be an absolute path, got {self.lora_root!r}"
+        names = [name for name, _, _ in map(read_module, self.lora_modules)]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            yield f"lora_modules names {twice[0]!r} twice"
+
+
+def read_module(text: str) -> tuple[str, str, str | None]:
+    """(name, folder, base model) of an entry of `lora_modules`; raises `ValueError`."""
+    if not text.startswith("{"):
+        name, _, path = text.partition("=")
+        if not (name and path):
+            raise ValueError(f"lora_modules: {text!r} is not NAME=FOLDER")
+        return name, path, None
+    try:
+        given: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"lora_modules: {text!r} is not JSON: {error}") from None
+    known = ("name", "path", "base_model_name")
+    if unknown := sorted(given.keys() - set(known)):
+        raise ValueError(f"lora_modules: no field {unknown[0]!r}; there are: {', '.join(known)}")
+    values = [given.get(key) for key in known]
+    if not all(isinstance(value, str) and value for value in values[:2]):
+        raise ValueError(f"lora_modules: {text!r} needs a name and a path")
+    return values[0], values[1], values[2]

@@ -1,0 +1,189 @@
+"""LoRA: y += scale · (x Aᵀ) Bᵀ in the linear layers of a model, with other A and B for each token (Hu et al. 2021).
+
+Each layer holds the matrices of all slots, padded to the highest rank. Ranks that divide a layer by its outputs hold
+all of A and their rows of B; those that divide it by its inputs their columns of A and all of B, so that what the
+adapter adds joins the sum over ranks. Knows no request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frame.interfaces import Adapters, AdapterSetup, Gated, LinearMethod, LinearSpec, ReadAdapter
+from frame.layers import WeightSlot
+from frame.ops import AdapterWeights, Norm, SlotGroups
+
+from .peft import Matrices, read_adapter
+
+logger = logging.getLogger("frame.adapters")
+
+#: Most outputs of a span of `AdapterWeights`: a kernel's program computes one.
+SPAN = 64
+
+
+class LoraAdapters(Adapters):
+    """The adapters of one worker, in PEFT's folders."""
+
+    def __init__(self, setup: AdapterSetup, options: Any = None) -> None:
+        del options
+        self._setup = setup
+        self.max_adapters = setup.max_adapters
+        self.groups = SlotGroups.allocate(setup.max_num_tokens, setup.max_adapters, setup.device)
+        self.layers: list[AdaptedLinear] = []
+        #: how many tokens the step has for which `groups` were filled
+        self.num_tokens = 0
+
+    @property
+    def slots(self) -> Tensor:
+        return self.groups.slots
+
+    def linear(self, prefix: str, spec: LinearSpec, inner: LinearMethod) -> LinearMethod:
+        layer = AdaptedLinear(self, spec, inner, self._setup)
+        self.layers.append(layer)
+        return layer
+
+    def prepare(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self._setup.ops.group_slots(self.groups, num_tokens)
+
+    def read(self, folder: Path) -> ReadAdapter:
+        setup = self._setup
+        layers: dict[str, list[AdaptedLinear]] = {}
+        for layer in self.layers:
+            for name in layer.parts:
+                layers.setdefault(name, []).append(layer)
+        sizes = {name: (some[0].spec.in_features, some[0].totals[name]) for name, some in layers.items()}
+        digest, found, config = read_adapter(folder, sizes, setup.max_rank, setup.renames)
+        if config.base_model and _last(config.base_model) != _last(setup.base_model) != "":
+            logger.warning(
+                "the adapter %s was made for the model %r, and the one that is served is %r",
+                folder, config.base_model, setup.base_model,
+            )  # fmt: skip
+        by_layer: dict[int, dict[str, Matrices]] = {}
+        for name, matrices in found.items():
+            for layer in layers[name]:
+                by_layer.setdefault(id(layer), {})[name] = matrices
+        places = {id(layer): place for place, layer in enumerate(self.layers)}
+        pin = setup.device.type == "cuda"
+        shares = {str(places[key]): self.layers[places[key]].share(some, pin) for key, some in by_layer.items()}
+        return ReadAdapter(digest, shares)
+
+    def load(self, slot: int, adapter: ReadAdapter) -> None:
+        for place, layer in enumerate(self.layers):
+            layer.load(slot, adapter.tensors.get(str(place)))
+
+
+class AdaptedLinear(LinearMethod):
+    """`inner` and what the adapters of a step add to it.
+
+    `parts` are the checkpoint tensors of the layer, each with a number; a tensor of which a rank holds several runs of
+    rows has one A for all of them. `totals` are the outputs of each in the checkpoint.
+    """
+
+    def __init__(self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup) -> None:
+        self._owner, self._inner, self._setup = owner, inner, setup
+        self.spec = spec
+        self.parts = {name: place for place, name in enumerate(dict.fromkeys(rows.name for rows in spec.rows))}
+        self.totals = {rows.name: rows.total for rows in spec.rows}
+        self.stages = inner.stages  # type: ignore[misc]  # of the method that it wraps
+        self._weights: AdapterWeights | None = None
+
+    @property
+    def takes_parts(self) -> bool:  # type: ignore[override]
+        return not self._owner.active and self._inner.takes_parts
+
+    def create(self, layer: Any) -> list[WeightSlot]:
+        slots = self._inner.create(layer)
+        count, rank, device = self._setup.max_adapters, self._setup.max_rank, layer.device
+        down = torch.zeros(count, len(self.parts) * rank, self.spec.width, dtype=layer.dtype, device=device)
+        up = torch.zeros(count, self.spec.out_features, rank, dtype=layer.dtype, device=device)
+        runs, pieces, start = list[tuple[int, int, int]](), list[tuple[int, int, int]](), 0
+        for rows in self.spec.rows:
+            stop, part = start + rows.count, self.parts[rows.name]
+            runs.append((start, stop, part))
+            pieces += [(first, min(first + SPAN, stop), part) for first in range(start, stop, SPAN)]
+            start = stop
+        spans = torch.tensor(pieces, dtype=torch.int32).view(-1, 3).to(device)
+        for name, tensor in (("adapter_down", down), ("adapter_up", up), ("adapter_spans", spans)):
+            layer.register_buffer(name, tensor, persistent=False)
+        self._weights = AdapterWeights(down, up, spans, tuple(runs))
+        return slots
+
+    def begin_load(self, layer: Any) -> None:
+        self._inner.begin_load(layer)
+
+    def finish_load(self, layer: Any) -> None:
+        self._inner.finish_load(layer)
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._added(layer, self._inner.apply(layer, x, bias), x)
+
+    def apply_into(self, layer: Any, out: Tensor, x: Tensor) -> Tensor:
+        return self._added(layer, self._inner.apply_into(layer, out, x), x)
+
+    def apply_gated(self, layer: Any, x: Tensor, bias: Tensor | None, activation: Gated = "silu") -> Tensor:
+        if not self._owner.active:
+            return self._inner.apply_gated(layer, x, bias, activation)
+        return super().apply_gated(layer, x, bias, activation)
+
+    def apply_normed(
+        self, layer: Any, x: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not self._owner.active:
+            return self._inner.apply_normed(layer, x, residual, norm, bias)
+        return super().apply_normed(layer, x, residual, norm, bias)
+
+    def apply_normed_gated(
+        self, layer: Any, x: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if not self._owner.active:
+            return self._inner.apply_normed_gated(layer, x, residual, norm, bias)
+        return super().apply_normed_gated(layer, x, residual, norm, bias)
+
+    def _added(self, layer: Any, y: Tensor, x: Tensor) -> Tensor:
+        if not self._owner.active or self._weights is None:
+            return y
+        if x.dim() != 2 or len(x) != self._owner.num_tokens:
+            raise RuntimeError(
+                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {self._owner.num_tokens} tokens, so that "
+                "it is not known which adapters are its rows'"
+            )
+        out: Tensor = layer.ops.add_adapters(y, x, self._weights, self._owner.groups)
+        return out
+
+    def share(self, found: dict[str, Matrices], pin: bool) -> tuple[Tensor, Tensor]:
+        """What this rank holds of an adapter's matrices, (down, up) of one slot, in host memory."""
+        rank, dtype = self._setup.max_rank, self._setup.dtype
+        down = torch.zeros(len(self.parts) * rank, self.spec.width, dtype=dtype)
+        up = torch.zeros(self.spec.out_features, rank, dtype=dtype)
+        for name, matrices in found.items():
+            first = self.parts[name] * rank
+            down[first : first + matrices.rank] = matrices.down[:, self.spec.columns].to(dtype)
+        start = 0
+        for rows in self.spec.rows:
+            if (own := found.get(rows.name)) is not None:
+                taken = own.up[rows.start : rows.start + rows.count]
+                up[start : start + rows.count, : own.rank] = (taken.float() * own.scale).to(dtype)
+            start += rows.count
+        return (down.pin_memory(), up.pin_memory()) if pin else (down, up)
+
+    def load(self, slot: int, share: Sequence[Tensor] | None) -> None:
+        """Slot `slot` gets what `share` returned, or nothing; a layer of another pipeline stage has no memory."""
+        weights = self._weights
+        if weights is None or weights.down.is_meta:
+            return
+        for own, given in zip((weights.down, weights.up), share or (None, None), strict=True):
+            if given is None:
+                own[slot - 1].zero_()
+            else:
+                own[slot - 1].copy_(given, non_blocking=True)
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
