@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..interfaces.adapters import AdapterLoad, AdapterSource
-from ..interfaces.engine import AdapterCounts
+from ..interfaces.engine import EngineStats
 from ..interfaces.step import StepPlan
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Adapter:
 
     source: AdapterSource
     key: int
+    replaced: str = ""
     digest: str = ""
     slot: int = 0
     on_host: bool = False
@@ -85,35 +86,34 @@ class AdapterTable:
         """Whether an adapter is on its way to the host."""
         return bool(self._reading)
 
-    def load(self, name: str, path: str, *, replace: bool = False, pin: bool = False) -> str | None:
-        """The digest of an adapter that can be used from now on; None while it is read: call again.
+    def load(self, name: str, path: str, *, replace: str = "") -> bool:
+        """Whether an adapter can be used from now on; False while it is read: call again.
 
         Raises `ValueError` for one that does not fit, and where another folder is loaded under the name, unless it is
-        to `replace` it. A request that was added before keeps what it began with.
+        to be replaced: then `replace` is a text that each replacement has anew. A request that was added before keeps
+        what it began with.
         """
         if not self._slots:
             raise ValueError("adapters are off: start with enable_lora")
         source, present, fresh = AdapterSource(name, path), self._by_name.get(name), self._fresh.get(name)
         if (taken := next((one for one in (fresh, present) if one), None)) and not replace and taken.source != source:
             raise ValueError(f"another folder is loaded as {name!r}: {taken.source.path}")
-        if fresh is None and (present is None or replace):
+        if fresh is None and (present is None or (replace and present.replaced != replace)):
             self._num_keys += 1
-            fresh = self._fresh[name] = Adapter(source, self._num_keys)
+            fresh = self._fresh[name] = Adapter(source, self._num_keys, replace)
             self._read(fresh)
         if fresh is not None:
             self._poll(fresh)
             if fresh.reading:
-                return None
+                return False
             del self._fresh[name]
             if fresh.failed:
                 self._failed.discard(fresh)
                 raise ValueError(fresh.failed)
             fresh.num_added = 0 if present is None else present.num_added
-            self._by_name[name] = present = fresh
+            self._by_name[name] = fresh
             self._gone.discard(name)
-        if pin:
-            self.pin(name)
-        return "" if present is None else present.digest
+        return True
 
     def unload(self, name: str) -> None:
         """No further request gets the adapter; those that were added finish. Raises `ValueError` for an unknown one."""
@@ -150,7 +150,7 @@ class AdapterTable:
         if source.name in self._gone:
             raise ValueError(f"no adapter {source.name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
         while (known := self._by_name.get(source.name)) is None:
-            if self.load(source.name, source.path) is None:
+            if not self.load(source.name, source.path):
                 time.sleep(_POLL_SECONDS)
         known.num_added += 1
         return known
@@ -226,14 +226,14 @@ class AdapterTable:
                 del self._by_name[one.source.name]
         return failed
 
-    def counts(self, requests: Mapping[str, Request]) -> dict[str, AdapterCounts]:
-        """Requests of each adapter."""
-        counts = {name: AdapterCounts(added=one.num_added) for name, one in self._by_name.items() if one.digest}
-        for request in requests.values():
-            if request.adapter is not None and (own := counts.get(request.adapter.source.name)) is not None:
-                own.running += request.batch is not None
-                own.waiting += request.batch is None
-        return counts
+    def fill(self, stats: EngineStats, requests: Mapping[str, Request]) -> None:
+        """Adds the requests of each adapter to an engine's statistics."""
+        stats.adapters_added = {name: one.num_added for name, one in self._by_name.items()}
+        for request in requests.values() if stats.adapters_added else ():
+            if request.adapter is not None:
+                own = stats.adapters_waiting if request.batch is None else stats.adapters_running
+                name = request.adapter.source.name
+                own[name] = own.get(name, 0) + 1
 
     def _free_slot(self, running: Collection[Request]) -> int | None:
         """The slot that nobody runs with and whose adapter was used longest ago; empty ones first."""

@@ -95,14 +95,6 @@ class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     kv_transfer: dict[str, Any] | None = None
 
 
-class AdapterCounts(msgspec.Struct, kw_only=True):
-    """Requests of one adapter: those that run and wait now, and all that were ever added."""
-
-    running: int = 0
-    waiting: int = 0
-    added: int = 0
-
-
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counters and gauges of one engine since its start; times in seconds.
 
@@ -112,7 +104,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     checked `num_drafts` times: `num_draft_tokens` tokens, of which `num_accepted_tokens` were right;
     `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
     finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name.
-    `adapters` counts the requests of each adapter, by its name. The numbers of experts are those of an `ExpertReport`,
+    Of each adapter, by its name, `adapters_running` and `adapters_waiting` count the requests now, and `adapters_added` all since it was loaded. The numbers of experts are those of an `ExpertReport`,
     of all engines that share experts. Of several engines (data ranks) they are the sums, and `ranks` has those of each:
     its `rank`, and in `problem` why it does not serve, None where it does; an engine that does not answer counts with
     its last ones.
@@ -140,7 +132,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     expert_balancedness: float = 1.0
     num_expert_placements: int = 0
     num_expert_copies: int = 0
-    adapters: dict[str, AdapterCounts] = {}
+    adapters_running: dict[str, int] = {}
+    adapters_waiting: dict[str, int] = {}
+    adapters_added: dict[str, int] = {}
     rank: int = 0
     problem: str | None = None
     ranks: list[EngineStats] = []

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class AdapterCard(NamedTuple):
+    """An adapter that requests may name as their model: its folder, the model's name, when it was loaded (Unix s)."""
+
+    name: str
+    path: str
+    parent: str
+    created: int
+
+
 class ServedModels(Protocol):
     """The names and limits of the served model.
 
@@ -41,6 +50,19 @@ class ServedModels(Protocol):
 
     def served(self, name: str | None) -> str:
         """Returns the name to answer with, for None the first. Raises `RequestError` 404 for another model."""
+
+    async def adapters(self) -> list[AdapterCard]:
+        """The adapters that are loaded, whose names `served` takes as well."""
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Loads an adapter, in place of one that has the name with `replace`; returns once requests may name it.
+
+        Raises `RequestError`: 400 for one that does not fit or a name that is taken, 403 outside of `lora_root`, 404
+        for no folder.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """No further request gets the adapter, and those that run finish; raises `RequestError` 404 for none."""
 
     def require(self, task: str) -> None:
         """Raises `RequestError` 400 unless the model does `task`: "generate" or one of `PoolingParams.task`."""

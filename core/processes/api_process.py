@@ -178,6 +178,7 @@ class ApiProcess:
         try:
             checkpoint, tokenizer = await asyncio.to_thread(self._load_text)
             await self._engine_up.wait()
+            await self._host.adapters.start(self._registry)
             self._host.open(*await asyncio.to_thread(self._make_front, checkpoint, tokenizer))
         except Exception as error:
             logger.debug("the text side does not start", exc_info=True)

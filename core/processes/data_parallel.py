@@ -27,7 +27,7 @@ from .messages import ClientNews, EngineDown, Engines, Scaling
 from .output_queue import OutputQueue
 
 #: Control methods that only ask: they are answered while an engine is down, too.
-_QUESTIONS = frozenset(("is_paused", "is_sleeping", "history"))
+_QUESTIONS = frozenset(("is_paused", "is_sleeping", "history", "list_adapters"))
 #: Control methods whose effect would end with the present engines, or would not reach those that are being prepared.
 _CHANGES = frozenset(("pause", "sleep", "update_weights", "worker", "start_profile"))
 #: Lost requests whose engine is remembered.

@@ -25,6 +25,7 @@ from ..interfaces.setup import EndpointSetup
 from ..plugin_host.isolation import is_configured, run_or_leave_out
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import endpoint_setup
+from .adapters import AdapterNames
 from .calls import RouteCalls
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers
@@ -140,6 +141,8 @@ def build_app(
     routers = [endpoint.router() for endpoint in endpoints]
     routes = build_routes(routers, server.root_path, openapi=server.openapi)
     add_middleware(routes, server.middleware)
+    if config.adapters.enable_lora:
+        routes.add_middleware(AdapterNames, adapters=serving.adapters)
     shapes = _shapes(endpoints, routers)
 
     def longest() -> int:

@@ -20,6 +20,7 @@ from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
+from .adapters import ADAPTER
 from .deadlines import until_deadline
 from .errors import refusal, refusals
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS
@@ -61,7 +62,9 @@ class TimedGeneration:
         scope = REQUEST.get() or {}
         owner, limits = scope.get(OWNER, ""), scope.get(OUTPUTS)
         record = RequestTally(self._host.metrics, params, self._host.reporter.wants_outputs)
-        stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
+        stream = self._host.llm.stream(
+            self._salted(prompt), params, request_id, owner=owner, adapter=scope.get(ADAPTER), **options
+        )
         try:
             async with self._recorded(scope, record, stream, prompt):
                 with contextlib.nullcontext() if limits is None else limits.outputs(owner, params.n):
@@ -76,7 +79,9 @@ class TimedGeneration:
         scope = REQUEST.get() or {}
         record = RequestTally(self._host.metrics, _POOLED)
         owner = scope.get(OWNER, "")
-        stream = self._host.llm.stream(self._salted(prompt), params, request_id, owner=owner, **options)
+        stream = self._host.llm.stream(
+            self._salted(prompt), params, request_id, owner=owner, adapter=scope.get(ADAPTER), **options
+        )
         async with self._recorded(scope, record, stream, prompt):
             output = await anext(until_deadline(stream, scope))
             record.begin(output)

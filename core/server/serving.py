@@ -24,13 +24,14 @@ from ..interfaces.engine import EngineStats
 from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.schema import BoundedModel, Limits
-from ..interfaces.serving import RequestCounts
+from ..interfaces.serving import AdapterCard, RequestCounts
+from .adapters import ADAPTER, HostAdapters
 from .bodies import JSON_BODY
 from .calls import RouteCalls
 from .errors import IgnoredFields, field_error, refusals
 from .event_stream import EventStream, race
 from .generation import TimedGeneration
-from .ingress import OWNER
+from .ingress import OWNER, REQUEST
 from .metrics import ServerMetrics
 from .reports import Reporter
 from .texts import FrontTexts
@@ -84,6 +85,7 @@ class ServingHost:
         self._limits: Limits | None = None
         self._parsers: OutputParsers | None = None
         self.models = HostModels(self)
+        self.adapters = HostAdapters(self)
         self.metrics = ServerMetrics(metrics_file)
         self.reporter = Reporter(self.models.names[0])
         self.text = FrontTexts(self)
@@ -181,11 +183,27 @@ class HostModels:
     def pooling(self) -> PoolingFacts | None:
         return self._host.llm.front.info.pooling
 
+    async def adapters(self) -> list[AdapterCard]:
+        return await self._host.adapters.cards()
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        await self._host.adapters.load(name, path, replace=replace)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._host.adapters.unload(name)
+
     def served(self, name: str | None) -> str:
         if name is None:
             return self.names[0]
+        scope = REQUEST.get()
+        if scope is not None and isinstance(failed := scope.get(ADAPTER), RequestError):
+            raise failed
         if name not in self.names:
-            text = f"no model {name[:200]!r}; there are: {', '.join(self.names)}"
+            if (source := self._host.adapters.source(name)) is not None:
+                if scope is not None:
+                    scope[ADAPTER] = source
+                return name
+            text = f"no model {name[:200]!r}; there are: {', '.join([*self.names, *self._host.adapters.known])}"
             raise RequestError(404, text, param="model", code="model_not_found")
         return name
 

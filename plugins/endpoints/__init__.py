@@ -22,7 +22,8 @@ _ENDPOINTS: tuple[tuple[str, ...], ...] = (
     ("invocations", f"{_HERE}.invocations:InvocationsEndpoint", "SageMaker: any of these"),
     ("admin", f"{_HERE}.admin:AdminEndpoint", "pause, sleep, reset, shut down"),
     ("workers", f"{_HERE}.workers:WorkersEndpoint", "calls of worker methods"),
-    ("weights", f"{_HERE}.weights:WeightsEndpoint", "other weights; adapters"),
+    ("weights", f"{_HERE}.weights:WeightsEndpoint", "other weights"),
+    ("adapters", f"{_HERE}.adapters:AdaptersEndpoint", "loads and unloads adapters"),
     ("generate", f"{_HERE}.generate:GenerateEndpoint", "token ids in and out"),
     ("tokens", f"{_HERE}.tokens:TokensEndpoint", "tokenize and detokenize"),
 )

@@ -104,7 +104,8 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         """Every metric, under one name or both."""
         own = {family.name: family for family in (*self._of_engine(), *self._of_requests())}
-        for name, family in (own | {family.name: family for family in self._of_connector()}).items():
+        further = {family.name: family for family in (*self._of_connector(), *self._of_adapters())}
+        for name, family in (own | further).items():
             yield _named(family, f"frame_{name}")
         if self.vllm_names:
             theirs = {name: name for name in own if name not in _OWN} | _FORMER
@@ -183,6 +184,23 @@ class Exposition:
                     family = families.setdefault(name, Metric(name, "Reported by the KV connector.", kind))
                     family.add_sample(name + "_total" * (kind == "counter"), labels, value)
         yield from families.values()
+
+    def _of_adapters(self) -> Iterator[Metric]:
+        """The requests of each adapter, where some are loaded."""
+        kinds = (
+            ("adapter_requests_running", "Requests with the adapter that run.", "gauge", "adapters_running"),
+            ("adapter_requests_waiting", "Requests with the adapter that wait.", "gauge", "adapters_waiting"),
+            ("adapter_requests", "Requests with the adapter since it was loaded.", "counter", "adapters_added"),
+        )
+        for name, text, kind, field in kinds:
+            family = Metric(name, text, kind)
+            for (model, engine), stats in self._by_engine():
+                counts = getattr(stats, field)
+                for adapter in stats.adapters_added:
+                    labels = {"model_name": model, "engine": engine, "adapter": adapter}
+                    family.add_sample(name + "_total" * (kind == "counter"), labels, counts.get(adapter, 0))
+            if family.samples:
+                yield family
 
 
 def _histogram(name: str, text: str, model_name: str, histogram: Histogram) -> HistogramMetricFamily:

@@ -8,13 +8,15 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from frame.interfaces import Endpoint
+from frame.interfaces import AdapterCard, Endpoint
 
 from .json_response import json_response
 
 
 class ModelCard(msgspec.Struct):
     """One name, for OpenAI's and Anthropic's clients alike. `root` is the name that responses carry.
+
+    Of an adapter `root` is its folder, and `parent` the model.
 
     `max_input_tokens` leaves room for one token of an answer.
     """
@@ -45,11 +47,20 @@ class ModelsEndpoint(Endpoint):
 
     async def _list(self) -> Response:
         cards = [self._card(name) for name in self.serving.models.names]
+        cards += [self._adapter(one) for one in await self.serving.models.adapters()]
         ends = {"first_id": cards[0].id, "last_id": cards[-1].id, "has_more": False}
         return json_response({"object": "list", "data": cards, **ends})
 
     async def _one(self, name: str) -> Response:
+        adapters = {one.name: one for one in await self.serving.models.adapters()}
+        if name in adapters:
+            return json_response(self._adapter(adapters[name]))
         return json_response(self._card(self.serving.models.served(name)))
+
+    def _adapter(self, adapter: AdapterCard) -> ModelCard:
+        return msgspec.structs.replace(
+            self._card(adapter.name), created=adapter.created, root=adapter.path, parent=adapter.parent
+        )
 
     def _card(self, name: str) -> ModelCard:
         models = self.serving.models

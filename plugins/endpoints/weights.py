@@ -1,4 +1,4 @@
-"""Loads other weights into a running server, and refuses adapters. On the admin listener only."""
+"""Loads other weights into a running server. On the admin listener only."""
 
 from __future__ import annotations
 
@@ -36,14 +36,9 @@ class WeightsEndpoint(Endpoint):
     admin: ClassVar[bool] = True
 
     def router(self) -> APIRouter:
-        """The routes of weights and of adapters; the latter answer that there are none."""
+        """The route."""
         router = APIRouter()
         router.add_api_route("/update_weights", self._update, methods=["POST"])
-        router.add_api_route("/adapters", self._adapters, methods=["GET"])
-        router.add_api_route("/adapters", self._no_adapters, methods=["POST"])
-        router.add_api_route("/adapters/{name}", self._no_adapters, methods=["DELETE"])
-        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):  # the paths that clients of vLLM use
-            router.add_api_route(path, self._no_adapters, methods=["POST"])
         return router
 
     async def _update(self, request: Request) -> Response:
@@ -85,17 +80,6 @@ class WeightsEndpoint(Endpoint):
         while mode == "wait" and running:
             await asyncio.sleep(_POLL_SECONDS)
             running = await self._control("pause", mode=mode)
-
-    async def _adapters(self) -> Response:
-        """The adapters that are loaded: none."""
-        return json_response({"object": "list", "data": []})
-
-    async def _no_adapters(self) -> Response:
-        raise RequestError(
-            501,
-            "adapters (LoRA) are not supported yet; merge one into the weights elsewhere and POST /update_weights",
-            code="not_implemented",
-        )
 
     async def _control(self, method: str, **arguments: Any) -> Any:
         return await self.serving.engine.control(method, arguments)

@@ -26,7 +26,7 @@ OTHER_VALUES = {
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
     "pipeline_layers": [5], "nnodes": 2, "node_rank": 1, "data_parallel_rank": 3, "data_parallel_rank_local": 1,
-    "eplb_record": "/tmp/r", "model_impl": "frame",
+    "eplb_record": "/tmp/r", "model_impl": "frame", "lora_modules": ["a=/b"], "lora_root": "/c",
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {
@@ -34,6 +34,7 @@ NEEDED = {
     "num_redundant_experts": {"enable_eplb": True, "enable_expert_parallel": True},
     "eplb_record": {"enable_eplb": True, "enable_expert_parallel": True},
     "admin_port": {"admin_key": ["k"]},
+    **dict.fromkeys(("lora_modules", "lora_root", "lora_resolver"), {"enable_lora": True}),
     "nnodes": {"tensor_parallel_size": 2, "master_addr": "a"},
     "node_rank": {"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
     "data_parallel_size_local": {"data_parallel_size": 9, "data_parallel_hybrid_lb": True},

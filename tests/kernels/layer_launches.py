@@ -11,6 +11,7 @@ from torch import Tensor
 from frame.interfaces import Gating, RouterSpec
 from frame.kernels import (
     activation,
+    adapters,
     all_reduce,
     expert_exchange,
     experts,
@@ -34,6 +35,7 @@ from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
+from frame.ops import AdapterWeights, SlotGroups
 from frame.plugins.platforms.cuda.platform import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
@@ -403,7 +405,22 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["routers of families"] = routers
     for kind in ("mxfp4", "nf4"):
         found[f"weights of {kind}"] = partial(tables, kind)
+    for tokens, rank, outputs in ((64, 16, 6144), (2048, 64, 4096), (1, 8, 512), (8, 256, 4096)):
+        found[f"adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, outputs, BF16)
+    found["adapters, float32"] = partial(adapted, 8, 16, 512, F32)
     return found
+
+
+def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
+    """What the adapters of a layer of three parts add, with 8 slots."""
+    spans = _empty(outputs // 64, 3, dtype=torch.int32)
+    weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
+    numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
+    adapters.add_adapters(
+        _empty(tokens, outputs, dtype=dtype), _empty(tokens, 4096, dtype=dtype), weights, SlotGroups(*numbers)
+    )
+    few = _empty(9, dtype=torch.int32)
+    adapters.spread_slots(numbers[0], few, few[:4], few[:5], tokens)
 
 
 def tables(kind: str, dtype: torch.dtype = BF16) -> None:

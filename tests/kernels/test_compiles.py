@@ -58,6 +58,8 @@ UNITS = {
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
+    "adapters._down": {"HMMA"},
+    "adapters._up": {"HMMA"},
 }
 #: Accesses to memory for want of registers that the kernels may have which a step's time rests on, by Triton 3.6.0 or
 #: 3.7.1. Layers of 128 that a GPU has timed have at most 26; the most are of 8-bit caches with heads of 256, or with
@@ -87,6 +89,8 @@ SPILLS = {
     "delta._delta_step": 0,
     "quantized._few_rows": 0,
     "quantized._rounded_product": 0,
+    "adapters._down": 0,
+    "adapters._up": 0,
 }
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = (
     "all_reduce_kernels", "peer_copies", "attention", "attention_fp8", "cascade", "latent", "step_kernels",
     "codebook_kernels", "layer_kernels", "linear_invariant", "quantized_kernels", "expert_kernels", "state_kernels",
-    "expert_exchange_kernels",
+    "expert_exchange_kernels", "adapter_kernels",
     "sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
+from frame.core.interfaces.adapters import AdapterLoad
 from frame.core.interfaces.pooling_params import PoolingParams
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, BlockCopy, NewRequest, PrefixRows, StepPlan
@@ -51,6 +52,10 @@ def appends(length: int) -> st.SearchStrategy[BlockAppend]:
     return st.builds(BlockAppend, group=st.integers(0, 30), **three)
 
 
+def copies(length: int) -> st.SearchStrategy[BlockCopy]:
+    return st.builds(BlockCopy, group=st.integers(0, 30), sources=numbers(length), targets=numbers(length))
+
+
 def plans_of(rows: int) -> st.SearchStrategy[StepPlan]:
     return st.builds(
         StepPlan,
@@ -69,6 +74,8 @@ def plans_of(rows: int) -> st.SearchStrategy[StepPlan]:
         capture=st.booleans(),
         copies=st.lists(st.builds(BlockCopy, group=st.integers(0, 30), sources=some, targets=some), max_size=2),
         extras=st.dictionaries(st.text(max_size=8), st.binary(max_size=99), max_size=2),
+        adapters=st.lists(st.builds(AdapterLoad, slot=st.integers(1, 9), key=st.integers(1, 1 << 40)), max_size=2),
+        adapted=st.booleans(),
     )
 
 
@@ -110,9 +117,8 @@ class Apart:
 def test_the_strategy_fills_every_field_of_a_plan() -> None:
     """So that a field that `Execute` forgets makes the next test fail."""
     named = "step removed_slots added appends slots num_scheduled num_computed samples num_drafts finished_ids"
-    assert {*named.split(), "deterministic", "prefixes", "capture", "copies", "extras"} == set(
-        StepPlan.__struct_fields__
-    )
+    named += " deterministic prefixes capture extras copies adapters adapted"
+    assert {*named.split()} == set(StepPlan.__struct_fields__)
 
 
 @settings(max_examples=150, deadline=None)

@@ -174,19 +174,3 @@ def test_a_sleeping_engine_keeps_its_weights(running: Running, admin: httpx.Clie
     assert "wake it up first" in answer.json()["error"]["message"]
     assert admin.post("/wake_up").status_code == 200
     assert text(running) == texts["one"]
-
-
-def test_adapters_are_none_and_cannot_be_loaded(admin: httpx.Client) -> None:
-    assert admin.get("/adapters").json() == {"object": "list", "data": []}
-    for method, path in (
-        ("POST", "/adapters"),
-        ("DELETE", "/adapters/mine"),
-        ("POST", "/v1/load_lora_adapter"),
-        ("POST", "/v1/unload_lora_adapter"),
-    ):
-        answer = admin.request(
-            method, path, json={"lora_name": "mine", "lora_path": "/etc"} if method == "POST" else None
-        )
-        assert answer.status_code == 501
-        assert answer.json()["error"]["code"] == "not_implemented"
-        assert "not supported yet" in answer.json()["error"]["message"]

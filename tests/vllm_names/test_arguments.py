@@ -66,7 +66,7 @@ def test_every_flag_is_parsed() -> None:
         ("-ac.backend torch", "--attention-backend torch"),
         ("--shutdown-timeout 5", "--drain-seconds 5"),
         ("-dp 1 -tp 1 -pp 1 -asc 2", "--api-server-count 2"),
-        ("--mm-processor-cache-gb 0 --max-loras 4 --distributed-timeout-seconds 600", ""),
+        ("--mm-processor-cache-gb 0 --max-loras 4 --distributed-timeout-seconds 600", "--max-loras 4"),
         (
             "--enable-eplb -ep -tp 2 --eplb-config.window_size 100 --eplb-config.policy sticky",
             "--enable-eplb -ep -tp 2 --eplb-window-size 100 --expert-balancer sticky",
@@ -129,7 +129,7 @@ def test_values_of_another_form_are_refused_in_one_sentence(given: dict[str, Any
 
 
 def test_arguments_without_effect_are_named_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    config("--swap-space 4 --max-loras 2")
+    config("--swap-space 4 --lora-dtype auto")
     assert [record.getMessage() for record in caplog.records] == [
-        "arguments of vLLM's that have no effect here: max_loras, swap_space"
+        "arguments of vLLM's that have no effect here: lora_dtype, swap_space"
     ]

@@ -423,7 +423,7 @@ class Scheduler:
             expert_balancedness=self._experts.balancedness,
             num_expert_placements=self._experts.num_placements,
             num_expert_copies=self._experts.num_copies,
-            adapters=self.adapters.counts(lifecycle.requests),
         )
+        self.adapters.fill(stats, lifecycle.requests)
         self._drafting.fill(stats)
         return stats

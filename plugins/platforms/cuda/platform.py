@@ -32,6 +32,7 @@ from frame.interfaces import (
 )
 from frame.kernels import (
     activation,
+    adapters,
     convolution,
     delta,
     experts,
@@ -103,6 +104,8 @@ class CudaOps(Ops):
     ssd_scan = staticmethod(scans.ssd_scan)
     selective_scan = staticmethod(scans.selective_scan)
     gated_delta = staticmethod(delta.gated_delta)
+    add_adapters = staticmethod(adapters.add_adapters)
+    spread_slots = staticmethod(adapters.spread_slots)
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)
     advance = staticmethod(step.advance)

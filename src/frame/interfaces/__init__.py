@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         Endpoint as Endpoint,
     )
     from frame.core.interfaces.engine import (
-        AdapterCounts as AdapterCounts,
         EngineOutput as EngineOutput,
         EngineRequest as EngineRequest,
         EngineStats as EngineStats,
@@ -271,6 +270,7 @@ if TYPE_CHECKING:
         limits_of as limits_of,
     )
     from frame.core.interfaces.serving import (
+        AdapterCard as AdapterCard,
         Batches as Batches,
         EngineControl as EngineControl,
         Generation as Generation,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
@@ -14,7 +15,9 @@ from frame.core.config.model import ModelConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.front.async_front import AsyncFront
 from frame.core.front.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from frame.core.front.prompts import InvalidRequest
 from frame.core.front.tokenizer import TokenizerSource
+from frame.core.interfaces.adapters import AdapterSource
 from frame.core.interfaces.client import EngineClient, EngineDeadError
 from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingParams
@@ -25,6 +28,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.elastic.sizes import refusal
 
 from .background_engine import BackgroundEngine
+from .lora import POLL_SECONDS, KnownAdapters, LoRARequest
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
@@ -57,6 +61,7 @@ class AsyncLLM(AsyncFront):
             )
         super().__init__(config, client, checkpoint or read_checkpoint(config), registry or Registry.load(), tokenizer)
         self.config = config
+        self.adapters = KnownAdapters()
         self._owned: BackgroundEngine | None = None
 
     @classmethod
@@ -100,9 +105,57 @@ class AsyncLLM(AsyncFront):
         `trace_headers` change nothing: the server's sinks take them from HTTP requests.
         """
         del trace_headers
-        refuse_unserved(self.generate, lora_request=lora_request, **unused)
+        refuse_unserved(self.generate, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
-        return self.stream(prompt, params, request_id, priority=priority, kv_transfer=kv_transfer, owner=owner)
+        options: dict[str, Any] = {"priority": priority, "kv_transfer": kv_transfer, "owner": owner}
+        if lora_request is None:
+            return self.stream(prompt, params, request_id, **options)
+        return self._adapted(
+            lora_request, lambda adapter: self.stream(prompt, params, request_id, adapter=adapter, **options)
+        )
+
+    async def _adapted(
+        self, given: Any, stream: Callable[[AdapterSource], AsyncGenerator[RequestOutput, None]]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Streams what `stream` gives for an adapter, which is read first unless the engine has it."""
+        async with aclosing(stream(await self._loaded(given))) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _loaded(self, given: Any) -> AdapterSource:
+        source = self.adapters.source(given)
+        arguments = {"name": source.name, "path": source.path, "replace": given.replaced}
+        try:
+            while not await self._client.call("load_adapter", arguments):
+                await asyncio.sleep(POLL_SECONDS)
+        except (ValueError, RuntimeError) as error:
+            if isinstance(error, EngineDeadError):
+                raise
+            raise InvalidRequest(str(error), "lora_request") from None
+        return source
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Reads an adapter now; raises `InvalidRequest` for one that does not fit."""
+        await self._loaded(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Unloads an adapter; requests that have it finish. False for an unknown number."""
+        name = self.adapters.forget(lora_id)
+        if name is not None:
+            await self._client.call("unload_adapter", {"name": name})
+        return name is not None
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keeps an adapter in host memory. False for an unknown number."""
+        name = self.adapters.name_of(lora_id)
+        if name is not None:
+            await self._client.call("pin_adapter", {"name": name})
+        return name is not None
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the adapters that can be used."""
+        return self.adapters.numbers()
 
     @property
     def tokenizer(self) -> Tokenizer:

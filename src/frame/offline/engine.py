@@ -113,7 +113,7 @@ class LLMEngine:
 
     def _loaded(self, given: Any) -> AdapterSource:
         source = self.adapters.source(given)
-        load_now(self.core.call, source, given.load_inplace)
+        load_now(self.core.call, source, given.replaced)
         return source
 
     def add_lora(self, lora_request: LoRARequest) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class LoRARequest:
     lora_path: str = ""
     base_model_name: str | None = None
     load_inplace: bool = False
+
+    @property
+    def replaced(self) -> str:
+        """A text that each replacement has anew, "" for none."""
+        return secrets.token_hex(8) if self.load_inplace else ""
 
     @property
     def name(self) -> str:
@@ -83,10 +89,10 @@ class KnownAdapters:
         return set(self._by_number)
 
 
-def load_now(call: Callable[[str, dict[str, Any]], Any], source: AdapterSource, replace: bool) -> None:
+def load_now(call: Callable[[str, dict[str, Any]], Any], source: AdapterSource, replace: str) -> None:
     """Has an engine of this thread read an adapter; raises `InvalidRequest` with the reason against it."""
     try:
-        while call("load_adapter", {"name": source.name, "path": source.path, "replace": replace}) is None:
+        while not call("load_adapter", {"name": source.name, "path": source.path, "replace": replace}):
             time.sleep(POLL_SECONDS)
     except ValueError as error:
         raise InvalidRequest(str(error), "lora_request") from error

@@ -24,7 +24,7 @@ from frame.core.interfaces.engine import EngineStats
 from frame.core.interfaces.pooling_params import PoolingFacts, PoolingParams
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.core.interfaces.schema import BoundedModel, Limits, SamplingFields
-from frame.core.interfaces.serving import Batches, RequestCounts
+from frame.core.interfaces.serving import AdapterCard, Batches, RequestCounts
 from frame.core.server.bodies import JSON_BODY
 from frame.core.server.event_stream import EventStream, race
 from frame.core.server.ingress import OWNER
@@ -104,6 +104,18 @@ class FakeServing:
         if name not in (None, *self.names):
             raise RequestError(404, f"no model {name!r}; there are: test-model", param="model", code="model_not_found")
         return self.names[0]
+
+    async def adapters(self) -> list[AdapterCard]:
+        """None."""
+        return []
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> None:
+        """Adapters are off."""
+        raise RequestError(403, "adapters are off")
+
+    async def unload_adapter(self, name: str) -> None:
+        """No adapter is loaded."""
+        raise RequestError(404, f"no adapter {name!r} is loaded")
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The bytes of the text."""

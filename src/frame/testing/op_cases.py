@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.experts import Gating, RouterSpec
+from frame.core.ops.adapters import AdapterWeights, SlotGroups, group_slots
 from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers, StepSizes
 
@@ -262,6 +263,25 @@ def _delta(draw: Draw, given: Sequence[tuple[int, bool, int]], *features: int) -
     return (query, key, value, decay, beta, _state(draw, 4, 16, 16), rows), {}
 
 
+def adapters_case(draw: Draw, slots: Sequence[int], parts: Sequence[tuple[int, int]], rank: int = 8) -> Arguments:
+    """Tokens of these slots, in a layer of parts: (outputs, number of the tensor), each of which is a span."""
+    num_slots, width = max(slots) + 1, 48
+    ends = list(accumulate(size for size, _ in parts))
+    runs = tuple((end - size, end, part) for end, (size, part) in zip(ends, parts, strict=True))
+    down = draw.floats(num_slots, (max(part for _, part in parts) + 1) * rank, width)
+    weights = AdapterWeights(down, draw.floats(num_slots, ends[-1], rank), torch.tensor(runs, dtype=torch.int32), runs)
+    groups = SlotGroups.allocate(len(slots) + 3, num_slots, torch.device("cpu"))
+    groups.slots[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+    group_slots(groups, len(slots))
+    return (draw.floats(len(slots), ends[-1]), draw.floats(len(slots), width) / 8, weights, groups), {}
+
+
+def _group_slots(draw: Draw) -> Arguments:
+    groups = SlotGroups.allocate(9, 3, torch.device("cpu"))
+    groups.slots[:] = draw.ints(4, 9)
+    return (groups, 9), {}
+
+
 CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "rms_norm": [lambda d: ((d.floats(5, 32), d.floats(32), 1e-6), {}),
                  lambda d: ((d.floats(5, 3, 32), d.floats(32), 1e-6, 1.0), {})],
@@ -334,6 +354,11 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "accept_drafts": [lambda d: ((torch.tensor([[5, 6, 7], [5, 9, 7], [4, 6, 7], [5, 6, 7]], dtype=torch.int32),
                                   torch.tensor([[5, 6]] * 4, dtype=torch.int32),
                                   torch.tensor([2, 2, 2, 1], dtype=torch.int32)), {})],
+    "add_adapters": [lambda d: adapters_case(d, (2, 0, 1, 2, 0), ((24, 0), (8, 1), (8, 2))),
+                     lambda d: adapters_case(d, (1,) * 20, ((16, 0), (8, 1), (16, 0)), 3)],
+    "group_slots": [_group_slots],
+    "spread_slots": [lambda d: ((d.ints(3, 7), d.ints(4, 5), torch.tensor([4, 0, 2, 0], dtype=torch.int32),
+                                 torch.tensor([0, 1, 3, 6, 6], dtype=torch.int32), 7), {})],
     "sum_rows": [lambda d: ((d.floats(7, 16), torch.tensor([3, 0, 4])), {})],
     "unit": [lambda d: ((d.float32(4, 16) * torch.tensor([[1.0], [0.0], [3.0], [1e-3]]),), {})],
     "write_rows": [_write_rows, lambda d: _padded_rows(d, 1, 2), lambda d: _padded_rows(d, 1, 1, 1),

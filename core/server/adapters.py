@@ -1,0 +1,169 @@
+"""The adapters that requests may name as their model: those that are loaded, and those that a resolver finds."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..config.adapters import read_module
+from ..interfaces.adapters import AdapterResolver, AdapterSource
+from ..interfaces.client import EngineDeadError
+from ..interfaces.errors import RequestError
+from ..interfaces.serving import AdapterCard
+from ..interfaces.setup import AdapterResolverSetup
+from ..plugin_host.registry import Registry
+from .bodies import JSON_BODY
+
+if TYPE_CHECKING:
+    from .serving import ServingHost
+
+#: The scope key of the adapter that a request named as its model.
+ADAPTER = "frame.adapter"
+#: Seconds for which it is remembered that there is no adapter of a name, and of how many names.
+UNKNOWN_SECONDS, MOST_UNKNOWN = 10.0, 1024
+_POLL_SECONDS = 0.01
+
+
+class HostAdapters:
+    """One for each API process. Another process of the server may load adapters, too: the engine knows all of them."""
+
+    def __init__(self, host: ServingHost) -> None:
+        self._host = host
+        self._settings = host.config.adapters
+        self.known: dict[str, AdapterCard] = {}
+        self._searches: dict[str, asyncio.Task[None]] = {}
+        self._unknown: dict[str, float] = {}  # until when
+        self._resolver: AdapterResolver | None = None
+
+    async def start(self, registry: Registry) -> None:
+        """Loads what the configuration names; raises `ValueError` with the reason against one."""
+        names, settings = self._host.models.names, self._settings
+        if settings.lora_resolver is not None:
+            setup = AdapterResolverSetup(base_model=names[0])
+            self._resolver = registry.make("adapter-resolver", settings.lora_resolver, setup, self._host.config)
+        for name, path, parent in map(read_module, settings.lora_modules):
+            if name in names:
+                raise ValueError(f"lora_modules: {name!r} is the name of the model itself")
+            try:
+                await self._load(name, str(Path(path).absolute()), parent=parent)
+            except RequestError as error:
+                raise ValueError(f"lora_modules: {error}") from None
+
+    def source(self, name: str) -> AdapterSource | None:
+        """The adapter of a name, None if there is none that is known here."""
+        card = self.known.get(name)
+        return None if card is None else AdapterSource(name, card.path)
+
+    async def cards(self) -> list[AdapterCard]:
+        """The adapters that can be used."""
+        if self._settings.enable_lora:
+            await self._ask_engine()
+        return list(self.known.values())
+
+    async def find(self, name: str) -> None:
+        """Makes an adapter known if there is one of that name; requests that name it at the same time share the work.
+
+        Raises `RequestError` where it is there and does not fit.
+        """
+        if name in self.known or name in self._host.models.names or self._unknown.get(name, 0.0) > time.monotonic():
+            return
+        search = self._searches.get(name)
+        if search is None:
+            search = self._searches[name] = asyncio.create_task(self._find(name))
+            search.add_done_callback(lambda _: self._searches.pop(name, None))
+        await asyncio.shield(search)
+
+    async def _find(self, name: str) -> None:
+        await self._ask_engine()
+        folder = None
+        if name not in self.known and self._resolver is not None:
+            folder = await asyncio.to_thread(self._resolver.resolve, name)
+        if folder is not None:
+            await self._load(name, str(folder))
+        if name not in self.known:
+            while len(self._unknown) >= MOST_UNKNOWN:
+                del self._unknown[next(iter(self._unknown))]
+            self._unknown[name] = time.monotonic() + UNKNOWN_SECONDS
+
+    async def load(self, name: str, path: str, *, replace: bool) -> None:
+        """As `ServedModels.load_adapter`."""
+        root = self._settings.lora_root
+        if root is None:
+            raise RequestError(403, "no folder for adapters is set: start with --enable-lora and --lora-root")
+        if name in self._host.models.names:
+            raise RequestError(400, f"{name[:200]!r} is the name of the model itself", param="lora_name")
+        try:
+            folder = (Path(root) / path).resolve()
+            if not folder.is_relative_to(Path(root).resolve()):
+                raise RequestError(403, f"lora_path must lie under --lora-root, got {path[:200]!r}", param="lora_path")
+            if not folder.is_dir():
+                raise RequestError(404, f"there is no folder {path[:200]!r}", param="lora_path")
+        except (OSError, ValueError):
+            raise RequestError(400, "lora_path is not the path of a folder", param="lora_path") from None
+        await self._ask_engine()
+        if name in self.known and not replace:
+            raise RequestError(
+                400, f"the adapter {name[:200]!r} is loaded already; load_inplace replaces it", param="lora_name"
+            )
+        await self._load(name, str(folder), replace=replace)
+
+    async def unload(self, name: str) -> None:
+        """As `ServedModels.unload_adapter`."""
+        await self._ask_engine()
+        if self.known.pop(name, None) is None:
+            text = f"no adapter {name[:200]!r} is loaded; there are: {', '.join(self.known) or 'none'}"
+            raise RequestError(404, text, param="lora_name")
+        await self._call("unload_adapter", {"name": name})
+
+    async def _load(self, name: str, path: str, *, parent: str | None = None, replace: bool = False) -> None:
+        arguments = {"name": name, "path": path, "replace": secrets.token_hex(8) if replace else ""}
+        while not await self._call("load_adapter", arguments):
+            await asyncio.sleep(_POLL_SECONDS)
+        self._unknown.pop(name, None)
+        self._note(name, path, parent)
+
+    async def _ask_engine(self) -> None:
+        """Learns what other API processes loaded and unloaded. A new engine reads adapters when they are needed."""
+        try:
+            answer = await self._call("list_adapters", {})
+        except RequestError:
+            return
+        for one in answer:
+            self._note(one["name"], one["path"])
+
+    async def _call(self, method: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._host.client.call(method, arguments)
+        except EngineDeadError as error:
+            raise RequestError(503, str(error)) from None
+        except (ValueError, RuntimeError) as error:
+            raise RequestError(400, str(error)) from None
+
+    def _note(self, name: str, path: str, parent: str | None = None) -> None:
+        before = self.known.get(name)
+        if before is None or before.path != path:
+            parent = parent or self._host.models.names[0]
+            self.known[name] = AdapterCard(name, path, parent, int(time.time()))
+
+
+class AdapterNames:
+    """ASGI middleware: before a route sees a request, looks for the adapter that its body names as model."""
+
+    def __init__(self, app: ASGIApp, adapters: HostAdapters) -> None:
+        self._app, self._adapters = app, adapters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on; what is wrong with an adapter that was found is raised where the route asks for it."""
+        body = scope.get(JSON_BODY)
+        name = body.get("model") if isinstance(body, dict) else None
+        if isinstance(name, str):
+            try:
+                await self._adapters.find(name)
+            except RequestError as error:
+                scope[ADAPTER] = error
+        await self._app(scope, receive, send)

@@ -1,0 +1,67 @@
+"""The kernels of adapters against their references: on a GPU, and under the interpreter through tests/kernels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from frame.core.ops import adapters as reference
+from frame.kernels import adapters as kernels
+from frame.testing.op_cases import Draw, adapters_case
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+#: The interpreter's products take no bfloat16.
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+PARTS = {"one": ((40, 0),), "three": ((64, 0), (24, 1), (8, 2)), "joined": ((16, 0), (8, 0), (64, 0), (7, 0))}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slots", [(0,), (3,), (2, 0, 1, 2, 0, 4), (1, 0) * 20], ids=["none", "one", "some", "many"])
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("rank", [1, 8, 100])
+def test_sums(parts: tuple, slots: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
+    (y, x, weights, groups), _ = adapters_case(Draw(dtype), slots, parts, rank)
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    moved = replace(weights, down=weights.down.to(DEVICE), up=weights.up.to(DEVICE), spans=weights.spans.to(DEVICE))
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+    found = kernels.add_adapters(y.to(DEVICE), x.to(DEVICE), moved, there).cpu()
+    torch.testing.assert_close(found, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    untouched = torch.tensor(slots) == 0
+    assert torch.equal(found[untouched], y[untouched])
+
+
+def test_wide_inputs_are_summed_in_pieces() -> None:
+    draw = Draw(torch.float32)
+    (y, _, weights, groups), _ = adapters_case(draw, (1, 2, 1), ((40, 0),))
+    weights = replace(weights, down=draw.floats(3, 8, 1500) / 40)
+    x = draw.floats(3, 1500)
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    moved = replace(weights, down=weights.down.to(DEVICE), up=weights.up.to(DEVICE), spans=weights.spans.to(DEVICE))
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+    torch.testing.assert_close(kernels.add_adapters(y.to(DEVICE), x.to(DEVICE), moved, there).cpu(), expected)
+    alone = y[:1].to(DEVICE)
+    one = reference.SlotGroups.allocate(3, 3, torch.device(DEVICE))
+    one.slots[:1] = groups.slots[:1].to(DEVICE)
+    reference.group_slots(one, 1)
+    batched = kernels.add_adapters(y.to(DEVICE), x.to(DEVICE), moved, there)
+    again = kernels.add_adapters(alone, x[:1].to(DEVICE), moved, one)
+    assert torch.equal(again, batched[:1]) or (INTERPRETED and torch.allclose(again, batched[:1]))
+
+
+@pytest.mark.parametrize(("counts", "padding"), [((1,), 0), ((3, 700, 1, 0), 5), ((1, 1, 1), 2)])
+def test_slots_of_tokens(counts: tuple[int, ...], padding: int) -> None:
+    num_tokens = sum(counts) + padding
+    table = torch.tensor([0, 3, 1, 0, 2], dtype=torch.int32, device=DEVICE)
+    rows = torch.tensor([4, 1, 0, 2][: len(counts)], dtype=torch.int32, device=DEVICE)
+    starts = torch.tensor([0, *counts], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
+    found, expected = (torch.full((num_tokens + 2,), -7, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    kernels.spread_slots(found, table, rows, starts, num_tokens)
+    reference.spread_slots(expected, table, rows, starts, num_tokens)
+    assert torch.equal(found, expected)
