@@ -1,14 +1,15 @@
-"""Adapters in Triton: y += (x Aᵀ) Bᵀ with the matrices of each token's slot; the references are `frame.core.ops.adapters`.
+"""Adapters in Triton: y += (x Aᵀ) Bᵀ with the matrices of each token's slot; see `frame.core.ops.adapters`.
 
-Two launches for a layer, whatever tensors it puts together and however many adapters its tokens have. Programs are laid
-out over slots, and over as many blocks of tokens as all tokens of the step would fill; those whose slot has fewer end at
-once, so that a launch depends on the number of tokens alone and a captured one serves every batch of that size. *Down*
-divides the inputs into pieces, whose sums *up* adds in a fixed order. No result depends on other tokens. Knows no layer.
+Two launches for a layer, whatever tensors it puts together and however many adapters its tokens have. Programs are
+laid out over slots, and over as many blocks of tokens as all tokens of the step would fill; those whose slot has fewer
+end at once, so that a launch depends on the number of tokens alone and a captured one serves every batch of that size.
+*Down* divides the inputs into pieces, whose sums *up* adds in a fixed order. No result depends on other tokens. Knows
+no layer.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 import torch
 import triton
@@ -18,22 +19,6 @@ from torch import Tensor
 #: Tokens of a program, inputs that it reads at a time, most pieces of the inputs, and outputs of a span.
 _TOKENS, _INPUTS, _PIECES, _SPAN = 16, 128, 8, 64
 _BLOCK = 512
-
-
-class Weights(Protocol):
-    """`frame.ops.AdapterWeights`."""
-
-    down: Tensor
-    up: Tensor
-    spans: Tensor
-
-
-class Groups(Protocol):
-    """`frame.ops.SlotGroups`."""
-
-    slots: Tensor
-    order: Tensor
-    starts: Tensor
 
 
 @triton.jit
@@ -103,8 +88,8 @@ def _up(
         tl.store(target, before + added.to(before.dtype), mask=present)
 
 
-def add_adapters(y: Tensor, x: Tensor, weights: Weights, groups: Groups) -> Tensor:
-    """As the reference; rows of x and y, and the matrices, lie in one piece each."""
+def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
+    """As the reference, with `frame.ops.AdapterWeights` and `SlotGroups`; each row and matrix lies in one piece."""
     num_tokens, num_inputs = x.shape
     num_slots, num_rows, _ = weights.down.shape
     num_outputs, rank = weights.up.shape[1:]

@@ -103,11 +103,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
     that computed tokens, 0 while no request is unfinished; `busy_seconds` is that of all steps. Drafts of requests were
     checked `num_drafts` times: `num_draft_tokens` tokens, of which `num_accepted_tokens` were right;
     `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
-    finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name.
-    Of each adapter, by its name, `adapters_running` and `adapters_waiting` count the requests now, and `adapters_added` all since it was loaded. The numbers of experts are those of an `ExpertReport`,
-    of all engines that share experts. Of several engines (data ranks) they are the sums, and `ranks` has those of each:
-    its `rank`, and in `problem` why it does not serve, None where it does; an engine that does not answer counts with
-    its last ones.
+    finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name. Of
+    each adapter, by its name, `adapters_running` and `adapters_waiting` count the requests now, and `adapters_added`
+    all since it was loaded. The numbers of experts are those of an `ExpertReport`, of all engines that share experts.
+    Of several engines (data ranks) they are the sums, and `ranks` has those of each: its `rank`, and in `problem` why
+    it does not serve, None where it does; an engine that does not answer counts with its last ones.
     """
 
     running: int = 0

@@ -34,7 +34,7 @@ NEEDED = {
     "num_redundant_experts": {"enable_eplb": True, "enable_expert_parallel": True},
     "eplb_record": {"enable_eplb": True, "enable_expert_parallel": True},
     "admin_port": {"admin_key": ["k"]},
-    **dict.fromkeys(("lora_modules", "lora_root", "lora_resolver"), {"enable_lora": True}),
+    **{name: {"enable_lora": True} for name in ("lora_modules", "lora_root", "lora_resolver")},
     "nnodes": {"tensor_parallel_size": 2, "master_addr": "a"},
     "node_rank": {"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
     "data_parallel_size_local": {"data_parallel_size": 9, "data_parallel_hybrid_lb": True},
