@@ -20,6 +20,7 @@ KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
 BALANCERS = "tests.contract.wrong_balancers"
 EXCHANGES = "tests.contract.wrong_exchanges"
+ADAPTERS = "tests.contract.wrong_adapters"
 QUANTIZATIONS = "tests.contract.wrong_quantizations"
 CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
 LLAMA = {"tiny": f"{MORE}:write_llama"}
@@ -51,6 +52,10 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
             {"calls": '{"weight": {}}'},
         ),
         ("extension", "tests.contract.wrong_extensions:Shrinking", "outputs are those of an engine without it", {}),
+        ("adapters", f"{ADAPTERS}:Always", "without adapters a layer is as it was", {}),
+        ("adapters", f"{ADAPTERS}:Blind", "what is no adapter is refused in one sentence", {}),
+        ("adapter-resolver", f"{ADAPTERS}:Raising", "odd names are unknown", {}),
+        ("adapter-resolver", f"{ADAPTERS}:Anything", "odd names are unknown", {}),
         ("quantization", f"{QUANTIZATIONS}:Moving", "layers keep sizes and addresses", {}),
         ("quantization", f"{QUANTIZATIONS}:Deaf", "fused forms give what apart gives", {}),
         ("quantization", f"{QUANTIZATIONS}:Coarse", "weights that are quantised while loading stay near", {}),

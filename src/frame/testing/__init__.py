@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from frame.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .adapters_suite import AdapterResolverSuite as AdapterResolverSuite, AdaptersSuite as AdaptersSuite
     from .attention_suite import AttentionBackendSuite as AttentionBackendSuite
     from .balancer_suite import ExpertBalancerSuite as ExpertBalancerSuite
     from .checkpoints import make_checkpoint as make_checkpoint

@@ -10,6 +10,8 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.setup import (
+    AdapterResolverSetup,
+    AdapterSetup,
     BackendSetup,
     ExchangeSetup,
     LoaderSetup,
@@ -108,6 +110,8 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return SourceSetup(config.load.download_dir, config.load.offline)
         case "balancer" | "command" | "sink":
             return Setup()
+        case "adapter-resolver":
+            return AdapterResolverSetup(config.model.model)
         case "model":
             return ModelSetup(changes["build"])
         case "tokenizer":
@@ -125,6 +129,10 @@ def _on_device(kind: str, config: FrameConfig, changes: dict[str, Any]) -> Setup
 
     cpu = torch.device("cpu")
     match kind:
+        case "adapters":
+            return AdapterSetup(
+                max_adapters=2, max_rank=8, max_num_tokens=_NUM_TOKENS, device=cpu, dtype=torch.float32, ops=Ops()
+            )
         case "exchange":
             return ExchangeSetup(changes["spec"], changes["groups"])
         case "extension":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from .adapters_suite import AdapterResolverSuite, AdaptersSuite
 from .attention_suite import AttentionBackendSuite
 from .balancer_suite import ExpertBalancerSuite
 from .command_suite import CommandSuite
@@ -43,6 +44,8 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "speculator": SpeculatorSuite,
     "quantization": QuantizationSuite,
     "extension": WorkerExtensionSuite,
+    "adapters": AdaptersSuite,
+    "adapter-resolver": AdapterResolverSuite,
     "source": ModelSourceSuite,
     "loader": WeightLoaderSuite,
     "tokenizer": TokenizerSuite,
