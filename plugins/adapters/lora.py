@@ -93,6 +93,7 @@ class AdaptedLinear(LinearMethod):
         self.totals = {rows.name: rows.total for rows in spec.rows}
         self.stages = inner.stages  # type: ignore[misc]  # of the method that it wraps
         self._weights: AdapterWeights | None = None
+        self._spans = torch.empty(0)
 
     @property
     def takes_parts(self) -> bool:  # type: ignore[override]
@@ -109,7 +110,8 @@ class AdaptedLinear(LinearMethod):
             runs.append((start, stop, part))
             pieces += [(first, min(first + SPAN, stop), part) for first in range(start, stop, SPAN)]
             start = stop
-        spans = torch.tensor(pieces, dtype=torch.int32).view(-1, 3).to(device)
+        self._spans = torch.tensor(pieces, dtype=torch.int32).view(-1, 3)
+        spans = self._spans.to(device)
         for name, tensor in (("adapter_down", down), ("adapter_up", up), ("adapter_spans", spans)):
             layer.register_buffer(name, tensor, persistent=False)
         self._weights = AdapterWeights(down, up, spans, tuple(runs))
@@ -178,6 +180,7 @@ class AdaptedLinear(LinearMethod):
         weights = self._weights
         if weights is None or weights.down.is_meta:
             return
+        weights.spans.copy_(self._spans)  # sleep may have dropped what lay on the device
         for own, given in zip((weights.down, weights.up), share or (None, None), strict=True):
             if given is None:
                 own[slot - 1].zero_()

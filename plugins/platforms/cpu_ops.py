@@ -7,6 +7,7 @@ here means what its reference in `frame.ops` means.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 from frame.interfaces import SILU, Gating
 from frame.ops import (
     NO_BIASES,
+    AdapterWeights,
     ExpertBiases,
     Ops,
     RowParts,
     ScanWeights,
+    SlotGroups,
     StateRows,
     StepBuffers,
     StepSizes,
@@ -56,6 +59,14 @@ class CpuOps(Ops):
             return Ops.linear(x, weight, bias)
         product = torch.mm(weight, x.t()).t().contiguous()
         return product if bias is None else product.add_(bias)
+
+    def add_adapters(self, y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGroups) -> Tensor:
+        if not self.invariant:
+            return Ops.add_adapters(y, x, weights, groups)
+        for token in range(len(x)):  # a product's rows would depend on how many tokens have the slot
+            alone = replace(groups, slots=groups.slots[token : token + 1])
+            Ops.add_adapters(y[token : token + 1], x[token : token + 1], weights, alone)
+        return y
 
     def map_rows(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return each_row(function, x) if self.invariant else function(x)

@@ -104,6 +104,25 @@ def test_ranks_share_adapters(
     assert found == [wanted[name][0] for name in of]
 
 
+def test_deterministic_requests_get_equal_bits_in_any_batch(base: Path, adapters: dict[str, Path]) -> None:
+    of = requests_of(adapters)
+    asked = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, detokenize=False, deterministic=True, logprobs=1
+    )
+
+    def logprobs(llm: LLM, names: list[str | None]) -> list[Any]:
+        prompts = [{"prompt_token_ids": PROMPTS[0]} for _ in names]
+        outputs = llm.generate(prompts, asked, lora_request=[of[name] for name in names], use_tqdm=False)
+        return [
+            [sorted(one.logprob for one in step.values()) for step in output.outputs[0].logprobs] for output in outputs
+        ]
+
+    with running(base, max_loras=3, enable_prefix_caching=False) as llm:
+        alone = {name: logprobs(llm, [name])[0] for name in of}
+        names = ["all", None, "all", "some", "rs", "all"]
+        assert logprobs(llm, names) == [alone[name] for name in names]
+
+
 def test_prompts_of_two_adapters_share_no_block(base: Path, adapters: dict[str, Path]) -> None:
     of = requests_of(adapters)
     prompt = list(range(3, 43))
