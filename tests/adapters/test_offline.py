@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frame import LLM, LoRARequest, SamplingParams
+from frame import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, RequestOutputKind, SamplingParams
 from frame.core.front.prompts import InvalidRequest
 from frame.testing.checkpoints import make_checkpoint
 
@@ -271,3 +272,32 @@ def test_a_number_stands_for_one_folder(shared: LLM, adapters: dict[str, Path]) 
 def shared(base: Path) -> Iterator[LLM]:
     with running(base, max_loras=2) as llm:
         yield llm
+
+
+def test_the_asynchronous_engine_serves_adapters(
+    base: Path, adapters: dict[str, Path], wanted: dict[str | None, list[list[int]]]
+) -> None:
+    of = requests_of(adapters)
+
+    async def serve() -> dict[str | None, list[int]]:
+        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(base), **{**SMALL, "max_loras": 2}))
+        try:
+            asked = params()
+            asked.output_kind = RequestOutputKind.FINAL_ONLY
+
+            async def one(name: str | None) -> list[int]:
+                prompt = {"prompt_token_ids": PROMPTS[0]}
+                async for output in llm.generate(prompt, asked, f"request {name}", lora_request=of[name]):
+                    last = output
+                return list(last.outputs[0].token_ids)
+
+            found = dict(zip(of, await asyncio.gather(*map(one, of)), strict=True))
+            assert await llm.list_loras() == {1, 2, 3}
+            assert await llm.remove_lora(1)
+            with pytest.raises(InvalidRequest, match="/nowhere has no adapter_config"):
+                await llm.add_lora(LoRARequest("x", 9, "/nowhere"))
+            return found
+        finally:
+            llm.shutdown()
+
+    assert asyncio.run(serve()) == {name: wanted[name][0] for name in of}
