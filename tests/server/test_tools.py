@@ -37,7 +37,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_tool_parsers():
-    return [Provider("of_a_file", "frame.plugins.parsers.formats:HermesParser", api=">=0.2.dev1,<0.3")]
+    return [Provider("of_a_file", "frame.plugins.parsers.json_formats:HermesParser", api=">=0.2.dev1,<0.3")]
 """
 
 
