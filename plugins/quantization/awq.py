@@ -26,7 +26,7 @@ from .names import Names
 from .packed import SCALES, PackedLinear
 from .packed_experts import PackedExperts
 from .packing import AWQ_ORDER, pack_nibbles
-from .settings import require, require_tensors, whole_number
+from .settings import name_list, require, require_tensors, whole_number
 from .vocabulary import LinearHead
 
 
@@ -41,7 +41,9 @@ class Awq(Quantization):
         require("version", version.lower() if isinstance(version, str) else version, ("gemm",))
         require("zero_point", config.get("zero_point", True), (True,))
         self._group = whole_number("group_size", config.get("group_size", config.get("q_group_size", 128)))
-        self._ignored = Names(config.get("modules_to_not_convert") or (), setup.renames, parts=True)
+        self._ignored = Names(
+            name_list("modules_to_not_convert", config.get("modules_to_not_convert")), setup.renames, parts=True
+        )
         require_tensors("awq", setup.tensors, ".qweight")
 
     @classmethod

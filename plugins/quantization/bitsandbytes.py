@@ -29,7 +29,7 @@ from .bitsandbytes_4bit import FourBitLinear, StoredCodes
 from .joined import by_parts
 from .names import Names
 from .scaled import WEIGHTS, ScaledLinear, Stored
-from .settings import require
+from .settings import name_list, require
 from .vocabulary import LinearHead
 
 _ROWS = StoredCodes(0, False, "int8")
@@ -47,7 +47,7 @@ class Bitsandbytes(Quantization):
         self._type = config.get("bnb_4bit_quant_type", "fp4")
         require("bnb_4bit_quant_type", self._type, ("nf4", "fp4"))
         self._is_nested = bool(config.get("bnb_4bit_use_double_quant"))
-        self._ignored = Names(config.get("llm_int8_skip_modules") or (), setup.renames)
+        self._ignored = Names(name_list("llm_int8_skip_modules", config.get("llm_int8_skip_modules")), setup.renames)
         end = ".weight.quant_map" if self._is_4bit else ".SCB"
         if setup.tensors and not any(name.endswith(end) for name in setup.tensors):
             raise ValueError(

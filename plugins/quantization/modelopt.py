@@ -33,7 +33,7 @@ from .experts import StoredExperts
 from .joined import by_parts
 from .names import Names
 from .scaled import ScaledLinear, Stored
-from .settings import require
+from .settings import name_list, require
 from .vocabulary import LinearHead
 
 E4M3 = torch.float8_e4m3fn
@@ -72,10 +72,10 @@ class ModelOpt(Quantization):
             require("quant_algo", self._algorithm, (*_ALGORITHMS, "MIXED_PRECISION"))
         if config.get("group_size") not in (None, 0, -1):
             require("group_size", config.get("group_size"), (16,) if self._algorithm == "NVFP4" else (16, 32, 128))
-        ignored = [*(config.get("exclude_modules") or ()), *(config.get("ignore") or ())]
+        ignored = [one for key in ("exclude_modules", "ignore") for one in name_list(key, config.get(key))]
         self._ignored = Names(ignored, setup.renames)
         self._cache_algorithm = config.get("kv_cache_quant_algo")
-        if scheme := config.get("kv_cache_scheme"):
+        if isinstance(scheme := config.get("kv_cache_scheme"), Mapping):
             self._cache_algorithm = f"{scheme.get('type')}{scheme.get('num_bits')}".replace("float8", "FP8")
 
     @classmethod

@@ -12,6 +12,7 @@ from frame.interfaces import ExpertMethod, ExpertSpec, LinearMethod, LinearSpec,
 from .codebook import Floats
 from .codebook_experts import JoinedFloatExperts
 from .names import Names
+from .settings import name_list
 
 JOINED = Floats("_blocks", "_scales", 32, torch.uint8)
 
@@ -22,7 +23,7 @@ class Mxfp4(Quantization):
     def __init__(self, setup: QuantizationSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         config = setup.quantization_config or {}
-        self._ignored = Names(config.get("modules_to_not_convert") or (), setup.renames)
+        self._ignored = Names(name_list("modules_to_not_convert", config.get("modules_to_not_convert")), setup.renames)
         if setup.tensors and not any(name.endswith(JOINED.codes) for name in setup.tensors):
             raise ValueError("the quantization_config says mxfp4, and the checkpoint has no tensor of _blocks")
 

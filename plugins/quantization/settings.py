@@ -27,3 +27,12 @@ def require_tensors(method: str, tensors: Mapping[str, Any], end: str) -> None:
     """Raises `ValueError` where a checkpoint has tensors, and none whose name ends as those of the format do."""
     if tensors and not any(name.endswith(end) for name in tensors):
         raise ValueError(f"the quantization_config says {method}, but no tensor of the checkpoint ends in {end!r}")
+
+
+def name_list(name: str, value: Any) -> list[str]:
+    """A list of names of modules, perhaps absent; raises `ValueError` for anything else."""
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{name} of the quantization_config must be a list of names, got {value!r:.80}")
+    return list(value)

@@ -29,7 +29,7 @@ from frame.layers import WeightSlot
 from .joined import by_parts
 from .names import Names
 from .scaled import ScaledLinear, Stored
-from .settings import require
+from .settings import name_list, require
 from .vocabulary import LinearHead
 
 #: The configurations whose tensors are one number a byte, and the type of these.
@@ -68,7 +68,7 @@ class Torchao(Quantization):
             require("quant_type", config.get("quant_type"), tuple(_CONFIGS))
         for name in self._configs:
             require("quant_type", name, tuple(_CONFIGS))
-        self._ignored = Names(config.get("modules_to_not_convert") or (), setup.renames)
+        self._ignored = Names(name_list("modules_to_not_convert", config.get("modules_to_not_convert")), setup.renames)
         for name in setup.tensors:
             if name.endswith(_OTHERS):
                 raise ValueError(

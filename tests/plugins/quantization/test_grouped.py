@@ -120,6 +120,7 @@ def test_the_bias_that_writers_add_must_be_zero():
         (Gptq, {"dynamic": ["x"]}, "dynamic of the quantization_config must be an object, got ['x']"),
         (Gptq, {"dynamic": {"(": {}}}, "dynamic of the quantization_config has the pattern '(': "),
         (Gptq, {"dynamic": {"x": 3}}, "dynamic of the quantization_config has for 'x' no object: 3"),
+        (Awq, {"modules_to_not_convert": "mlp"}, "modules_to_not_convert of the quantization_config must be a list of"),
         (Awq, {"bits": 8}, "bits of the quantization_config is 8; frame reads: 4"),
         (Awq, {"version": "gemv"}, "version of the quantization_config is 'gemv'; frame reads: gemm"),
         (Awq, {"zero_point": False}, "zero_point of the quantization_config is False; frame reads: True"),
