@@ -41,6 +41,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 
 
 #: transformers writes products of LongCat's experts without weights, which no model holds.
+@pytest.mark.few_families
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith(("llama-", "longcat"))])
 def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, capsys):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
@@ -101,6 +102,7 @@ def test_a_backend_that_cannot_be_asked_here_is_an_assumption(tmp_path, capsys):
     assert line.startswith("no attention backend asks for longer blocks: attention backend 'flash' cannot be used here")
 
 
+@pytest.mark.few_families
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith(("llama-l", "longcat"))])
 def test_weights_that_are_not_there_yet_are_counted_from_the_configuration(family, tmp_path, capsys):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)

@@ -9,6 +9,6 @@ _LEFT = {row.architecture for row in FAMILIES.values()} - _SHOWN
 
 for _name, _suite in classes(ModelSuite).items():
     if _suite.plugin.rpartition(":")[2] in _LEFT:  # other rows show the traits of these
-        _suite.pytestmark = [pytest.mark.matrix]
+        _suite.pytestmark = [pytest.mark.slow]
     globals()[_name] = _suite
 del _suite

@@ -24,6 +24,7 @@ def read(folder, registry=None, **values):
     return read_model_config(read_checkpoint(from_flat({"model": str(folder)})), registry or Registry.load())
 
 
+@pytest.mark.few_families
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_file_says_what_transformers_reads_from_it(family, tmp_path):
     make_checkpoint(tmp_path, family)
