@@ -96,8 +96,6 @@ def _read_safetensors(text: str) -> np.ndarray:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise InvalidRequest(f"prompt_embeds must be base64: {str(error)[:80]}", _FIELD) from None
-    if data.startswith(_PICKLES):
-        raise InvalidRequest("prompt_embeds are what torch.save writes, which is not read; send safetensors", _FIELD)
     length = int.from_bytes(data[:8], "little")
     try:
         if len(data) < 8 or not 2 <= length <= min(len(data) - 8, _MAX_HEADER_BYTES):
@@ -107,7 +105,8 @@ def _read_safetensors(text: str) -> np.ndarray:
         kinds = [str(tensor["dtype"]) for tensor in tensors]
         shapes = [[int(count) for count in tensor["shape"]] for tensor in tensors]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InvalidRequest("prompt_embeds are not the bytes of a safetensors file", _FIELD) from None
+        found = "what torch.save writes, which is not read" if data.startswith(_PICKLES) else "no safetensors file"
+        raise InvalidRequest(f"prompt_embeds are {found}; send the bytes of safetensors.torch.save", _FIELD) from None
     if len(tensors) != 1:
         raise InvalidRequest(f"prompt_embeds must hold one tensor, got {len(tensors)}", _FIELD)
     if (kind := kinds[0]) not in _TYPES:
