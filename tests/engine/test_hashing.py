@@ -4,10 +4,12 @@ import subprocess
 import sys
 from array import array
 
+import numpy as np
 import pytest
 
 from frame.core.engine.cache import hashing
 from frame.core.engine.cache.hashing import BlockHasher
+from frame.core.interfaces.engine import PromptEmbeds
 from frame.core.interfaces.kv import KVLayout
 
 GOLDEN = "7307a470a5acf0a245232ea84e3e898133f0af6ad6acba766b483816e2a20491"
@@ -89,6 +91,21 @@ def test_numerics_decide_the_hashes_of_deterministic_requests_alone():
     assert chain(here, [1, 2, 3, 4]) == chain(elsewhere, [1, 2, 3, 4])
     exact = [chain(one, [1, 2, 3, 4], deterministic=True) for one in (here, elsewhere)]
     assert exact[0] != exact[1]
+
+
+def test_embeddings_are_covered_where_they_stand():
+    def hashed(rows, places):
+        embeds = PromptEmbeds(rows=np.array(rows, np.float32), places=np.array(places, np.int32))
+        hashes: list[bytes] = []
+        ids = array("i", [-1 if place in places else place for place in range(8)])
+        make().extend(hashes, make().root(), ids, 2, embeds)
+        return hashes
+
+    one, two = hashed([[1.0], [2.0]], [1, 5]), hashed([[1.0], [3.0]], [1, 5])
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    assert hashed([[2.0], [2.0]], [1, 5])[0] != one[0]
+    assert hashed([[2.0]], [5])[0] == chain(make(), list(range(8)))[0]
 
 
 def test_unknown_and_missing_algorithms_say_what_to_do(monkeypatch):

@@ -175,7 +175,7 @@ def test_two_tensor_ranks(llama, executor):
 @pytest.mark.parametrize("family", ["gemma3n", "gemma4-shared"])
 def test_families_that_need_ids_are_refused_by_name(family, tmp_path):
     make_checkpoint(tmp_path, family)
-    with pytest.raises(ValueError, match="enable_prompt_embeds is not for Gemma.*reads the ids of tokens beside"):
+    with pytest.raises(ValueError, match=r"enable_prompt_embeds is not for Gemma.*reads the ids of tokens beside"):
         make_llm(tmp_path)
 
 

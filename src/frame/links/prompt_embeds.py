@@ -105,8 +105,8 @@ def _read_safetensors(text: str) -> np.ndarray:
         kinds = [str(tensor["dtype"]) for tensor in tensors]
         shapes = [[int(count) for count in tensor["shape"]] for tensor in tensors]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        found = "what torch.save writes, which is not read" if data.startswith(_PICKLES) else "no safetensors file"
-        raise InvalidRequest(f"prompt_embeds are {found}; send the bytes of safetensors.torch.save", _FIELD) from None
+        what = "what torch.save writes, which is not read" if data.startswith(_PICKLES) else "no safetensors file"
+        raise InvalidRequest(f"prompt_embeds are {what}; send the bytes of safetensors.torch.save", _FIELD) from None
     if len(tensors) != 1:
         raise InvalidRequest(f"prompt_embeds must hold one tensor, got {len(tensors)}", _FIELD)
     if (kind := kinds[0]) not in _TYPES:
