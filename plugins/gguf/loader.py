@@ -63,6 +63,8 @@ class GgufLoader(WeightLoader):
         return None if files else "there is no .gguf file"
 
     def tensors(self) -> Iterator[LazyTensor]:
+        if reason := self.supports(self.folder):
+            raise ValueError(f"cannot read {self.folder}: {reason}")
         files = files_in(self.folder)
         metadata, tensors = read_files(files)
         try:

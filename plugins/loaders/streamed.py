@@ -91,6 +91,8 @@ class TensorizerLoader(WeightLoader):
         return None if (folder / self._FILE).is_file() else f"there is no {self._FILE}"
 
     def tensors(self) -> Iterator[LazyTensor]:
+        if reason := self.supports(self.folder):
+            raise ValueError(f"cannot read {self.folder}: {reason}")
         from tensorizer import TensorDeserializer
 
         path = self.folder / self._FILE
