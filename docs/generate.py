@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import api_page
+import architectures_page
 import arguments_page
 import commands_page
 import included
@@ -27,23 +28,12 @@ def pages() -> dict[str, str]:
         "configuration.md": settings_page.page(),
         "cli.md": commands_page.page(),
         "sampling.md": sampling_page.page(),
-        "architectures.md": _architectures(),
+        "architectures.md": architectures_page.page(),
         "any-class.md": _classes(),
         "vllm-arguments.md": arguments_page.page(),
         "api.md": api_page.page(),
     }
     return {name: _MADE + "\n" + text.rstrip() + "\n" for name, text in made.items()}
-
-
-def _architectures() -> str:
-    rows = [(f"`{name}`", provider.summary) for provider in our_providers("model") if (name := provider.name)[0] != "*"]
-    return "\n\n".join(
-        (
-            "# Architectures",
-            "The names that `architectures` in config.json may hold; packages add more.",
-            table(("architecture", "family"), rows),
-        )
-    )
 
 
 def _classes() -> str:

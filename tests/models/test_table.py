@@ -8,6 +8,7 @@ import pytest
 import frame.plugins.models
 from frame.core.plugin_host.registry import Registry
 from frame.plugins.models.families import CONFIGS, FAMILIES
+from tests.models import native
 
 FOLDER = Path(frame.plugins.models.__file__).parent
 ROWS = {name: row for rows in FAMILIES.values() for name, row in rows.items()}
@@ -33,3 +34,7 @@ def test_every_file_is_a_family_or_told_of_in_the_package():
         assert path.stem in families or f"`{path.name}`" in told, path.name
     for folder in FOLDER.glob("[a-z]*/__init__.py"):
         assert f"`{folder.parent.name}/`" in told, folder.parent.name
+
+
+def test_what_the_docs_say_of_each_model_is_what_it_has():
+    assert native.FILE.read_text(encoding="utf-8") == native.measured(), "run python -m tests.models.native"
