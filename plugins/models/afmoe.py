@@ -12,7 +12,8 @@ from frame.interfaces import Build, ForwardStep, ModelSetup, RouterSpec
 from frame.layers import RotaryEmbedding, normed_linear
 
 from .decoder import Decoder, GatedMLP, RotaryAttention, SandwichLayer, gate_activation, head_shape, sliding_window
-from .mixture import SharedMLP, Unturned, routed
+from .mixture import SharedMLP, routed
+from .positions import Unturned
 
 
 class AfmoeForCausalLM(Decoder):

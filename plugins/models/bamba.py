@@ -11,7 +11,9 @@ from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
 from frame.layers import Mamba2Mixer, RotaryEmbedding, Router, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
-from .hybrid import Scaled, Unturned, bamba_spec, layer_kind, plain_attention
+from .hybrid import bamba_spec, layer_kind, plain_attention
+from .mixture import Scaled, SharedMLP
+from .positions import Unturned
 
 
 class BambaForCausalLM(Decoder):
@@ -64,31 +66,14 @@ class GraniteSparseMLP(nn.Module):
         count, top_k, size = config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
         self.router = Router(build, f"{prefix}.router", config.hidden_size, RouterSpec(count, top_k))
         spec = ExpertSpec(count, config.hidden_size, size, top_k, activation=config.hidden_act)
-        shared = JoinedMLP(build, shared_prefix, config.shared_intermediate_size)
+        gate, width = gate_activation(build, config.hidden_act), config.shared_intermediate_size
+        shared = SharedMLP(build, shared_prefix, width, gate, joined="input_linear")
         self.experts = build.experts(f"{prefix}.experts", spec, shared, reduce=False)
 
     def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
         logits, normed, residual = normed_linear(norm, self.router.linear, hidden, residual)
         return self.experts(normed, self.router.choose(logits)), residual
-
-
-class JoinedMLP(nn.Module):
-    """down(gate(x) · up(x)) with gate and up in one tensor, "PREFIX.input_linear": a rank's part of a sum."""
-
-    def __init__(self, build: Build, prefix: str, size: int) -> None:
-        super().__init__()
-        hidden_size = build.config.hidden_size
-        self.gate_up = build.linear(
-            f"{prefix}.input_linear", hidden_size, 2 * size, shard="column", pieces=(size, size)
-        )
-        self.down = build.linear(f"{prefix}.down_proj", size, hidden_size, shard="row", reduce=False)
-        self.activation = gate_activation(build, build.config.hidden_act)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] → the same."""
-        out: Tensor = self.down(self.activation(self.gate_up(hidden)))
-        return out
 
 
 def _bamba(build: Build, prefix: str, index: int, rotary: nn.Module) -> nn.Module:

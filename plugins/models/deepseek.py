@@ -12,6 +12,7 @@ from frame.layers import RotaryEmbedding, Router, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation
 from .latent import LatentAttentionBlock, ignored_layers, latent_rotary
+from .mixture import SharedMLP
 
 #: (build, prefix, index, rotary) → the attention part of a layer
 MakeAttention = Callable[[Build, str, int, RotaryEmbedding], nn.Module]
@@ -59,20 +60,6 @@ class YoutuForCausalLM(DeepseekDecoder):
         super().__init__(setup, options, router=None, interleaved=bool(setup.build.config.rope_interleave))
 
 
-class SharedMLP(nn.Module):
-    """down(gate(x) · up(x)) of what was normed already: the experts that every token has, as a rank's part of a sum."""
-
-    def __init__(self, build: Build, prefix: str, intermediate_size: int) -> None:
-        super().__init__()
-        inner = GatedMLP(build, prefix, intermediate_size, gate_activation(build, build.config.hidden_act))
-        self.gate_up, self.activation, self.down = inner.gate_up, inner.activation, inner.down
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        out: Tensor = self.down(self.activation(self.gate_up(hidden)))
-        return out
-
-
 class RoutedMLP(nn.Module):
     """A norm, a router, the experts that it chooses for each token, and the experts that all tokens share."""
 
@@ -89,7 +76,7 @@ class RoutedMLP(nn.Module):
         shared = None
         if config.n_shared_experts:
             width = config.n_shared_experts * config.moe_intermediate_size
-            shared = SharedMLP(build, f"{prefix}.shared_experts", width)
+            shared = SharedMLP(build, f"{prefix}.shared_experts", width, gate_activation(build, config.hidden_act))
         self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
         self.experts = build.experts(f"{prefix}.experts", experts, shared, reduce=False)
 

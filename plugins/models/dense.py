@@ -16,9 +16,10 @@ from frame.interfaces import Build, ModelSetup
 from frame.layers import HeadsNorm, RotaryEmbedding, normed_linear
 
 from .activations import XIELU, gate_activation, plain_activation
+from .added_positions import alibi_slopes
 from .decoder import Decoder, DecoderLayer, GatedMLP, RotaryAttention, SandwichLayer, head_shape
 from .norms import NormSpec, Unnormed
-from .positions import ScaledQueries, TurnedFirst, Unturned, alibi_slopes
+from .positions import ScaledQueries, TurnedFirst, Unturned
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, head_shape, sliding_window
 from .glm4_moe import grouped_experts
-from .mixture import Unturned, attention_part, pre_normed
+from .mixture import attention_part, pre_normed
+from .positions import Unturned
 
 
 class ExaoneMoeForCausalLM(Decoder):

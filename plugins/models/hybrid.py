@@ -23,30 +23,6 @@ def layer_kind(given: str, *known: str) -> str:
     return kind
 
 
-class Unturned(nn.Module):
-    """Takes the place of a rotary embedding where queries and keys have no positions; normalises where asked to."""
-
-    def forward(
-        self, positions: Tensor, query: Tensor, key: Tensor, norms: tuple[nn.Module, nn.Module] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """query [T, H, D] and key [T, Hk, D], turned by nothing."""
-        del positions
-        return (query, key) if norms is None else (norms[0](query), norms[1](key))
-
-
-class Scaled(nn.Module):
-    """Multiplies what a part of a layer adds to the residual."""
-
-    def __init__(self, part: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.part, self.factor = part, factor
-
-    def forward(self, norm: nn.Module, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        """As the part: (its part of norm(hidden + residual), hidden + residual)."""
-        out, residual = self.part(norm, hidden, *others)
-        return out * self.factor, residual
-
-
 class FeedForward(nn.Module):
     """Lets a feed-forward part, called as (norm, hidden, residual), stand where mixers and attention do."""
 

@@ -11,7 +11,8 @@ from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
 from frame.layers import MambaMixer, MambaSpec, Router, normed_linear
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation
-from .hybrid import Unturned, plain_attention
+from .hybrid import plain_attention
+from .positions import Unturned
 
 
 class JambaForCausalLM(Decoder):

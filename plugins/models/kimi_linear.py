@@ -14,6 +14,7 @@ from frame.layers import DeltaHeads, DeltaNetSpec, KimiDeltaAttention, Router, n
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation
 from .hybrid import layer_kind
+from .mixture import SharedMLP
 
 
 class KimiLinearForCausalLM(Decoder):
@@ -89,7 +90,12 @@ class SharedExpertMLP(nn.Module):
             group_score="top2",
         )
         self.router = Router(build, f"{prefix}.gate", config.hidden_size, router)
-        shared = PlainMLP(build, f"{prefix}.shared_experts", size * config.n_shared_experts)
+        shared = SharedMLP(
+            build,
+            f"{prefix}.shared_experts",
+            size * config.n_shared_experts,
+            gate_activation(build, config.hidden_act),
+        )
         spec = ExpertSpec(count, config.hidden_size, size, top_k, names=("w1", "w3", "w2"))
         self.experts = build.experts(f"{prefix}.experts", spec, shared, reduce=False)
 
@@ -97,22 +103,6 @@ class SharedExpertMLP(nn.Module):
         """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
         logits, normed, residual = normed_linear(norm, self.router.linear, hidden, residual)
         return self.experts(normed, self.router.choose(logits)), residual
-
-
-class PlainMLP(nn.Module):
-    """down(silu(gate x) · up x): a rank's part of a sum."""
-
-    def __init__(self, build: Build, prefix: str, size: int) -> None:
-        super().__init__()
-        hidden_size, parts = build.config.hidden_size, {"gate_proj": size, "up_proj": size}
-        self.gate_up = build.linear(prefix, hidden_size, 2 * size, shard="column", parts=parts)
-        self.down = build.linear(f"{prefix}.down_proj", size, hidden_size, shard="row", reduce=False)
-        self.activation = gate_activation(build, build.config.hidden_act)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] → the same."""
-        out: Tensor = self.down(self.activation(self.gate_up(hidden)))
-        return out
 
 
 def _layer(build: Build, prefix: str, index: int) -> nn.Module:

@@ -12,7 +12,8 @@ from frame.interfaces import Build, ExpertSpec, ForwardStep, ModelSetup, RouterS
 from frame.layers import RotaryEmbedding, Router, normed_linear
 
 from .decoder import Decoder, RotaryAttention, gate_activation, head_shape
-from .mixture import SharedMLP, SparseMLP, Unturned, dense, pre_normed
+from .mixture import SharedMLP, SparseMLP, dense, pre_normed
+from .positions import Unturned
 
 
 class Llama4ForCausalLM(Decoder):

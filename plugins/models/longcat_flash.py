@@ -13,8 +13,8 @@ from frame.interfaces import Build, ExpertSpec, ForwardStep, ModelSetup, RouterS
 from frame.layers import RotaryEmbedding, Router
 
 from .decoder import Decoder, GatedMLP, gate_activation
-from .deepseek import SharedMLP
 from .latent import LatentAttentionBlock, latent_rotary
+from .mixture import SharedMLP
 
 
 class LongcatFlashForCausalLM(Decoder):
@@ -53,7 +53,7 @@ class LongcatLayer(nn.Module):
             attentions.append(LatentAttentionBlock(build, name, rotary, bias=bias, scales=scales))
         self.before, self.after, self.attentions = map(nn.ModuleList, (before, after, attentions))
         activation, size = gate_activation(build, config.hidden_act), config.ffn_hidden_size
-        self.first = SharedMLP(build, f"{prefix}.mlps.0", size)
+        self.first = SharedMLP(build, f"{prefix}.mlps.0", size, activation)
         self.second = GatedMLP(build, f"{prefix}.mlps.1", size, activation)
         self.experts = ShortcutExperts(build, f"{prefix}.mlp")
 

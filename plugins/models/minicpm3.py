@@ -12,6 +12,7 @@ from frame.layers import RotaryEmbedding
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation
 from .latent import LatentAttentionBlock, latent_rotary
+from .mixture import Scaled
 
 
 class MiniCPM3ForCausalLM(Decoder):
@@ -33,19 +34,6 @@ class MiniCPM3ForCausalLM(Decoder):
         return super().logits(hidden * self.width_scale)
 
 
-class ScaledPart(nn.Module):
-    """A part of a layer whose output is multiplied by `factor` before it is added to the residual."""
-
-    def __init__(self, part: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.part, self.factor = part, factor
-
-    def forward(self, *given: Any) -> tuple[Tensor, Tensor]:
-        """As the part."""
-        out, residual = self.part(*given)
-        return out * self.factor, residual
-
-
 def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:
     config = build.config
     hidden_size, eps, layers = config.hidden_size, config.rms_norm_eps, config.num_hidden_layers
@@ -55,7 +43,7 @@ def _layer(build: Build, prefix: str, rotary: RotaryEmbedding) -> nn.Module:
     mlp = GatedMLP(build, f"{prefix}.mlp", config.intermediate_size, activation, bias=bias)
     return DecoderLayer(
         build.norm(f"{prefix}.input_layernorm", hidden_size, eps=eps, partial=True),
-        ScaledPart(attention, factor),
+        Scaled(attention, factor),
         build.norm(f"{prefix}.post_attention_layernorm", hidden_size, eps=eps, partial=True),
-        ScaledPart(mlp, factor),
+        Scaled(mlp, factor),
     )

@@ -93,17 +93,6 @@ def keep_sums_back(part: nn.Module) -> None:
             module.begins = False
 
 
-class Unturned(nn.Module):
-    """Stands where layers with positions have a `RotaryEmbedding`: norms queries and keys, and does not turn them."""
-
-    def forward(
-        self, positions: Tensor, query: Tensor, key: Tensor, norms: tuple[nn.Module, nn.Module] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """query [T, H, D], key [T, Hk, D] → the same, each through its norm."""
-        del positions
-        return (query, key) if norms is None else (norms[0](query), norms[1](key))
-
-
 def routed(
     build: Build,
     prefix: str,

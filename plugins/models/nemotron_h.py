@@ -11,8 +11,9 @@ from torch.nn import functional
 from frame.interfaces import Build, ExpertSpec, ModelSetup, RouterSpec
 from frame.layers import Mamba2Mixer, Mamba2Spec, Router, normed_linear
 
-from .hybrid import FeedForward, Unturned, layer_kind, plain_attention
+from .hybrid import FeedForward, layer_kind, plain_attention
 from .mamba2 import Backbone
+from .positions import Unturned
 
 _KINDS = ("linear_attention", "full_attention", "mlp", "moe")
 #: The letters of `hybrid_override_pattern`.

@@ -11,8 +11,9 @@ from frame.interfaces import Build, ModelSetup
 from frame.layers import DeltaHeads, DeltaNetSpec, GatedDeltaNet, HeadsNorm, RotaryEmbedding
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, SandwichLayer, gate_activation, head_shape
-from .hybrid import Unturned, layer_kind, plain_attention
+from .hybrid import layer_kind, plain_attention
 from .norms import Unnormed
+from .positions import Unturned
 
 
 class OlmoHybridForCausalLM(Decoder):

@@ -1,4 +1,4 @@
-"""Positions other than by a `RotaryEmbedding`: by distance, none, turned before the norms, with scaled queries.
+"""Positions other than by a `RotaryEmbedding`: none, turned before the norms, with scaled queries.
 
 Each module is called as that: (positions int64 [1, T], query [T, H, D], key [T, Hk, D], norms) → query and key.
 """
@@ -11,17 +11,6 @@ from torch import Tensor, nn
 from frame.interfaces import Build
 
 Norms = tuple[nn.Module, nn.Module]
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """float32 [num_heads]: what a token of distance 1 takes from a score (Press et al. 2022).
-
-    They are 2^(-8 i / n), i = 1 … n, of the largest power of two n that is no more than the heads, and for the heads
-    beyond those every second one of 2 n.
-    """
-    n = 1 << num_heads.bit_length() - 1
-    steps = torch.cat((torch.arange(1, n + 1) / n, torch.arange(1, 2 * (num_heads - n), 2) / (2 * n)))
-    return torch.exp2(-8 * steps)
 
 
 class Unturned(nn.Module):

@@ -19,6 +19,7 @@ from frame.layers import (
 )
 
 from .decoder import Decoder, DecoderLayer, GatedMLP, gate_activation, head_shape
+from .mixture import SharedMLP
 
 MakeMixer = Callable[[Build, str], nn.Module]
 
@@ -92,24 +93,6 @@ class GatedAttention(nn.Module):
         return self.output(self.attention(query, key, value, step) * gate.sigmoid()), residual
 
 
-class SharedExpert(nn.Module):
-    """A gated MLP that every token has, weighed by a sigmoid of its own: a rank's part of a sum."""
-
-    def __init__(self, build: Build, prefix: str, gate_prefix: str, intermediate_size: int) -> None:
-        super().__init__()
-        hidden_size, size = build.config.hidden_size, intermediate_size
-        parts = {"gate_proj": size, "up_proj": size}
-        self.gate_up = build.linear(prefix, hidden_size, 2 * size, shard="column", parts=parts)
-        self.down = build.linear(f"{prefix}.down_proj", size, hidden_size, shard="row", reduce=False)
-        self.gate = build.linear(gate_prefix, hidden_size, 1)
-        self.activation = gate_activation(build, build.config.hidden_act)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[T, hidden_size] → the same."""
-        out: Tensor = self.down(self.activation(self.gate_up(hidden))) * self.gate(hidden).sigmoid()
-        return out
-
-
 class SharedSparseMLP(nn.Module):
     """A norm, a router, the experts that it prefers for each token, and one expert for all tokens."""
 
@@ -117,11 +100,12 @@ class SharedSparseMLP(nn.Module):
         super().__init__()
         config = build.config
         count, top_k, size = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
-        shared = SharedExpert(
+        shared = SharedMLP(
             build,
             f"{prefix}.shared_expert",
-            f"{prefix}.shared_expert_gate",
             config.shared_expert_intermediate_size,
+            gate_activation(build, config.hidden_act),
+            scale=f"{prefix}.shared_expert_gate",
         )
         renormalize = getattr(config, "norm_topk_prob", True)
         self.router = Router(

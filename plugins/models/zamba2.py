@@ -12,7 +12,8 @@ from torch.nn import functional
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs, ModelSetup
 from frame.layers import Mamba2Mixer, Mamba2Spec, RotaryEmbedding
 
-from .hybrid import Unturned, layer_kind
+from .hybrid import layer_kind
+from .positions import Unturned
 
 _GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "silu": functional.silu}
 

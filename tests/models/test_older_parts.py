@@ -10,6 +10,7 @@ from torch import nn
 from frame.plugins.models.added_positions import alibi_slopes
 from frame.plugins.models.classic import ParallelLayer
 from frame.plugins.models.head_norms import EachHeadNorm
+from frame.plugins.models.mixture import Scaled
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.ranks import run_ranks
 from tests.layers.test_sharding import load, make_build
@@ -131,3 +132,11 @@ def test_parallel_parts_are_summed_over_ranks_once(overlap_bytes):
     for found in run_ranks(2, work):
         torch.testing.assert_close(found, expected)
     assert not begun
+
+
+@pytest.mark.parametrize("family", ["granite-hybrid", "granite-moe", "minicpm3"])
+def test_no_sum_of_a_part_that_is_scaled_begins_before_it_is(family, tmp_path):
+    model = make_model(make_checkpoint(tmp_path, family))
+    scaled = [module for module in model.modules() if isinstance(module, Scaled)]
+    assert scaled
+    assert not [name for part in scaled for name, one in part.named_modules() if getattr(one, "begins", False)]
