@@ -45,6 +45,10 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16,
     },
 }  # fmt: skip
+#: Classes that transformers' table of causal models lacks, with a configuration; tests/models compare them all the same.
+_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "Mistral4ForCausalLM": {**FAMILIES["deepseek-v3"].config, "model_type": "mistral4"},
+}
 #: Models of more than text, whose text part is another architecture's.
 _PARTS = {"Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM"}
 #: Classes of modules, of torch's, frame's and the families' own, → the trait that they are.
@@ -86,12 +90,14 @@ def _configs(name: str) -> list[Mapping[str, Any]]:
 
     rows = [row for table in (FAMILIES, POOLING_FAMILIES) for row in table.values() if row.architecture == name]
     made = [json.loads(AutoConfig.for_model(row.model_type, **row.config).to_json_string()) for row in rows]
-    return [*made, *([_OWN[name]] if name in _OWN else [])]
+    return [*made, *(table[name] for table in (_OWN, _CLASSES) if name in table)]
 
 
 def _compared(name: str, same: str) -> str:
     if same in _OWN:
         how = "a reference in float32"
+    elif same in _CLASSES:
+        how = "transformers, its class alone"
     else:
         rows = [row for table in (FAMILIES, POOLING_FAMILIES) for row in table.values() if row.architecture == same]
         how = f"transformers, {len(rows)} checkpoint{'s' if len(rows) > 1 else ''}"
