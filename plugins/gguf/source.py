@@ -59,8 +59,6 @@ class GgufSource(ModelSource):
             else:
                 files = self._fetched(path, quant, revision)
             return described(files, self.setup.download_dir, _describe)
-        except ConfigError:
-            raise
         except ValueError as error:
             raise ConfigError(f"model {name!r}: {error}") from None
 
@@ -74,7 +72,7 @@ class GgufSource(ModelSource):
         )
         found = sorted({path.parent for path in folder.rglob("*.gguf") if is_of(path.stem, quant)})
         if not found:
-            raise ConfigError(f"model {name!r} has no GGUF file of {quant}")
+            raise ValueError(f"it has no GGUF file of {quant}")
         return files_in(found[0], quant)
 
 

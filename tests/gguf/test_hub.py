@@ -17,6 +17,6 @@ def test_only_the_file_of_the_type_is_fetched(tmp_path):
         found = fetch(hub, tmp_path, model=f"{NAME}:q4_k_m", download_dir=str(tmp_path / "models"))
         assert "Tiny-Q4_K_M-" in found
         assert hub.sent() == ["Tiny-Q4_K_M.gguf"]
-        assert "refused: model 'org/tiny' has no GGUF file of Q6_K" in fetch(
+        assert "refused: model 'org/tiny:Q6_K': it has no GGUF file of Q6_K" in fetch(
             hub, tmp_path, model=f"{NAME}:Q6_K", download_dir=str(tmp_path / "models")
         )
