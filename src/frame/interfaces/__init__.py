@@ -65,10 +65,12 @@ if TYPE_CHECKING:
         Endpoint as Endpoint,
     )
     from frame.core.interfaces.engine import (
+        NO_TOKEN as NO_TOKEN,
         EngineOutput as EngineOutput,
         EngineRequest as EngineRequest,
         EngineStats as EngineStats,
         FinishReason as FinishReason,
+        PromptEmbeds as PromptEmbeds,
     )
     from frame.core.interfaces.errors import (
         ErrorShape as ErrorShape,
