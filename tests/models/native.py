@@ -45,7 +45,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16,
     },
 }  # fmt: skip
-#: Classes that transformers' table of causal models lacks, with a configuration; tests/models compare them all the same.
+#: Classes that the table of causal models of transformers lacks, with a configuration; tests/models compare them, too.
 _CLASSES: Mapping[str, Mapping[str, Any]] = {
     "Mistral4ForCausalLM": {**FAMILIES["deepseek-v3"].config, "model_type": "mistral4"},
 }
