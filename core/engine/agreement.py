@@ -12,7 +12,7 @@ from msgspec import structs
 from ..config.tree import FrameConfig
 from ..interfaces.executor import WorkerFacts
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import plan_layout, with_blocks, with_checkpoints
+from ..interfaces.kv_layout import common_pools, plan_layout, with_blocks, with_checkpoints
 from ..interfaces.mesh import Mesh
 from ..interfaces.wire import encode
 
@@ -35,6 +35,7 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
     _check_states(config, layout)
     if cache.enable_prefix_caching:
         layout = with_checkpoints(layout)
+    kept = [fact for fact in facts if any(fact.pool_bytes)] or facts  # a stage may keep nothing
     fitting = [
         with_blocks(
             layout,
@@ -42,11 +43,10 @@ def agreed_layout(config: FrameConfig, mesh: Mesh, facts: Sequence[WorkerFacts])
             cache.num_gpu_blocks_override,
             num_states=config.scheduler.max_num_seqs,
             bytes_of_pools=fact.pool_bytes,
-        )
-        for fact in facts
-        if any(fact.pool_bytes) or not any(any(other.pool_bytes) for other in facts)  # a stage may keep nothing
+        ).pools
+        for fact in kept
     ]
-    pools = tuple(map(min, zip(*(one.pools for one in fitting), strict=True)))
+    pools = common_pools(fitting, [fact.pool_bytes for fact in kept])
     return structs.replace(layout, pools=pools, numerics=numerics(mesh, facts), model=first.model)
 
 

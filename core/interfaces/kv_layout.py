@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -160,6 +160,15 @@ def with_blocks(
             f"smaller {'max_num_seqs' if states else 'block_size'}"
         )
     return replace(layout, pools=(int(num_blocks), *(1 + num_states + kept for _ in states)))
+
+
+def common_pools(pools: Iterable[Sequence[int]], block_bytes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The blocks of each pool for which all workers have room, from those of each and its bytes of one.
+
+    A worker whose layers keep nothing in a pool has room for any number of its blocks.
+    """
+    found = zip(zip(*pools, strict=True), zip(*block_bytes, strict=True), strict=True)
+    return tuple(min([count for count, size in zip(*one, strict=True) if size] or one[0]) for one in found)
 
 
 def _keeps_prefixes(layout: KVLayout) -> bool:

@@ -53,13 +53,78 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     (weights,) = engine.collective_rpc(lambda worker: sum(one.nbytes for one in worker.model.parameters()))
     cache = found["kv_cache"]
     assert cache["num_blocks"] == layout.pools[0] == engine.core.info.num_blocks
-    assert cache["num_bytes"] == layout.pools[0] * pool_bytes(layout)[0]
+    widths = pool_bytes(layout)
+    assert cache["num_bytes"] == sum(count * width for count, width in zip(layout.pools, widths, strict=True))
+    assert (cache["states"] is not None) == (len(layout.pools) > 1) == (FAMILIES[family].states != "none")
+    if cache["states"] is not None:
+        kept, group = cache["states"], layout.groups[-1]
+        assert (kept["bytes_per_state"], kept["num_live"], kept["checkpoint_tokens"]) == (
+            widths[1],
+            4,
+            group.block_size,
+        )
+        assert 1 + kept["num_live"] + kept["num_checkpoints"] == layout.pools[1]
     assert [(group["layers"], group["window"]) for group in cache["groups"]] == [
         (len(group.layers), getattr(group.specs[0], "window", None)) for group in layout.groups
     ]
     assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
     assert found["weights"]["num_bytes"] == weights
     assert found["weights"]["dtype"] == engine.core.info.dtype
+
+
+@pytest.mark.parametrize("family", ["mamba2", "lfm2"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"enable_prefix_caching": False}, {"num_gpu_blocks_override": 30}, {"kv_cache_memory_bytes": 200_000}],
+    ids=["default", "no prefixes", "override", "memory"],
+)
+def test_predicted_states_are_those_of_the_engine(family, settings, tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
+    settings = {"max_num_seqs": 3, **settings}
+    words = [
+        "--no-enable-prefix-caching" if value is False else f"--{name}={value}" for name, value in settings.items()
+    ]
+    found = doctor(capsys, str(folder), *words)
+    llm = LLM(str(folder), **settings)
+    (layout,) = llm.llm_engine.collective_rpc(lambda worker: worker.started.memory.layout)
+    llm.close()
+    states = found["kv_cache"]["states"]
+    assert found["kv_cache"]["num_blocks"] == layout.pools[0]
+    assert (1 + states["num_live"] + states["num_checkpoints"], states["num_live"]) == (layout.pools[1], 3)
+    assert (states["checkpoint_tokens"] > 0) == settings.get("enable_prefix_caching", True)
+    assert found["capacity"]["full_length_requests"] <= 3
+
+
+def test_the_text_tells_states_from_tokens(tmp_path, capsys):
+    folder = str(make_checkpoint(tmp_path / "some", "lfm2"))
+    flags = ("--max-num-seqs", "3", "--num-gpu-blocks-override", "30")
+    assert main(["doctor", folder, *flags]) == 0
+    text = capsys.readouterr().out
+    assert "30 blocks of 16 tokens" in text
+    assert "1 layers, every token, 256 B a token" in text
+    assert "2 layers, a state of 1.00 KiB for each request" in text
+    assert "states           3 of running requests, 40 of prefixes of a multiple of 16 tokens; 1.00 KiB each" in text
+    assert main(["doctor", folder, *flags, "--no-enable-prefix-caching"]) == 0
+    assert "states           3 of running requests, none of prefixes; 1.00 KiB each" in capsys.readouterr().out
+    found = doctor(capsys, folder, "--kv-cache-memory-bytes", "9000", status=1)
+    assert found["binding_limit"]["why"].endswith("hold no request beside states for max_num_seqs = 128 requests")
+    assert found["binding_limit"]["change"] == "raise --kv-cache-memory-bytes, or lower --max-num-seqs"
+    folder = str(make_checkpoint(tmp_path / "all", "mamba2"))
+    assert main(["doctor", folder, "--max-num-seqs", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "states alone (set by: full need)" in text
+    assert "blocks of" not in text
+    assert "capacity         any number of tokens; 3.0 requests of full length" in text
+    assert "raise --max-num-seqs for more at once; the state of each takes " in text
+
+
+def test_a_strange_model_without_attention_heads_is_one_sentence(tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "mamba2")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "foreign", "architectures": ["ForeignForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["doctor", str(folder)]) == 1
+    assert "no model of this installation serves ForeignForCausalLM" in capsys.readouterr().err
 
 
 class LongBlocks(TorchAttention):

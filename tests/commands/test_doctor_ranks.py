@@ -52,6 +52,10 @@ def is_same(family: str, division: str, folder: Path, capsys: pytest.CaptureFixt
         workers = engine.executor.call("run", {"function": held})
         assert [{name: rank[name] for name in workers[0]} for rank in found["ranks"]] == workers
         assert found["kv_cache"]["num_blocks"] == engine.info.num_blocks
+        (pools, *_) = engine.executor.call("run", {"function": lambda worker: worker.started.memory.layout.pools})
+        if (states := found["kv_cache"]["states"]) is not None:
+            assert 1 + states["num_live"] + states["num_checkpoints"] == pools[1]
+            assert states["bytes_per_state"] == sum(rank["bytes_per_state"] for rank in found["ranks"])
         assert found["kv_cache"]["num_bytes"] == sum(worker["cache_bytes"] for worker in workers)
         assert found["capacity"]["longest_request"] == engine.info.max_model_len
         assert all(rank["fits"] for rank in found["ranks"])
@@ -61,7 +65,17 @@ def is_same(family: str, division: str, folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("family", "division"),
-    [("llama", "tp2"), ("llama", "pp2"), ("llama-tied", "tp2-pp2"), ("llama", "dcp2"), ("qwen3-moe", "ep2")],
+    [
+        ("llama", "tp2"),
+        ("llama", "pp2"),
+        ("llama-tied", "tp2-pp2"),
+        ("llama", "dcp2"),
+        ("qwen3-moe", "ep2"),
+        ("mamba2", "tp2"),
+        ("mamba2", "pp2"),
+        ("lfm2", "tp2"),
+        ("qwen3-next", "pp2"),
+    ],
 )
 def test_each_rank_holds_what_was_predicted(family, division, tmp_path, capsys):
     is_same(family, division, tmp_path, capsys)

@@ -8,7 +8,7 @@ import pytest
 
 from frame.core.engine.agreement import agreed_layout, numerics
 from frame.core.engine.merging import ResultMerge
-from frame.interfaces import FullKV, Mesh, StepResult, TransferReport, WorkerDescription, WorkerFacts
+from frame.interfaces import FullKV, Mesh, StateKV, StepResult, TransferReport, WorkerDescription, WorkerFacts
 from tests.engine.simulation import make_config
 
 TWO = Mesh(tensor=2)
@@ -87,6 +87,17 @@ def test_the_poorest_worker_decides_how_many_blocks_there_are() -> None:
     rich, poor = (agreed_layout(config, Mesh(), [facts(size)]) for size in (1 << 16, 1 << 14))
     both = agreed_layout(config, TWO, [facts(1 << 16), facts(1 << 14)])
     assert rich.pools > poor.pools == both.pools
+
+
+def test_a_stage_that_keeps_states_alone_does_not_decide_how_many_blocks_there_are() -> None:
+    config = make_config(num_gpu_blocks_override=None, max_num_seqs=4)
+    specs = {"a": FullKV(num_kv_heads=2, head_dim=16, dtype="float32"), "s": StateKV(state_bytes=1024)}
+    room = {"kv_specs": specs, "kv_bytes": 1 << 18}
+    first, second = (msgspec.structs.replace(facts(), **room, pool_bytes=one) for one in ((0, 1024), (4096, 0)))
+    layout = agreed_layout(config, TWO, [first, second])
+    assert layout.pools == ((1 << 18) // 4096, 1 + 4 + 16 * 4), (
+        "each pool is as large as those that keep it there allow"
+    )
 
 
 def test_a_lost_worker_ends_the_start() -> None:

@@ -29,7 +29,11 @@ def block_multiples(
     registry = Registry.load()
     if not shape.kv_specs or _asks_none(config, registry):
         return {}, ""
-    specs = {layer: _spec(checkpoint, shape, sizes, device, kept) for layer, kept in shape.kv_specs.items()}
+    specs = {
+        layer: _spec(checkpoint, shape, sizes, device, kept)
+        for layer, kept in shape.kv_specs.items()
+        if kept.retention[0] != "state"  # which no backend keeps
+    }
     return _multiples(config, registry, specs)
 
 

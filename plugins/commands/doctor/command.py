@@ -126,18 +126,19 @@ def _text(found: dict[str, Any]) -> str:
         lines.append(
             f"KV cache         none: {size(cache['available_bytes'])} hold no request (set by: {cache['set_by']})"
         )
-    else:
+    elif cache["bytes_per_token"]:
         lines.append(
             f"KV cache         {size(cache['num_bytes'])} as {cache['dtype']}: {cache['num_blocks']:,} blocks of "
             f"{cache['block_size']} tokens (set by: {cache['set_by']})"
         )
-    for group in cache["groups"]:
-        window = f"window of {group['window']}" if group["window"] else "every token"
-        lines.append(f"  group          {group['layers']} layers, {window}, {size(group['bytes_per_token'])} a token")
+    else:
+        lines.append(f"KV cache         {size(cache['num_bytes'])}, states alone (set by: {cache['set_by']})")
+    lines += [*map(_group_line, cache["groups"]), *_state_lines(cache["states"])]
+    tokens = "any number of" if capacity["tokens"] is None else f"{capacity['tokens']:,}"
     lines += [
         f"longest request  {capacity['longest_request']:,} tokens of max_model_len {capacity['max_model_len']:,} "
         f"(the model's own: {capacity['model_max_len']:,})",
-        f"capacity         {capacity['tokens']:,} tokens{in_step}; {capacity['full_length_requests']:,} requests of "
+        f"capacity         {tokens} tokens{in_step}; {capacity['full_length_requests']:,} requests of "
         f"full length (max_num_seqs {capacity['max_num_seqs']:,})",
         f"load time        about {found['load_seconds']:g} s",
         "",
@@ -150,6 +151,25 @@ def _text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _group_line(group: dict[str, Any]) -> str:
+    if group["bytes_per_state"]:
+        return (
+            f"  group          {group['layers']} layers, a state of {size(group['bytes_per_state'])} for each request"
+        )
+    window = f"window of {group['window']}" if group["window"] else "every token"
+    return f"  group          {group['layers']} layers, {window}, {size(group['bytes_per_token'])} a token"
+
+
+def _state_lines(states: dict[str, int] | None) -> list[str]:
+    """How many states there are, none where layers keep tokens alone."""
+    if states is None:
+        return []
+    kept, tokens = states["num_checkpoints"], states["checkpoint_tokens"]
+    prefixes = f"{kept:,} of prefixes of a multiple of {tokens} tokens" if tokens else "none of prefixes"
+    each = size(states["bytes_per_state"])
+    return [f"states           {states['num_live']:,} of running requests, {prefixes}; {each} each"]
+
+
 def _rank_lines(found: dict[str, Any]) -> list[str]:
     """What each rank holds, and that the lines after these are about the one with the least room."""
     lines = [f"layout           {found['layout'] or 'one rank'}"]
@@ -157,9 +177,10 @@ def _rank_lines(found: dict[str, Any]) -> list[str]:
         first, stop = rank["layers"]
         layers = f"layers {first}–{stop - 1}, " if stop > first + 1 else f"layer {first}, "
         experts = f"{rank['experts']} experts a layer, " if rank["experts"] else ""
+        states = f", {size(rank['bytes_per_state'])} a state" if rank["bytes_per_state"] else ""
         lines.append(
             f"  rank {rank['rank']:<9} {layers}{experts}weights {size(rank['weights_bytes'])}, KV cache "
-            f"{size(rank['cache_bytes'])} of {size(rank['available_bytes'])}; "
+            f"{size(rank['cache_bytes'])} of {size(rank['available_bytes'])}{states}; "
             f"{'fits' if rank['fits'] else 'does not fit'} {rank['device']}"
         )
     return lines

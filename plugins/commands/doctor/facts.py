@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from frame.interfaces import KVLayout, part_of, pool_bytes
 
+from .memory import held_bytes
 from .prediction import Prediction
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "num_blocks": layout.pools[0] if layout else 0,
             "num_bytes": sum(_cache_bytes(one)),
             "bytes_per_token": sum(map(bytes_per_token, _parts(one))) if layout else None,
+            "states": _states(one, layout) if layout and len(layout.pools) > 1 else None,
             "groups": _groups(_parts(one)) if layout else [],
         },
         "capacity": {
@@ -59,14 +61,28 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _capacity_tokens(one: Prediction) -> int:
-    """Tokens that the KV cache holds; of an encoder, tokens that a step takes."""
+def _states(one: Prediction, layout: KVLayout) -> dict[str, int]:
+    """The states of running requests, one of each, and those that are kept for prefixes.
+
+    A prefix whose state is kept has a multiple of `checkpoint_tokens` tokens, which is 0 where none is kept.
+    """
+    num_live = one.sizes.max_num_seqs
+    return {
+        "bytes_per_state": sum(pool_bytes(part)[1] for part in _parts(one)),
+        "num_live": num_live,
+        "num_checkpoints": layout.pools[1] - 1 - num_live,
+        "checkpoint_tokens": next(group.block_size for group in layout.groups if group.keeps_states),
+    }
+
+
+def _capacity_tokens(one: Prediction) -> int | None:
+    """Tokens that the KV cache holds, None where states alone are kept; of an encoder, tokens that a step takes."""
     if not one.shape.kv_specs:
         return one.sizes.max_num_batched_tokens
     if one.layout is None:
         return 0
-    each = sum(one.layout.grain // group.block_size for group in one.layout.groups)
-    return (one.layout.pools[0] - 1) // each * one.layout.grain
+    each = sum(one.layout.grain // group.block_size for group in one.layout.groups if group.pool == 0)
+    return (one.layout.pools[0] - 1) // each * one.layout.grain if each else None
 
 
 def _parts(one: Prediction) -> list[KVLayout]:
@@ -80,21 +96,23 @@ def _cache_bytes(one: Prediction) -> list[int]:
     """Bytes of the cache on each rank."""
     if one.layout is None:
         return [0] * one.num_ranks
-    return [one.layout.pools[0] * pool_bytes(part)[0] for part in _parts(one)]
+    return [held_bytes(one.layout.pools, pool_bytes(part)) for part in _parts(one)]
 
 
 def _groups(parts: Sequence[KVLayout]) -> list[dict[str, Any]]:
-    """The KV groups, with what a token takes in each over all ranks."""
+    """The KV groups, with what a token, or the state of a request, takes in each over all ranks."""
     found = []
     for same in zip(*(part.groups for part in parts), strict=True):
         kinds = [spec for group in same for spec in group.specs]
-        size = same[0].block_size
+        size, states = same[0].block_size, same[0].pool > 0
+        width = sum(spec.block_bytes(size) for spec in kinds)
         found.append(
             {
                 "layers": len({layer for group in same for layer in group.layers}),
                 "kind": type(kinds[0]).__name__,
                 "window": getattr(kinds[0], "window", None),
-                "bytes_per_token": sum(spec.block_bytes(size) for spec in kinds) // size,
+                "bytes_per_token": 0 if states else width // size,
+                "bytes_per_state": width if states else 0,
             }
         )
     return found
@@ -107,8 +125,9 @@ def _ranks(one: Prediction, ranks: Ranks) -> list[dict[str, Any]]:
             "layers": [rank.part.layers.start, rank.part.layers.stop],
             "experts": rank.part.num_experts,
             "weights_bytes": rank.part.weights_bytes,
-            "available_bytes": rank.budget.kv_bytes if rank.block_bytes else 0,
+            "available_bytes": rank.budget.kv_bytes if rank.keeps else 0,
             "cache_bytes": held,
+            "bytes_per_state": sum(rank.block_bytes[1:]),
             "memory": {**rank.budget.parts, "graphs": rank.graph_bytes},
             "device": rank.device.name,
             "fits": rank.fits,
@@ -118,5 +137,5 @@ def _ranks(one: Prediction, ranks: Ranks) -> list[dict[str, Any]]:
 
 
 def bytes_per_token(layout: KVLayout) -> int:
-    """Bytes that one more token of a request takes in all KV groups, as long as every group keeps it."""
-    return int(sum(pool_bytes(layout)[0] / group.block_size for group in layout.groups))
+    """Bytes that one more token of a request takes in all groups that keep tokens, as long as every one keeps it."""
+    return int(sum(pool_bytes(layout)[0] / group.block_size for group in layout.groups if group.pool == 0))

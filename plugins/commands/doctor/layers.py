@@ -27,6 +27,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 class Shape:
     """Sizes of a model that memory depends on. `known` is False for a family that this file has no row for.
 
+    `num_heads` is 0 where config.json states none: what the layers keep is then known only from the built model.
     `read_share` is the part of the weights that a token is multiplied with: of routed experts those that it chooses.
     """
 
@@ -46,12 +47,13 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     gpt2 = family == "gpt2"
     layers = _size(config, "n_layer" if gpt2 else "num_hidden_layers")
     hidden = _size(config, "n_embd" if gpt2 else "hidden_size")
-    heads = _size(config, "n_head" if gpt2 else "num_attention_heads")
-    kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // heads)
     known = any(family in families for families in (_EVERY_LAYER, _BY_LAYER, _NO_WINDOW, ENCODERS, LATENT))
+    stateful = not known and getattr(config, "num_attention_heads", None) is None
+    heads = 0 if stateful else _size(config, "n_head" if gpt2 else "num_attention_heads")
+    kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // max(1, heads))
     specs: dict[str, AnyKVSpec] = _latents(config, layers, kv_dtype) if family in LATENT else {}
-    for index in range(0 if family in ENCODERS or specs else layers):
+    for index in range(0 if family in ENCODERS or stateful or specs else layers):
         window = _window(config, family, index)
         sizes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim, "dtype": kv_dtype}
         specs[f"layers.{index}"] = SlidingKV(**sizes, window=window) if window else FullKV(**sizes)

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from frame.interfaces import DTYPE_BYTES, KVLayout, full_bytes, pool_bytes
+from frame.interfaces import (
+    DTYPE_BYTES,
+    AnyKVSpec,
+    KVLayout,
+    full_bytes,
+    plan_layout,
+    pool_bytes,
+    with_blocks,
+    with_checkpoints,
+)
 from frame.settings import Checkpoint, ConfigError, FrameConfig
 
 from .layers import Shape
@@ -68,6 +77,28 @@ def resolve_sizes(config: FrameConfig, checkpoint: Checkpoint, device: Device) -
     )
 
 
+def empty_layout(config: FrameConfig, specs: Mapping[str, AnyKVSpec], multiples: Mapping[str, int]) -> KVLayout:
+    """The engine's groups and the sizes of their blocks, still without blocks."""
+    layout = plan_layout(specs, config.cache.block_size, multiples)
+    return with_checkpoints(layout) if config.cache.enable_prefix_caching else layout
+
+
+def fitting_pools(
+    config: FrameConfig, sizes: Sizes, empty: KVLayout, kv_bytes: int, own_bytes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The blocks of each pool that `kv_bytes` hold, where one takes `own_bytes`; none where not even two fit."""
+    override, states = config.cache.num_gpu_blocks_override, sizes.max_num_seqs
+    try:
+        return with_blocks(empty, kv_bytes, override, num_states=states, bytes_of_pools=own_bytes).pools
+    except ValueError:
+        return ()
+
+
+def held_bytes(pools: tuple[int, ...], block_bytes: tuple[int, ...]) -> int:
+    """Bytes of so many blocks of each pool; 0 where there are none."""
+    return sum(count * size for count, size in zip(pools, block_bytes, strict=bool(pools)))
+
+
 def kv_budget(
     config: FrameConfig,
     device: Device,
@@ -84,9 +115,9 @@ def kv_budget(
     else fills.
     """
     cache, own_bytes = config.cache, own_bytes or pool_bytes(empty)
-    per_block = own_bytes[0]
     if cache.num_gpu_blocks_override is not None:
-        return Budget(cache.num_gpu_blocks_override * per_block, "num_gpu_blocks_override")
+        pools = fitting_pools(config, sizes, empty, 0, own_bytes)
+        return Budget(held_bytes(pools, own_bytes), "num_gpu_blocks_override")
     if cache.kv_cache_memory_bytes is not None:
         return Budget(cache.kv_cache_memory_bytes, "kv_cache_memory_bytes")
     requested = int(device.total_bytes * cache.gpu_memory_utilization)

@@ -10,21 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as with_pools
+
 from frame.interfaces import (
     DTYPE_BYTES,
     KVLayout,
     blocks_needed,
     max_request_len,
-    plan_layout,
-    with_blocks,
+    pool_bytes,
 )
-from frame.settings import Checkpoint, FrameConfig
+from frame.settings import Checkpoint, ConfigError, FrameConfig
 
-from .backends import block_multiples
+from .backends import block_multiples, multiples_of
 from .estimate import estimate_weights, weights_of
 from .layers import Shape, read_shape
 from .machine import Device
-from .memory import CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES, Budget, Sizes, graph_bytes, kv_budget, resolve_sizes
+from .memory import (
+    CUDA_GRAPH_BYTES,
+    CUDA_WORKSPACE_BYTES,
+    Budget,
+    Sizes,
+    empty_layout,
+    fitting_pools,
+    graph_bytes,
+    kv_budget,
+    resolve_sizes,
+)
 from .weights import Weights, has_weights, read_weights
 
 if TYPE_CHECKING:
@@ -64,6 +75,11 @@ class Prediction:
         return len(self.ranks.all) if self.ranks is not None else 1
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether layers keep a running state of each request."""
+        return any(spec.retention[0] == "state" for spec in self.shape.kv_specs.values())
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of weights on the device that memory and cache are told for, of several ranks the poorest one's."""
         return self.ranks.poorest.part.weights_bytes if self.ranks is not None else self.weights_bytes
@@ -88,6 +104,10 @@ def predict(
         from .ranks import built_part
 
         built = built_part(config, checkpoint, sizes.dtype)
+    if not (shape.num_heads or built or devices):
+        raise ConfigError(
+            f"no model of this installation serves {checkpoint.architecture}, which has no attention heads"
+        )
     if built is not None:
         shape = replace(shape, kv_specs=built.kv_specs, known=True)
     if there:
@@ -110,14 +130,19 @@ def predict(
 
         ranks = predict_ranks(config, checkpoint, shape, sizes, devices)
         poorest, unknown = ranks.poorest, ranks.unknown
+        shape = replace(shape, kv_specs=poorest.part.kv_specs, known=shape.known or there)
         device, budget, graphs, filled = poorest.device, poorest.budget, poorest.graph_bytes, ranks.layout
     else:
-        multiples, unknown = block_multiples(config, checkpoint, shape, sizes, device)
-        empty = plan_layout(shape.kv_specs, config.cache.block_size, multiples)
+        multiples, unknown = (
+            multiples_of(config, built.attention, device)
+            if built is not None
+            else block_multiples(config, checkpoint, shape, sizes, device)
+        )
+        empty = empty_layout(config, shape.kv_specs, multiples)
         budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
         graphs, filled = (
             graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
-            _filled(config, empty, budget),
+            _filled(config, sizes, empty, budget),
         )
     layout, fits_len, full = _capacity(sizes, shape, filled)
     return Prediction(
@@ -159,11 +184,9 @@ def _quantised(
     return part.weights_bytes, replace(shape, kv_specs=part.kv_specs)
 
 
-def _filled(config: FrameConfig, empty: KVLayout, budget: Budget) -> KVLayout | None:
-    try:
-        return with_blocks(empty, budget.kv_bytes, config.cache.num_gpu_blocks_override)
-    except ValueError:
-        return None
+def _filled(config: FrameConfig, sizes: Sizes, empty: KVLayout, budget: Budget) -> KVLayout | None:
+    pools = fitting_pools(config, sizes, empty, budget.kv_bytes, pool_bytes(empty))
+    return with_pools(empty, pools=pools) if pools else None
 
 
 def _capacity(sizes: Sizes, shape: Shape, layout: KVLayout | None) -> tuple[KVLayout | None, int, float]:
@@ -175,6 +198,8 @@ def _capacity(sizes: Sizes, shape: Shape, layout: KVLayout | None) -> tuple[KVLa
         return None, 0, 0.0
     needed = blocks_needed(layout, max(1, sizes.max_model_len - 1))
     full = (layout.pools[0] - 1) / needed if needed else float(sizes.max_num_seqs)
+    if len(layout.pools) > 1:  # there is a state for each of so many
+        full = min(full, float(sizes.max_num_seqs))
     return layout, max_request_len(layout, sizes.max_model_len), full
 
 

@@ -3,36 +3,49 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frame.interfaces import KVLayout, part_of, plan_layout, pool_bytes, with_blocks
+from msgspec.structs import replace as with_pools
+
+from frame.interfaces import KVLayout, common_pools, part_of, pool_bytes
 from frame.settings import Checkpoint, EngineParts, FrameConfig, PluginError, RankPart, engine_parts
 
 from .backends import multiples_of
 from .layers import Shape
 from .machine import Device
-from .memory import Budget, Sizes, graph_bytes, kv_budget
+from .memory import Budget, Sizes, empty_layout, fitting_pools, graph_bytes, held_bytes, kv_budget
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank on its device; `block_bytes` are what a block of the cache takes there.
+    """One rank on its device; `block_bytes` are what a block of each pool of the cache takes there.
 
-    `num_blocks` are those that its device has room for, 0 where it holds no request.
+    `pools` are the blocks that its device has room for, none where it holds no request.
     """
 
     part: RankPart
     device: Device
     budget: Budget
     graph_bytes: int
-    block_bytes: int
-    num_blocks: int
+    block_bytes: tuple[int, ...]
+    pools: tuple[int, ...]
 
     @property
     def fits(self) -> bool:
         """Whether the device has room for the weights and a cache, where the rank keeps one."""
-        return self.num_blocks > 0 and self.budget.kv_bytes >= 0
+        return bool(self.pools) and self.budget.kv_bytes >= 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether layers of the rank keep anything of a request."""
+        return any(self.block_bytes)
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of tokens that the device has room for; any number where the rank's layers keep none."""
+        return sum(self.pools[:1]) if self.block_bytes[0] else sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -51,15 +64,15 @@ class Ranks:
     @property
     def shared_bytes(self) -> int:
         """Bytes of weights and cache of all ranks where engines share one memory, the CPU's; else 0."""
-        blocks = self.layout.pools[0] if self.layout is not None else 0
-        held = sum(rank.part.weights_bytes + blocks * rank.block_bytes for rank in self.all)
+        pools = self.layout.pools if self.layout is not None else ()
+        held = sum(rank.part.weights_bytes + held_bytes(pools, rank.block_bytes) for rank in self.all)
         return self.num_engines * held if self.all[0].device.kind == "cpu" else 0
 
     @property
     def poorest(self) -> Rank:
         """The rank that decides how many blocks all have."""
-        keeping = [rank for rank in self.all if rank.block_bytes] or list(self.all)
-        return min(keeping, key=lambda rank: (rank.fits, rank.num_blocks, -rank.part.weights_bytes))
+        keeping = [rank for rank in self.all if rank.keeps] or list(self.all)
+        return min(keeping, key=lambda rank: (rank.fits, rank.most_blocks, -rank.part.weights_bytes))
 
 
 def built_part(config: FrameConfig, checkpoint: Checkpoint, dtype: str) -> RankPart | None:
@@ -77,11 +90,13 @@ def predict_ranks(
     found: EngineParts = engine_parts(config, checkpoint, sizes.dtype)
     first = found.ranks[0]
     multiples, unknown = multiples_of(config, first.attention, devices[0])
-    empty = plan_layout(first.kv_specs, config.cache.block_size, multiples)
+    empty = empty_layout(config, first.kv_specs, multiples)
     ranks = tuple(_rank(config, checkpoint, shape, sizes, (part, devices[part.rank]), empty) for part in found.ranks)
-    counts = [rank.num_blocks for rank in ranks if rank.block_bytes]
-    least = min(counts, default=0)
-    layout = with_blocks(empty, 0, least) if least else None
+    kept = [rank for rank in ranks if rank.keeps]
+    layout = None
+    if kept and all(rank.pools for rank in kept):
+        pools = common_pools([rank.pools for rank in kept], [rank.block_bytes for rank in kept])
+        layout = with_pools(empty, pools=pools)
     return Ranks(ranks, len(config.data_parallel.local_ranks), found.line, layout, unknown)
 
 
@@ -104,8 +119,8 @@ def _rank(
         device=device,
         budget=budget,
         graph_bytes=graph_bytes(*memory, vocabulary),
-        block_bytes=own_bytes[0],
-        num_blocks=_num_blocks(config, empty, budget.kv_bytes, own_bytes),
+        block_bytes=own_bytes,
+        pools=fitting_pools(config, sizes, empty, budget.kv_bytes, own_bytes),
     )
 
 
@@ -114,11 +129,3 @@ def _own_shape(config: FrameConfig, shape: Shape, part: RankPart) -> Shape:
     divided = 1 if config.executor.enable_expert_parallel else config.executor.tensor_parallel_size
     inner = math.ceil(shape.intermediate_size / divided)
     return replace(shape, num_layers=len(part.layers), intermediate_size=inner, kv_specs=part.kv_specs)
-
-
-def _num_blocks(config: FrameConfig, empty: KVLayout, kv_bytes: int, own_bytes: tuple[int, ...]) -> int:
-    try:
-        override = config.cache.num_gpu_blocks_override
-        return with_blocks(empty, kv_bytes, override, bytes_of_pools=own_bytes).pools[0]
-    except ValueError:
-        return 0

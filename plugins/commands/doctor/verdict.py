@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frame.interfaces import DTYPE_BYTES
+from frame.interfaces import DTYPE_BYTES, pool_bytes
 
+from .command import size
 from .prediction import Prediction
 
 _MEMORY_FLAGS = {
@@ -53,8 +54,8 @@ def judge(prediction: Prediction) -> Verdict:
             )
         return Verdict(
             "kv_cache",
-            f"{_gib(one.budget.kv_bytes)} of KV cache hold no request",
-            f"raise {flag}, or lower --block-size",
+            f"{_gib(one.budget.kv_bytes)} of KV cache hold no request{_beside_states(one)}",
+            f"raise {flag}, or lower {'--max-num-seqs' if one.keeps_states else '--block-size'}",
             works=False,
         )
     if one.fits_len < sizes.max_model_len:
@@ -74,8 +75,20 @@ def judge(prediction: Prediction) -> Verdict:
         "max_num_seqs",
         f"memory holds {one.full_requests:.1f} requests of {sizes.max_model_len} tokens; "
         f"no more than max_num_seqs = {sizes.max_num_seqs} run at once",
-        "raise --max-num-seqs for more at once; memory is not the limit",
+        f"raise --max-num-seqs for more at once; {_cost(one)}",
     )
+
+
+def _beside_states(one: Prediction) -> str:
+    return f" beside states for max_num_seqs = {one.sizes.max_num_seqs} requests" if one.keeps_states else ""
+
+
+def _cost(one: Prediction) -> str:
+    """What more requests at once take beside their tokens."""
+    if one.layout is None or not one.keeps_states:
+        return "memory is not the limit"
+    (each,) = (one.ranks.poorest.block_bytes if one.ranks is not None else pool_bytes(one.layout))[1:]
+    return f"the state of each takes {size(each)}{_here(one).replace(' of ', ' on ')}"
 
 
 def _judge_encoder(one: Prediction) -> Verdict:

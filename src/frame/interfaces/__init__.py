@@ -132,6 +132,7 @@ if TYPE_CHECKING:
     )
     from frame.core.interfaces.kv_layout import (
         blocks_needed as blocks_needed,
+        common_pools as common_pools,
         full_bytes as full_bytes,
         max_request_len as max_request_len,
         part_of as part_of,
