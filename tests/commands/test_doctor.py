@@ -42,6 +42,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0)
 
 #: transformers writes products of LongCat's experts without weights, which no model holds.
 @pytest.mark.few_families
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith(("llama-", "longcat"))])
 def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, capsys):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)
@@ -168,6 +169,7 @@ def test_a_backend_that_cannot_be_asked_here_is_an_assumption(tmp_path, capsys):
 
 
 @pytest.mark.few_families
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not name.startswith(("llama-l", "longcat"))])
 def test_weights_that_are_not_there_yet_are_counted_from_the_configuration(family, tmp_path, capsys):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16)

@@ -3,12 +3,12 @@ import pytest
 from frame.testing import ModelSuite
 from frame.testing.families import FAMILIES
 from tests.contract.installed import classes
+from tests.family_cases import CACHES
 
-_SHOWN = {row.architecture for row in FAMILIES.values() if not row.in_matrix}
-_LEFT = {row.architecture for row in FAMILIES.values()} - _SHOWN
+_LEFT = {row.architecture for row in FAMILIES.values()} - {FAMILIES[name].architecture for name in CACHES}
 
 for _name, _suite in classes(ModelSuite).items():
-    if _suite.plugin.rpartition(":")[2] in _LEFT:  # other rows show the traits of these
+    if _suite.plugin.rpartition(":")[2] in _LEFT:  # these keep what others keep
         _suite.pytestmark = [pytest.mark.slow]
     globals()[_name] = _suite
 del _suite

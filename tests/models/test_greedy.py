@@ -81,6 +81,7 @@ def test_alone_then_together_then_from_the_prefix_cache(checkpoint):
     llm.close()
 
 
+@pytest.mark.each_cache
 @planned
 def test_in_chunks_and_without_prefix_cache(checkpoint):
     folder, expected = checkpoint
@@ -89,6 +90,7 @@ def test_in_chunks_and_without_prefix_cache(checkpoint):
     llm.close()
 
 
+@pytest.mark.each_cache
 @grows
 def test_after_preemption(checkpoint):
     folder, expected = checkpoint
@@ -102,6 +104,7 @@ def test_after_preemption(checkpoint):
     llm.close()
 
 
+@pytest.mark.each_cache
 @keeps_tokens
 def test_with_speculation(checkpoint):
     folder, expected = checkpoint
@@ -119,6 +122,7 @@ def test_with_speculation(checkpoint):
     llm.close()
 
 
+@pytest.mark.each_cache
 @planned
 def test_sync_scheduling(checkpoint):
     folder, expected = checkpoint
