@@ -57,6 +57,8 @@ PARTS = (
                                    "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_expert_exchange_kernels.py "
+                                   "tests/gpu/test_adapter_kernels.py tests/gpu/test_codebook_kernels.py "
+                                   "tests/gpu/test_quantized_kernels.py tests/gpu/test_latent.py "
                                    "tests/gpu/test_cascade.py "
                                    "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),

@@ -215,7 +215,6 @@ def _nibbles(draw: Draw, groups: int) -> tuple[Tensor, Tensor]:
     return draw.ints(2**31 - 1, 40, 6), draw.float32(40, groups).abs().add_(0.5) / 16
 
 
-#: Op → its cases. An op without a case is named by the platform suite.
 #: Rows that begin, that go on, of one token and of many, and padding.
 STATE_ROWS = ((37, True, 3), (1, False, 1), (70, False, 6), (0, True, 0), (5, True, 2))
 DECODE_ROWS = ((1, False, 4), (1, True, 2), (1, False, 1), (0, True, 0))
@@ -304,6 +303,9 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                    lambda d: ((*_codes(d, 8, (1, 16)), d.ints(9, 40, 3), d.dtype), {})],
     "dequantize_packed": [lambda d: ((*_nibbles(d, 3), None, d.dtype), {}),
                           lambda d: ((*_nibbles(d, 1), d.ints(16, 40, 1, dtype=torch.uint8), d.dtype), {})],
+    "dequantize_table": [lambda d: ((*_nibbles(d, 3), d.float32(16), None, d.dtype), {}),
+                         lambda d: ((d.ints(2**31 - 1, 2, 40, 6), d.ints(7, 2, 40, 3, dtype=torch.uint8).add_(124),
+                                     d.float32(16), d.float32(2, 40, 1), d.dtype), {})],
     "scaled_linear": [lambda d: ((d.floats(5, 48), *_codes(d, 8, (1, 48)), d.floats(40)), {}),
                       lambda d: ((d.floats(2, 3, 48), *_codes(d, 8, (16, 32))), {})],
     "packed_linear": [lambda d: ((d.floats(5, 48), *_nibbles(d, 3)), {}),
