@@ -71,4 +71,4 @@ def _write(folder: Path, files: Sequence[Path], description: Description) -> Non
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "frame" / "models"
+    return Path("~/.cache/frame/models").expanduser()

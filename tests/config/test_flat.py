@@ -26,7 +26,8 @@ OTHER_VALUES = {
     "max_body_bytes": 2048, "max_upload_bytes": 2048, "chat_template_bytes": 1 << 25,
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
     "pipeline_layers": [5], "nnodes": 2, "node_rank": 1, "data_parallel_rank": 3, "data_parallel_rank_local": 1,
-    "eplb_record": "/tmp/r", "model_impl": "frame", "lora_modules": ["a=/b"], "lora_root": "/c",
+    "eplb_record": "/tmp/r", "model_impl": "frame", "safetensors_load_strategy": "eager",
+    "lora_modules": ["a=/b"], "lora_root": "/c",
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {
