@@ -196,7 +196,10 @@ def test_a_worker_process_takes_the_setting_of_its_configuration(monkeypatch):
 
     monkeypatch.setattr(worker_process, "_serve", serve)
     monkeypatch.setattr(worker_process, "signal", SimpleNamespace(signal=lambda *given: None, SIGINT=2, SIG_IGN=1))
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\na recipe")))
+    given = io.BytesIO(b"\na recipe")
+    source = SimpleNamespace(readline=given.readline, readall=given.read)
+    monkeypatch.setattr(worker_process, "io", SimpleNamespace(FileIO=lambda *_, **__: source))
+    monkeypatch.setattr(worker_process, "_end_when_unwanted", lambda loaded: None)
     with ours:
         assert worker_process.serve_worker(theirs.detach(), -1) == 0
     assert made == [0.25]
