@@ -22,7 +22,7 @@ ROWS = [row for row in read_table() if row[2] in ("wrapped", "recomputed")]
 
 @pytest.mark.parametrize(
     ("name", "model_type", "how"),
-    [pytest.param(*row[:3], id=row[0], marks=() if row[0] in TRAITS else pytest.mark.matrix) for row in ROWS],
+    [pytest.param(*row[:3], id=row[0], marks=() if row[0] in TRAITS else pytest.mark.slow) for row in ROWS],
 )
 def test_greedy_tokens_equal_transformers(name, model_type, how, tmp_path):
     folder = write_checkpoint(tmp_path, name, model_type)

@@ -105,6 +105,7 @@ def test_after_preemption(checkpoint):
 
 
 @pytest.mark.each_cache
+@pytest.mark.few_families
 @keeps_tokens
 def test_with_speculation(checkpoint):
     folder, expected = checkpoint
@@ -123,6 +124,7 @@ def test_with_speculation(checkpoint):
 
 
 @pytest.mark.each_cache
+@pytest.mark.few_families
 @planned
 def test_sync_scheduling(checkpoint):
     folder, expected = checkpoint

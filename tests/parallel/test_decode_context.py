@@ -91,6 +91,7 @@ def test_what_cannot_be_shared_is_refused_with_the_sizes_that_work(heads, settin
 
 @pytest.mark.matrix
 @pytest.mark.few_families
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ALIBI])
 def test_every_family_over_two_ranks_that_share_contexts(family, tmp_path):
     make_checkpoint(tmp_path, family)

@@ -57,6 +57,7 @@ def test_states_that_were_kept_of_prefixes_are_found_in_every_stage(family, stag
 
 @pytest.mark.matrix
 @pytest.mark.few_families
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*TRAITS, *UNDIVIDED)])
 def test_every_family_over_two_stages(family, tmp_path):
     make_checkpoint(tmp_path, family)

@@ -31,6 +31,7 @@ def test_two_ranks_that_divide_tokens_give_those_of_one(family, tmp_path):
 
 @pytest.mark.matrix
 @pytest.mark.few_families
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in {*ALIBI, *latent.ROWS}])
 def test_every_family_over_two_ranks_that_divide_tokens(family, tmp_path):
     make_checkpoint(tmp_path, family)
