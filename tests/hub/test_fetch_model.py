@@ -154,7 +154,7 @@ def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_p
     assert not list(tmp_path.rglob("models--org--typo"))
     del hub.files["model.safetensors"]
     text = fetch(hub, tmp_path)
-    assert "has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to safetensors, or name the" in text
+    assert "pickles (.bin, .pt) are not fetched: convert it to safetensors, or name the type of a GGUF file" in text
     assert "pytorch_model.bin" not in hub.sent()
 
 
