@@ -80,9 +80,9 @@ def touch(path: Path) -> int:
 
 
 def _bytes_of(path: Path) -> Mapping[str, Tensor]:
-    from safetensors import torch
+    from safetensors.torch import load
 
-    found: Mapping[str, Tensor] = torch.load(path.read_bytes())
+    found: Mapping[str, Tensor] = load(path.read_bytes())
     return found
 
 
