@@ -28,7 +28,7 @@ class Streams:
         self.owners: list[str] = []
 
     async def stream(
-        self, prompt: Any, params: SamplingParams, request_id: str, *, owner: str = ""
+        self, prompt: Any, params: SamplingParams, request_id: str, *, owner: str = "", adapter: str = ""
     ) -> AsyncGenerator[Any, None]:
         self.owners.append(owner)
         reason = "error" if self.fault else "stop"
