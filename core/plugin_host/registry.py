@@ -127,6 +127,7 @@ class Registry:
     ) -> Provider:
         """Returns the provider `name`, or for "auto" the most preferred one whose class has no `reason` against it.
 
+        An empty reason is against one that nobody would expect to be asked: it is not named.
         `preference` may overrule a provider's own number for the case at hand. Raises `NoPluginError` with the reason
         of each candidate, or `PluginError` naming a tie.
         """
@@ -171,7 +172,8 @@ class Registry:
             except PluginError as error:
                 against = str(error)
             if against is not None:
-                unable[provider.name] = against
+                if against:
+                    unable[provider.name] = against
                 continue
             own = preference(target) if preference is not None else None
             able.append((provider.preference if own is None else own, provider))

@@ -124,6 +124,11 @@ class ChosenBackends:
         return BoundLayers(planned)
 
 
+def _refuses(backend: type[CacheBackend], spec: CacheSpec, block_size: int) -> str | None:
+    """Why `backend` cannot serve `spec`; empty where it is for layers of another kind."""
+    return why_not_served(backend, spec, block_size) if isinstance(spec, backend.spec_type) else ""
+
+
 def choose_backends(
     layers: Mapping[str, CachedLayer],
     config: FrameConfig,
@@ -139,7 +144,7 @@ def choose_backends(
     size, not_deterministic = config.cache.block_size, ""
     specs = list(dict.fromkeys(spec for layer in layers.values() if (spec := layer.backend_spec) is not None))
     for spec in specs:
-        refuses, ranks = partial(why_not_served, spec=spec, block_size=size), methodcaller("preference", spec)
+        refuses, ranks = partial(_refuses, spec=spec, block_size=size), methodcaller("preference", spec)
         provider = registry.select("attention", _named(config, registry, spec, specs), refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec) * spec.context.ranks
