@@ -38,7 +38,6 @@ def assert_near(logits, reference):
 
 
 #: But MiniMax-01: transformers reads the decays of states from the file, where they are rounded, too.
-@pytest.mark.every_family
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "minimax"])
 def test_sharded_bfloat16(family, tmp_path):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16, max_shard_size="100KB")
