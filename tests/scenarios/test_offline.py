@@ -343,7 +343,7 @@ def test_a_refusal_names_the_prompt(llm):
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"^prompt 2 of 3: prompt_embeds are not accepted; start the engine with"):
         llm.generate(["a", "b", {"prompt_embeds": torch.ones(2, 4)}], GREEDY, use_tqdm=False)
-    with pytest.raises(ValueError, match=r"^prompt field 'prompt_embeds' is not served"):
+    with pytest.raises(ValueError, match=r"^prompt_embeds are not accepted; start the engine with"):
         llm.generate({"prompt_embeds": torch.ones(2, 4)}, GREEDY, use_tqdm=False)
 
 
