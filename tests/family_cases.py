@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from frame.testing.families import FAMILIES
+from frame.testing.families import FAMILIES, latent, states
 
 #: The parameters of tests that are names of rows.
 _PARAMETERS = ("family", "checkpoint")
@@ -17,6 +17,10 @@ CACHES = (
 )  # fmt: skip
 #: Rows with ALiBi, whose contexts devices cannot share.
 ALIBI = ("falcon-rw", "bloom", "bloom-post-norm", "mpt", "mpt-plain")
+#: Rows whose decode contexts devices cannot share: of biases by distance, chunks and latents.
+UNSHARED = frozenset({*ALIBI, *latent.ROWS, *(name for name in FAMILIES if name.startswith(("llama4", "kimi-linear")))})
+#: Rows whose prompts devices cannot divide: those, and layers that need all tokens.
+UNDIVIDED = UNSHARED | frozenset(states.ROWS)
 
 
 def mark_families(items: Iterable[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
-from tests.family_cases import ALIBI
+from tests.family_cases import UNSHARED
 
 #: Few key/value heads, which ranks would each repeat, and as many as ranks, which then hold each other's.
 FEWER, AS_MANY = {"num_attention_heads": 4, "num_key_value_heads": 1}, {}
@@ -92,7 +92,7 @@ def test_what_cannot_be_shared_is_refused_with_the_sizes_that_work(heads, settin
 @pytest.mark.matrix
 @pytest.mark.few_families
 @pytest.mark.each_cache
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ALIBI])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in UNSHARED])
 def test_every_family_over_two_ranks_that_share_contexts(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2, 2) == tokens(tmp_path)

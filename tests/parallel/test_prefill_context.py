@@ -10,9 +10,9 @@ from frame.core.plugin_host.setups import mesh_of
 from frame.layout.check import check_layout
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
-from frame.testing.families import FAMILIES, latent
+from frame.testing.families import FAMILIES
 from frame.testing.thread_executor import with_threads
-from tests.family_cases import ALIBI
+from tests.family_cases import UNDIVIDED
 
 
 def tokens(folder, ranks=1, serve=greedy, **settings):
@@ -32,7 +32,7 @@ def test_two_ranks_that_divide_tokens_give_those_of_one(family, tmp_path):
 @pytest.mark.matrix
 @pytest.mark.few_families
 @pytest.mark.each_cache
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in {*ALIBI, *latent.ROWS}])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNDIVIDED])
 def test_every_family_over_two_ranks_that_divide_tokens(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2, mixed_requests) == tokens(tmp_path, 1, mixed_requests)
