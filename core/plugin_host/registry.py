@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 _MAX_LISTED = 30
 #: Characters of a line about a choice that holds the reasons against the others.
 _MAX_LINE = 100
+#: Kinds of which child processes load all, whatever the configuration names: a model may have layers that the named
+#: attention backend is not for, and weights in another format than the named one.
+_NEVER_ALONE = ("attention", "quantization")
 
 __all__ = ["Choice", "PluginError", "Registry"]
 
@@ -253,10 +256,10 @@ class Registry:
                 self.offers += offers_of_file(path)
 
     def choices(self, config: Any) -> list[Choice]:
-        """Returns what child processes may load: of each kind the plugin that `config` names, else all."""
+        """Returns what child processes may load: of most kinds the plugin that `config` names, else all."""
         named, found = dict(named_plugins(config)), list[Choice]()
         for kind in KINDS:
-            is_open = named.get(kind, "auto") == "auto"
+            is_open = kind in _NEVER_ALONE or named.get(kind, "auto") == "auto"
             usable = [offer for offer in self.offers if offer.kind == kind and offer.problem is None]
             for offer in usable if is_open else [self.offer(kind, named[kind])]:
                 target = offer.provider.target if offer.package == HERE else ""

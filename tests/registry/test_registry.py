@@ -294,6 +294,13 @@ def test_children_load_exactly_what_the_parent_chose(package):
         Registry.load(only=[("scheduler", "fake-gone", "lifo")])
 
 
+def test_children_load_what_serves_beside_a_named_plugin():
+    config = FrameConfig.from_flat(attention_backend="torch-latent", quantization="awq")
+    child = Registry.load(only=[list(choice) for choice in Registry.load().choices(config)])
+    assert {"torch", "torch-index", "torch-latent"} <= {one.name for one in child.providers("attention")}
+    assert {"awq", "fp8", "int8"} <= {one.name for one in child.providers("quantization")}
+
+
 def test_configured_names_are_checked_before_anything_starts(package):
     package("fake-one", source(policy(more=", options=Options")))
     registry = Registry.load()
