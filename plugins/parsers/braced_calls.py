@@ -50,18 +50,14 @@ class BracedCallReader(CallReader):
 
     def outside(self) -> bool:
         """Reads content up to a marker."""
-        text, marker = self.scan.until(self._begin)
-        self.content(text)
+        marker = self.marked_after_content(self._begin)
         if marker is None:
             return False
-        self.scan.at -= len(marker)
         self._open(marker)
         return True
 
     def _open(self, marker: str) -> None:
-        """Reads a marker that may begin a call."""
-        self.scan.mark()
-        self.scan.at += len(marker)
+        """Reads on behind a marker that may begin a call, which is marked."""
         self._head, self._length, self.state = [], 0, self._in_name
 
     def _in_name(self) -> bool:
@@ -71,7 +67,7 @@ class BracedCallReader(CallReader):
         name = "".join(self._head).strip()
         if self._length > MAX_NAME or (marker is not None and (not self.is_name(name) or marker in self._form.begin)):
             self.scan.at -= len(marker or "")
-            self._leave()
+            self.leave()
             return True
         if marker is None:
             return False
@@ -193,10 +189,6 @@ class BracedCallReader(CallReader):
         if not marker:
             self.state = self.outside
         elif marker != self._form.end:
-            self.scan.at -= len(marker)
+            self.mark_again(marker)
             self._open(marker)
         return True
-
-    def _leave(self) -> None:
-        self.degrade()
-        self.state = self.outside

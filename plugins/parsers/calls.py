@@ -20,7 +20,7 @@ from frame.interfaces import (
     ParserRequest,
 )
 
-from .scan import Scan
+from .scan import Markers, Scan
 
 #: What may be a function's name; without a bound, ordinary text could pass for the head of a call.
 NAME = re.compile(r"[A-Za-z0-9_.\-:/]{1,256}")
@@ -100,9 +100,31 @@ class CallReader(OutputReader):
         """Ends the newest call."""
         self._events.append(CallEnd(self.num_calls - 1))
 
+    def marked_after_content(self, markers: Markers) -> str | None:
+        """Reads content up to one of `markers`, from which on the text is content again if no call follows.
+
+        The marker is behind it then; None where more text is needed.
+        """
+        text, marker = self.scan.until(markers)
+        self.content(text)
+        if marker is not None:
+            self.mark_again(marker)
+        return marker
+
+    def mark_again(self, marker: str) -> None:
+        """Marks the text from `marker` on, which was just read."""
+        self.scan.at -= len(marker)
+        self.scan.mark()
+        self.scan.at += len(marker)
+
     def degrade(self) -> None:
         """Turns marked text that is not a call into content."""
         self.content(self.scan.unmark())
+
+    def leave(self) -> None:
+        """Reads content again, because what was marked is no call."""
+        self.degrade()
+        self.state = self.outside
 
     def is_name(self, name: str) -> bool:
         """Whether a call may have this name."""

@@ -47,14 +47,8 @@ class JsonCallReader(CallReader):
 
     def outside(self) -> bool:
         """Reads content up to a marker."""
-        text, marker = self.scan.until(self._begin)
-        self.content(text)
-        if marker is None:
+        if self.marked_after_content(self._begin) is None:
             return False
-        # `scan.mark` remembers the marker, which becomes content when no call follows
-        self.scan.at -= len(marker)
-        self.scan.mark()
-        self.scan.at += len(marker)
         self._marked = True
         self.state = self._before_call
         return True

@@ -45,13 +45,9 @@ class NamedCallReader(CallReader):
 
     def outside(self) -> bool:
         """Reads content up to a marker."""
-        text, marker = self.scan.until(self._outside)
-        self.content(text)
+        marker = self.marked_after_content(self._outside)
         if marker is None:
             return False
-        self.scan.at -= len(marker)
-        self.scan.mark()
-        self.scan.at += len(marker)
         self._open(marker)
         return True
 
@@ -68,19 +64,19 @@ class NamedCallReader(CallReader):
         if marker:
             self._open(marker)
         else:
-            self._leave()
+            self.leave()
         return True
 
     def _in_name(self) -> bool:
         text, marker = self.scan.until(self._after_name, MAX_NAME + 1 - len(self._name))
         self._name += text
         if len(self._name) > MAX_NAME:
-            self._leave()
+            self.leave()
             return True
         if marker is None:
             return False
         if not self._names()[0]:
-            self._leave()
+            self.leave()
         elif marker == self._form.identifier:
             self.state = self._in_id
         else:
@@ -91,7 +87,7 @@ class NamedCallReader(CallReader):
         text, marker = self.scan.until(self._after_id, MAX_NAME + 1 - len(self._id))
         self._id += text
         if len(self._id) > MAX_NAME:
-            self._leave()
+            self.leave()
             return True
         if marker is None:
             return False
@@ -124,7 +120,7 @@ class NamedCallReader(CallReader):
             self._before_arguments_of(closer)
         else:
             self.scan.at -= len(closer)
-            self._leave()
+            self.leave()
         return True
 
     def _in_arguments(self) -> bool:
@@ -164,7 +160,3 @@ class NamedCallReader(CallReader):
             name = name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() else name
             name = name.removeprefix("functions.")
         return (name, call_id) if self.is_name(name) else ("", "")
-
-    def _leave(self) -> None:
-        self.degrade()
-        self.state = self.outside

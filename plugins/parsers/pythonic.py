@@ -104,13 +104,8 @@ class PythonicReader(CallReader):
 
     def outside(self) -> bool:
         """Reads content up to a marker."""
-        text, marker = self.scan.until(self._begin)
-        self.content(text)
-        if marker is None:
+        if self.marked_after_content(self._begin) is None:
             return False
-        self.scan.at -= len(marker)
-        self.scan.mark()
-        self.scan.at += len(marker)
         self._marked, self.state = True, self._before_list
         return True
 

@@ -87,18 +87,14 @@ class TaggedCallReader(CallReader):
 
     def outside(self) -> bool:
         """Reads content up to a marker."""
-        text, marker = self.scan.until(self._outside)
-        self.content(text)
+        marker = self.marked_after_content(self._outside)
         if marker is None:
             return False
-        self.scan.at -= len(marker)
         self._open(marker)
         return True
 
     def _open(self, marker: str) -> None:
-        """Reads a marker that may begin a call."""
-        self.scan.mark()
-        self.scan.at += len(marker)
+        """Reads on behind a marker that may begin a call, which is marked."""
         self._head = ""
         self.state = self._in_name if marker in self.form.begin else self._after_opener
 
@@ -112,20 +108,20 @@ class TaggedCallReader(CallReader):
             self._head = ""
             self.state = self._in_name
         else:
-            self._leave()
+            self.leave()
         return True
 
     def _in_name(self) -> bool:
         text, marker = self.scan.until(self._after_name, MAX_NAME + 1 - len(self._head))
         self._head += text
         if len(self._head) > MAX_NAME:
-            self._leave()
+            self.leave()
             return True
         if marker is None:
             return False
         name = self.name_of(self._head)
         if not self.is_name(name):
-            self._leave()
+            self.leave()
             return True
         self.begin(name)
         self.tool, self._num_arguments = self.request.tool(name), 0
@@ -234,7 +230,7 @@ class TaggedCallReader(CallReader):
         if not marker:
             self.state = self.outside
         elif marker not in self.form.closers:
-            self.scan.at -= len(marker)
+            self.mark_again(marker)
             self._open(marker)
         return True
 
@@ -255,7 +251,3 @@ class TaggedCallReader(CallReader):
         """What converts the value of an argument; `is_text` is None where the end of its key does not say."""
         kinds = self.kinds.of(key) if is_text is None else TEXT if is_text else NOT_TEXT
         return Value(kinds, self.form.padding)
-
-    def _leave(self) -> None:
-        self.degrade()
-        self.state = self.outside
