@@ -12,16 +12,7 @@ from .dense import DenseDecoder, Rope, Traits
 
 
 class GraniteDecoder(DenseDecoder):
-    """What the two share around their layers: scaled embeddings."""
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return super().embed(input_ids) * float(self.config.embedding_multiplier)
-
-
-class GraniteForCausalLM(GraniteDecoder):
-    """Granite 3."""
-
-    divides_logits: ClassVar[bool] = True
+    """What the two share: scaled embeddings, scores and branches."""
 
     @classmethod
     def traits(cls, config: Any, index: int) -> Traits:
@@ -34,6 +25,15 @@ class GraniteForCausalLM(GraniteDecoder):
             mlp_bias=config.mlp_bias,
             branch_scale=config.residual_multiplier,
         )
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return super().embed(input_ids) * float(self.config.embedding_multiplier)
+
+
+class GraniteForCausalLM(GraniteDecoder):
+    """Granite 3."""
+
+    divides_logits: ClassVar[bool] = True
 
     def logits(self, hidden: Tensor) -> Tensor:
         return super().logits(hidden) / float(self.config.logits_scaling)
@@ -60,16 +60,8 @@ class HyperCLOVAXForCausalLM(GraniteDecoder):
 
     @classmethod
     def traits(cls, config: Any, index: int) -> Traits:
-        del index
-        return Traits(
-            bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            scale=config.attention_multiplier,
-            activation=config.hidden_act,
-            mlp_bias=config.mlp_bias,
-            after=("post_norm1", "post_norm2") if config.use_post_norm else ("", ""),
-            branch_scale=config.residual_multiplier,
-        )
+        after = ("post_norm1", "post_norm2") if config.use_post_norm else ("", "")
+        return replace(super().traits(config, index), after=after)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return super().logits(hidden) * float(self.config.logits_scaling)
