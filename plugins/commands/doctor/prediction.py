@@ -39,6 +39,8 @@ from .memory import (
 from .weights import Weights, has_weights, read_weights
 
 if TYPE_CHECKING:
+    from frame.settings import RankPart
+
     from .ranks import Ranks
 
 #: Seconds before any weight is read: imports and the device; kernels that are tried at a first start on a GPU.
@@ -97,29 +99,9 @@ def predict(
     `devices` are those of the ranks of an engine whose model is divided; none where it is not.
     """
     sizes = resolve_sizes(config, checkpoint, device)
-    shape = read_shape(checkpoint, sizes.kv_dtype)
     there = has_weights(checkpoint.folder)
-    built = None
-    if not shape.known and not devices:
-        from .ranks import built_part
-
-        built = built_part(config, checkpoint, sizes.dtype)
-    if not (shape.num_heads or built or devices):
-        raise ConfigError(
-            f"no model of this installation serves {checkpoint.architecture}, which has no attention heads"
-        )
-    if built is not None:
-        shape = replace(shape, kv_specs=built.kv_specs, known=True)
-    if there:
-        weights = read_weights(checkpoint.folder, tied=shape.tied)
-    elif built is not None:
-        weights = weights_of(
-            built.weights_bytes // DTYPE_BYTES[sizes.dtype], checkpoint.dtype, DTYPE_BYTES[checkpoint.dtype]
-        )
-    else:
-        weights = estimate_weights(checkpoint, shape, DTYPE_BYTES[checkpoint.dtype])
-    if built is not None:
-        weights = replace(weights, elements=built.weights_bytes // DTYPE_BYTES[sizes.dtype])
+    shape, built = _shape(config, checkpoint, sizes, devices)
+    weights = _weights(checkpoint, shape, built, sizes)
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
     quantization = quantization_of(config, checkpoint)
     if quantization and not devices:
@@ -162,6 +144,38 @@ def predict(
         assumptions=[*_engines(config), *_assumptions(device, shape, disk_gib_per_s, there, unknown)],
         ranks=ranks,
     )
+
+
+def _shape(
+    config: FrameConfig, checkpoint: Checkpoint, sizes: Sizes, devices: Sequence[Device]
+) -> tuple[Shape, RankPart | None]:
+    """The sizes of the model, and the model itself without memory where the tables lack its family."""
+    shape = read_shape(checkpoint, sizes.kv_dtype)
+    if shape.known or devices:
+        built = None
+    else:
+        from .ranks import built_part
+
+        built = built_part(config, checkpoint, sizes.dtype)
+    if not (shape.num_heads or built or devices):
+        raise ConfigError(
+            f"no model of this installation serves {checkpoint.architecture}, which has no attention heads"
+        )
+    return (shape if built is None else replace(shape, kv_specs=built.kv_specs, known=True)), built
+
+
+def _weights(checkpoint: Checkpoint, shape: Shape, built: RankPart | None, sizes: Sizes) -> Weights:
+    """The weights by the headers of their files, by the model without memory, or by an estimate, in this order."""
+    stored = DTYPE_BYTES[checkpoint.dtype]
+    if has_weights(checkpoint.folder):
+        weights = read_weights(checkpoint.folder, tied=shape.tied)
+    elif built is None:
+        return estimate_weights(checkpoint, shape, stored)
+    else:
+        weights = weights_of(built.weights_bytes // DTYPE_BYTES[sizes.dtype], checkpoint.dtype, stored)
+    if built is None:
+        return weights
+    return replace(weights, elements=built.weights_bytes // DTYPE_BYTES[sizes.dtype])
 
 
 def quantization_of(config: FrameConfig, checkpoint: Checkpoint) -> str:
