@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import api_page
@@ -39,19 +40,20 @@ def pages() -> dict[str, str]:
 def _classes() -> str:
     """From the table that `python -m tests.models.any_class` measures."""
     ours = {provider.name for provider in our_providers("model")}
-    rows = []
+    rows, found = [], Counter[str]()
     for line in MEASURED.read_text(encoding="utf-8").splitlines():
         name, _, how, why = (f"{line}\t\t").split("\t")[:4]
+        found[how] += 1
         rows.append((f"`{name}`", "native" if name in ours else how, "" if name in ours else why))
-    made = [row for row in rows if row[1] != "not made"]
-    served = sum(row[1] in ("native", "wrapped", "recomputed") for row in made)
     return "\n\n".join((
         "# Classes of transformers",
         "The classes that transformers 5.23 generates with, and how frame runs each: by a file of its own (native), "
         "around the class with frame's attention and cache (wrapped), by computing a request anew in each step "
         "(recomputed), or not (refused). [Models](../models.md#any-other-architecture) says what that means. Of a "
         'class that was "not made" no tiny checkpoint could be written.',
-        f"Of {len(made)} classes with a tiny random checkpoint {served} give transformers' greedy tokens.",
+        f"Around transformers' own class (`--model-impl transformers`), of {found.total() - found['not made']} classes "
+        f"with a tiny random checkpoint {found['wrapped'] + found['recomputed']} give its greedy tokens. Classes of "
+        "frame's own are compared in [Architectures](architectures.md).",
         table(("class", "runs", "why not otherwise"), rows),
     ))  # fmt: skip
 

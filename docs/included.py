@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_BLOCK = re.compile(r"(<!-- code: (?P<path>[^\s:]+)(?::(?P<section>\w+))? -->\n```\w*\n).*?(\n```\n)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- code: (?P<path>[^\s:]+)(?::(?P<section>\w+))? -->\n```\w*\n)(?:.*?\n)??(```\n)", re.DOTALL)
 PAGES = ("plugins/tutorial.md", "plugins/contract.md", "plugins/hooks.md", "plugins/quantization.md")
 
 
@@ -27,4 +27,4 @@ def _filled(block: re.Match[str]) -> str:
         text = text.partition(start)[2].partition(end)[0]
         if not text:
             raise ValueError(f"{block['path']} has no section {block['section']!r}")
-    return f"{block[1]}{text.strip()}{block[4]}"
+    return f"{block[1]}{text.strip()}\n{block[4]}"

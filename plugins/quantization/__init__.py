@@ -55,7 +55,7 @@ _FORMATS: Mapping[str, tuple[str, str, Mapping[str, Any] | None]] = {
     ),
     "modelopt": (
         f"{_HERE}.modelopt:ModelOpt",
-        "ModelOpt's fp8, mxfp8 and nvfp4, as weights alone where the chip has no such products",
+        "ModelOpt's fp8, mxfp8 and nvfp4, as weights alone",
         {"quant_algo": "NVFP4"},
     ),
     "torchao": (
