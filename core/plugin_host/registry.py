@@ -256,12 +256,17 @@ class Registry:
                 self.offers += offers_of_file(path)
 
     def choices(self, config: Any) -> list[Choice]:
-        """Returns what child processes may load: of most kinds the plugin that `config` names, else all."""
+        """Returns what child processes may load: of most kinds the plugin that `config` names, else all.
+
+        Raises `PluginError` where it names one that is not there.
+        """
         named, found = dict(named_plugins(config)), list[Choice]()
         for kind in KINDS:
-            is_open = kind in _NEVER_ALONE or named.get(kind, "auto") == "auto"
-            usable = [offer for offer in self.offers if offer.kind == kind and offer.problem is None]
-            for offer in usable if is_open else [self.offer(kind, named[kind])]:
+            name = named.get(kind, "auto")
+            chosen = [] if name == "auto" else [self.offer(kind, name)]
+            if not chosen or kind in _NEVER_ALONE:
+                chosen = [offer for offer in self.offers if offer.kind == kind and offer.problem is None]
+            for offer in chosen:
                 target = offer.provider.target if offer.package == HERE else ""
                 found.append(Choice(kind, offer.package, offer.provider.name, target))
         return found

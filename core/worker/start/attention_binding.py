@@ -144,8 +144,9 @@ def choose_backends(
     size, not_deterministic = config.cache.block_size, ""
     specs = list(dict.fromkeys(spec for layer in layers.values() if (spec := layer.backend_spec) is not None))
     for spec in specs:
-        refuses, ranks = partial(_refuses, spec=spec, block_size=size), methodcaller("preference", spec)
-        provider = registry.select("attention", _named(config, registry, spec, specs), refuses, ranks)
+        name, ranks = _named(config, registry, spec, specs), methodcaller("preference", spec)
+        refuses = partial(_refuses if name == "auto" else why_not_served, spec=spec, block_size=size)
+        provider = registry.select("attention", name, refuses, ranks)
         chosen: type[CacheBackend] = registry.resolve(provider)
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec) * spec.context.ranks
         if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
