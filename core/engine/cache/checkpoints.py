@@ -97,6 +97,14 @@ class Checkpoints:
                 pool.release([copy])
         self._due.clear()
 
+    def end(self, request: Request) -> None:
+        """Called before a request gives its blocks back: its state itself is kept where a copy of it is due."""
+        for owner, blocks, block_hash in self._due:
+            for group, block in blocks if owner is request else ():
+                if self.pools[group].publish(group, block_hash, block):
+                    self._made.append((self.pools[group], block, block_hash))
+        self._due = [one for one in self._due if one[0] is not request]
+
     def take(self) -> tuple[list[BlockCopy], list[Publication]]:
         """The copies of the plan that is launched, in order, and what they make findable."""
         taken = self._copies, self._made

@@ -195,6 +195,7 @@ class KVCache:
 
     def free(self, request: Request) -> None:
         """Gives back all blocks of the request; published ones stay findable until they are reused."""
+        self.checkpoints.end(request)
         for group, table in enumerate(request.cache.blocks):
             self._states.get(group, self.pool).release(reversed(table))
             request.cache.blocks[group] = []
