@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..interfaces.collectives import ProcessGroup
 from ..interfaces.platform_steps import NO_ROWS, Shapes, StepShape
 
-_FIELDS = struct.Struct("<5q2?")
+_FIELDS = struct.Struct("<5q3?")
 
 
 class Agreed(NamedTuple):
@@ -80,4 +80,5 @@ def _packed(shape: StepShape) -> bytes:
         shape.max_seq_len,
         shape.deterministic,
         shape.shared,
+        shape.adapted,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Sequence
@@ -80,6 +81,13 @@ def test_a_deterministic_request_makes_the_step_so_for_all():
     exact = StepShape(2, 2, deterministic=True)
     for shapes in (AnyShape, Padded):
         assert all(shape.deterministic for shape in agreed(DECODE, exact, IDLE, shapes=shapes)[1])
+
+
+def test_a_rank_keeps_what_its_shape_says():
+    """With every field that others need not know set to what is no default."""
+    own = StepShape(40, 2, 3, 38, 38, shared=True, adapted=True)
+    shape = agreed(own, DECODE)[1][0]
+    assert dataclasses.replace(shape, tokens_per_rank=()) == own
 
 
 def test_who_has_no_peers_is_alone():
