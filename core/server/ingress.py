@@ -90,6 +90,8 @@ class Ingress:
                 await respond(send, error.status, error_body(scope, error), retry_headers(error))
             else:
                 await self._serve(scope, receive, send)
+            finally:
+                scope.pop(JSON_BODY, None)  # connections are cycles, which the collector meets late
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves an admitted request and counts its answer by status."""

@@ -85,6 +85,21 @@ async def test_keys(recorder: Recorder, headers: dict[str, str], status: int) ->
     assert recorder.calls == (7 if status == 200 else 0)
 
 
+@pytest.mark.parametrize("key", ["key", "wrong"])
+async def test_a_body_is_not_kept_when_it_is_answered(recorder: Recorder, key: str) -> None:
+    scopes: list[Any] = []
+    ingress = ingress_of(recorder, ("key",))
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await ingress(scope, receive, send)
+
+    async with client_of(noting) as client:
+        answer = await client.post("/v1/completions", json={"prompt": "a"}, headers={"x-api-key": key})
+    assert answer.status_code == (200 if key == "key" else 401)
+    assert [JSON_BODY in scope for scope in scopes] == [False]
+
+
 @pytest.mark.parametrize(
     "path", ["//health", "/%68ealth", "/health%2f..%2fv1/models", "/v1/../health", "/health%00", "/HEALTH", "/./health"]
 )
