@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .schedule.batch import Batch
 
 #: Seconds between two questions whether the workers have read an adapter.
-_POLL_SECONDS = 0.004
+_POLL_SECONDS = 0.02
 #: So many requests with adapters may begin before one that waits for a slot; then those behind it wait, too.
 MOST_PASSED = 16
 
@@ -75,6 +75,7 @@ class AdapterTable:
         self._asked = 0.0
         self._num_passed = 0
         self._held: Request | None = None  # the first of the queue that waits for a slot
+        self._is_full: bool | None = None  # whether the host has room for no more, once a look at the queue asked
 
     @property
     def has_failed(self) -> bool:
@@ -117,9 +118,9 @@ class AdapterTable:
 
     def unload(self, name: str) -> None:
         """No further request gets the adapter; those that were added finish. Raises `ValueError` for an unknown one."""
+        self._gone.add(name)  # also of an engine that was started again, which would have it read for a late request
         if self._by_name.pop(name, None) is None:
             raise ValueError(f"no adapter {name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
-        self._gone.add(name)
         self._make_room()
 
     def pin(self, name: str) -> None:
@@ -150,14 +151,19 @@ class AdapterTable:
         if source.name in self._gone:
             raise ValueError(f"no adapter {source.name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
         while (known := self._by_name.get(source.name)) is None:
-            if not self.load(source.name, source.path):
+            try:
+                is_read = self.load(source.name, source.path)
+            except ValueError:
+                self._gone.add(source.name)  # the next request for it is told so without a wait of all
+                raise
+            if not is_read:
                 time.sleep(_POLL_SECONDS)
         known.num_added += 1
         return known
 
     def begin(self) -> None:
         """Called before the queue is looked through."""
-        self._held = None
+        self._held = self._is_full = None
 
     def may_run(self, adapter: Adapter | None) -> bool:
         """Whether an adapter is in host memory; has it read otherwise."""
@@ -166,17 +172,33 @@ class AdapterTable:
         if adapter.failed:
             return False
         if not adapter.reading:
+            if self._full():
+                return False
             self._read(adapter)
+            self._is_full = None
         self._poll(adapter)
         return adapter.on_host
+
+    def _full(self) -> bool:
+        """Whether another adapter must wait, because the host has as many as it may, for requests or on their way.
+
+        One more is read where all that are there have slots, of which one becomes free some time.
+        """
+        if self._is_full is None:
+            used = set(self._used())
+            idle = sum(one in used and not (one.slot or one.pinned) for one in self._recent)
+            kept = sum(bool(one.slot or one.pinned) for one in self._recent)
+            coming = len(self._reading)
+            self._is_full = idle + kept + coming >= self._max_host and bool(idle or coming)
+        return self._is_full
 
     def has_slot(self, request: Request, batch: Batch) -> bool:
         """Whether a waiting request may begin beside those that run, which are the `batch`."""
         adapter = request.adapter
         if adapter is None:
             return True
-        if self._held is not None and self._num_passed >= MOST_PASSED:
-            return False
+        if self._held is not None and (self._num_passed >= MOST_PASSED or not adapter.slot):
+            return False  # the one that waits found no slot free, and none becomes free meanwhile
         if adapter.slot or self._free_slot(batch.requests) is not None:
             if self._held is not None:
                 self._num_passed += 1
@@ -207,6 +229,8 @@ class AdapterTable:
 
     def attach(self, plan: StepPlan, rows: Iterable[Request | None]) -> None:
         """Has a plan load what slots were given to, and say whether rows have adapters."""
+        if not self._slots:
+            return
         plan.adapters, self._loads = list(self._loads.values()), {}
         plan.adapted = any(row is not None and row.adapter is not None for row in rows)
 
@@ -224,6 +248,7 @@ class AdapterTable:
         for one in failed:
             if self._by_name.get(one.source.name) is one:
                 del self._by_name[one.source.name]
+                self._gone.add(one.source.name)
         return failed
 
     def fill(self, stats: EngineStats, requests: Mapping[str, Request]) -> None:
@@ -279,14 +304,15 @@ class AdapterTable:
     def _make_room(self, wanted: int = 0) -> None:
         """Drops from the host what was unloaded and nobody uses, and what was used longest ago beyond the limit.
 
-        `wanted` more are to come. Those that have a slot stay, since a failed step has them loaded again.
+        `wanted` more are to come. Those that have a slot stay, since a failed step has them loaded again, and those of
+        requests go last.
         """
         used = set(self._used())
         for one in list(self._recent):
             if self._by_name.get(one.source.name) is not one and one not in used and not one.slot:
                 self._drop(one)
-        idle = [one for one in self._recent if not (one.pinned or one.slot)]
-        for one in idle[: max(0, len(self._recent) + wanted - self._max_host)]:
+        idle = sorted((one for one in self._recent if not (one.pinned or one.slot)), key=lambda one: one in used)
+        for one in idle[: max(0, len(self._recent) + len(self._reading) + wanted - self._max_host)]:
             self._drop(one)
 
     def _drop(self, adapter: Adapter) -> None:

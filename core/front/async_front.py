@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from frame.links.prompt_embeds import check_accepted
+
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.adapters import AdapterSource
@@ -87,6 +89,7 @@ class AsyncFront:
             raise EngineDeadError("the engine was shut down")
         if self._reader is None or self._reader.done():
             self._reader = asyncio.get_running_loop().create_task(_read_outputs(self._client, weakref.ref(self)))
+        check_accepted(prompt, self.front.info.embed_size)
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
             parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)

@@ -37,7 +37,7 @@ class HostAdapters:
         self._settings = host.config.adapters
         self.known: dict[str, AdapterCard] = {}
         self._searches: dict[str, asyncio.Task[None]] = {}
-        self._unknown: dict[str, float] = {}  # until when
+        self._unknown: dict[str, tuple[float, RequestError | None]] = {}  # until when, and what is wrong with it
         self._resolver: AdapterResolver | None = None
 
     async def start(self, registry: Registry) -> None:
@@ -70,7 +70,12 @@ class HostAdapters:
 
         Raises `RequestError` where it is there and does not fit.
         """
-        if name in self.known or name in self._host.models.names or self._unknown.get(name, 0.0) > time.monotonic():
+        if name in self.known or name in self._host.models.names:
+            return
+        until, wrong = self._unknown.get(name, (0.0, None))
+        if until > time.monotonic():
+            if wrong is not None:
+                raise RequestError(wrong.status, str(wrong), param="model")
             return
         search = self._searches.get(name)
         if search is None:
@@ -80,15 +85,20 @@ class HostAdapters:
 
     async def _find(self, name: str) -> None:
         await self._ask_engine()
-        folder = None
+        folder, wrong = None, None
         if name not in self.known and self._resolver is not None:
             folder = await asyncio.to_thread(self._resolver.resolve, name)
         if folder is not None:
-            await self._load(name, str(folder))
+            try:
+                await self._load(name, str(folder))
+            except RequestError as error:
+                wrong = error
         if name not in self.known:
             while len(self._unknown) >= MOST_UNKNOWN:
                 del self._unknown[next(iter(self._unknown))]
-            self._unknown[name] = time.monotonic() + UNKNOWN_SECONDS
+            self._unknown[name] = time.monotonic() + UNKNOWN_SECONDS, wrong
+        if wrong is not None:
+            raise wrong
 
     async def load(self, name: str, path: str, *, replace: bool) -> None:
         """As `ServedModels.load_adapter`."""
@@ -103,7 +113,7 @@ class HostAdapters:
                 raise RequestError(403, f"lora_path must lie under --lora-root, got {path[:200]!r}", param="lora_path")
             if not folder.is_dir():
                 raise RequestError(404, f"there is no folder {path[:200]!r}", param="lora_path")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # the last one of a link that leads to itself
             raise RequestError(400, "lora_path is not the path of a folder", param="lora_path") from None
         await self._ask_engine()
         if name in self.known and not replace:
@@ -128,7 +138,7 @@ class HostAdapters:
         self._note(name, path, parent)
 
     async def _ask_engine(self) -> None:
-        """Learns what other API processes loaded and unloaded. A new engine reads adapters when they are needed."""
+        """Learns what other API processes loaded. A new engine reads adapters when they are needed."""
         try:
             answer = await self._call("list_adapters", {})
         except RequestError:

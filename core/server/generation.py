@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.types import Scope
 
+from frame.links.prompt_embeds import check_accepted
+
 from ..front.prompts import about_tokens, parse_prompt
 from ..interfaces.client import EngineDeadError
 from ..interfaces.errors import RequestError
@@ -126,6 +128,7 @@ class TimedGeneration:
         if not self._salts:
             return prompt
         with refusals():
+            check_accepted(prompt, self._host.llm.front.info.embed_size)
             parsed = parse_prompt(prompt)
         owner = (REQUEST.get() or {}).get(OWNER, "")
         return msgspec.structs.replace(parsed, salt=key_salt(owner, parsed.salt))

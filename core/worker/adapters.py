@@ -38,9 +38,6 @@ class NoAdapterSlots:
     def add(self, request: NewRequest) -> None:
         """Notes the adapter of a request that enters a slot."""
 
-    def remove(self, slot: int) -> None:
-        """Nothing is kept of a request that leaves."""
-
     def apply_staged_writes(self) -> None:
         """Sends what changed to the device."""
 

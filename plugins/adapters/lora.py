@@ -173,6 +173,8 @@ class AdaptedLinear(LinearMethod):
                 taken = own.up[rows.start : rows.start + rows.count]
                 up[start : start + rows.count, : own.rank] = (taken.float() * own.scale).to(dtype)
             start += rows.count
+        if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
+            raise ValueError(f"the adapter of {', '.join(found)} has values or a scale that {dtype} cannot hold"[:300])
         return (down.pin_memory(), up.pin_memory()) if pin else (down, up)
 
     def load(self, slot: int, share: Sequence[Tensor] | None) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frame.settings import ConfigError, check_files
+
 CONFIG = "adapter_config.json"
 #: Settings that change what an adapter computes, with what they ask for; each is refused when it is set.
 _NOT_COMPUTED = {
@@ -29,6 +31,8 @@ _NOT_COMPUTED = {
 }
 #: Ways of initialising that changed the weights of the model itself.
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+#: What a rank or an alpha must be below, and how long a pattern of module names may be and how often it may repeat.
+_MOST, _LONGEST, _REPEATS = 1e30, 200, 3
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,14 @@ class PeftConfig:
 
 def read_config(folder: Path) -> PeftConfig:
     """Raises `ValueError`, one sentence, for a file that is missing, broken or asks for what is not computed."""
+    if not (folder / CONFIG).exists():
+        raise ValueError(f"{folder} has no {CONFIG}")
     try:
+        check_files(folder)
         given: Any = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {CONFIG}") from None
-    except (OSError, ValueError) as error:
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / CONFIG} cannot be read: {error}") from None
     if not isinstance(given, dict):
         raise ValueError(f"{folder / CONFIG} must hold a JSON object")
@@ -73,17 +80,17 @@ def read_config(folder: Path) -> PeftConfig:
 def _checked(given: Mapping[str, Any]) -> PeftConfig:
     kind = given.get("peft_type")
     if str(kind).upper() != "LORA":
-        raise ValueError(f"peft_type must be LORA, got {kind!r}")
+        raise ValueError(f"peft_type must be LORA, got {kind!r:.80}")
     for name, asks in _NOT_COMPUTED.items():
         if given.get(name):
             raise ValueError(f"{name} asks for {asks}: adapters with it are not served")
     if given.get("bias", "none") != "none":
-        raise ValueError(f"bias {given['bias']!r}: adapters with biases are not served")
+        raise ValueError(f"bias {given['bias']!r:.80}: adapters with biases are not served")
     how = given.get("init_lora_weights")
     if isinstance(how, str) and how.lower().startswith(_CHANGED_BASE):
         raise ValueError(
-            f"init_lora_weights {how!r} changed the weights of the model, to which the adapter belongs; convert it to "
-            "a plain adapter when saving it (path_initial_model_for_weight_conversion)"
+            f"init_lora_weights {how!r:.80} changed the weights of the model, to which the adapter belongs; convert it "
+            "to a plain adapter when saving it (path_initial_model_for_weight_conversion)"
         )
     rank = _number(given, "r", whole=True)
     base = given.get("base_model_name_or_path")
@@ -99,7 +106,7 @@ def _checked(given: Mapping[str, Any]) -> PeftConfig:
 
 def _number(given: Mapping[str, Any], name: str, *, whole: bool = False) -> float:
     value: Any = given.get(name)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
     if not good or (whole and (value != int(value) or value < 1)):
         raise ValueError(f"{name} must be a {'whole number from 1' if whole else 'number'}, got {value!r:.80}")
     return float(value)
@@ -110,10 +117,12 @@ def _pattern(given: Mapping[str, Any], name: str) -> dict[str, float]:
     if not isinstance(patterns, dict):
         raise ValueError(f"{name} must map modules to numbers, got {patterns!r:.80}")
     for pattern in patterns:
+        if len(pattern) > _LONGEST or re.search(r"\)[*+{?]", pattern) or len(re.findall(r"[*+{]", pattern)) > _REPEATS:
+            raise ValueError(f"{name}: {pattern!r:.80} repeats more than can be matched in bounded time")
         _number(patterns, pattern, whole=name == "rank_pattern")
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{name}: {pattern!r:.80} is no regular expression: {error}") from None
     return {pattern: float(value) for pattern, value in patterns.items()}
 

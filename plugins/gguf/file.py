@@ -93,7 +93,7 @@ class GgufFile:
                 self._read(_Cursor(data), size)
         except EOFError:
             raise ValueError(f"{path} is truncated: its {size} bytes end within the header") from None
-        except (ValueError, struct.error) as error:
+        except (ValueError, struct.error, RecursionError) as error:
             raise ValueError(f"{path} cannot be read as GGUF: {error}") from None
 
     def _read(self, cursor: _Cursor, size: int) -> None:

@@ -90,7 +90,7 @@ def _describe(files: Sequence[Path], folder: Path) -> Description:
         write_tokenizer(values, folder)
         logger.info("%s: the tokenizer and its chat template are those of the file; --tokenizer names others",
                     files[0].name)  # fmt: skip
-    except ValueError as error:
+    except Exception as error:  # tokenizers raises nothing more special for lists that do not fit
         logger.warning("%s: %s; name a tokenizer with --tokenizer", files[0], error)
     sizes = Counter[str]()
     for info in (info for _, info in tensors):

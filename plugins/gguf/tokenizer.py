@@ -61,6 +61,8 @@ def write_tokenizer(values: Mapping[str, Any], folder: Path) -> None:
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"its tokenizer is of the kind {kind!r:.80}; frame reads of GGUF: gpt2, llama")
     types = values.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise ValueError("its metadata holds other numbers of tokens and of their types")
     pre = str(values.get("tokenizer.ggml.pre", "default"))
     backend = _byte_level(values, tokens, pre) if kind == "gpt2" else _by_scores(values, tokens, types)
     spaced = kind == "llama" and _adds_space(values)

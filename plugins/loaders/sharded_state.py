@@ -90,7 +90,7 @@ class ShardedStateLoader(WeightLoader):
             pattern, _, _ = facts["pattern"], facts["share"].items(), facts["tensors"].items()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} does not say what was stored: {error!r}") from None
-        if "/" in pattern or "{rank}" not in pattern or "{part}" not in pattern:
+        if not isinstance(pattern, str) or "/" in pattern or "{rank}" not in pattern or "{part}" not in pattern:
             raise ValueError(f"{path}: the pattern {pattern!r:.80} must be a file name with {{rank}} and {{part}}")
         return facts
 

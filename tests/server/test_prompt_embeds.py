@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,12 @@ def test_a_part_of_a_chat(running: Running, client: openai.OpenAI, table: torch.
         say([{"type": "prompt_embeds"}])
 
 
+def header(tensors: dict[str, Any]) -> str:
+    """A safetensors file that has no more than a header."""
+    text = json.dumps(tensors).encode()
+    return base64.b64encode(len(text).to_bytes(8, "little") + text).decode()
+
+
 def pickled(rows: torch.Tensor) -> str:
     buffer = io.BytesIO()
     torch.save(rows, buffer)
@@ -119,6 +126,9 @@ def test_what_is_wrong_is_named(running: Running, client: openai.OpenAI, table: 
         "must be finite; row 2": encoded(rows.index_fill(0, torch.tensor([2]), float("inf"))),
         "tokens, but the model takes": encoded(torch.zeros(3000, size, dtype=torch.float16)),
         "which are no F32 of shape": base64.b64encode(save({"t": rows})[:-4]).decode(),
+        r"must have the shape \[n, hidden size\], got \[4\]": encoded(rows[:, 0]),
+        r"must have the shape \[n, hidden size\], got \[0, ": encoded(rows[:0]),
+        "no safetensors file": header({"t": {"dtype": "F32", "shape": [float("inf"), 4], "data_offsets": [0, 0]}}),
     }
     for message, embeds in cases.items():
         with pytest.raises(openai.BadRequestError, match=message) as caught:
@@ -146,4 +156,6 @@ def test_they_are_off_unless_asked_for() -> None:
         body = {"prompt_embeds": encoded(torch.zeros(4, 64)), "max_tokens": 3}
         answer = httpx.post(f"{running.url}/v1/completions", json=body)
         assert answer.status_code == 400
+        assert "start the engine with --enable-prompt-embeds" in answer.json()["error"]["message"]
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt_embeds": "which nobody reads"})
         assert "start the engine with --enable-prompt-embeds" in answer.json()["error"]["message"]

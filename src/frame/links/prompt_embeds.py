@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _NAMES = ("float32", "float16", "bfloat16")
 #: How files of torch.save begin: as archives, or as bare pickles.
 _PICKLES = (b"PK\x03\x04", b"\x80")
+_MAX_AXES = 8
 _MAX_HEADER_BYTES = 1 << 16
 
 
@@ -48,6 +50,12 @@ def placed(value: Any, ids: np.ndarray | None) -> tuple[np.ndarray, PromptEmbeds
     places = np.flatnonzero(ids == NO_TOKEN).astype(np.int32)
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return ids, PromptEmbeds(rows=rows, places=places)
+
+
+def check_accepted(prompt: Any, size: int) -> None:
+    """Raises `InvalidRequest` for a prompt with embeddings that no engine takes (`size` 0), before these are read."""
+    if not size and isinstance(prompt, Mapping) and prompt.get(_FIELD) is not None:
+        raise InvalidRequest("prompt_embeds are not accepted; start the engine with --enable-prompt-embeds", _FIELD)
 
 
 def check_embeds(embeds: PromptEmbeds, size: int) -> None:
@@ -104,13 +112,17 @@ def _read_safetensors(text: str) -> np.ndarray:
         tensors = [value for name, value in header.items() if name != "__metadata__"]
         kinds = [str(tensor["dtype"]) for tensor in tensors]
         shapes = [[int(count) for count in tensor["shape"]] for tensor in tensors]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        if any(len(shape) > _MAX_AXES for shape in shapes):
+            raise ValueError
+    except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError):
         what = "what torch.save writes, which is not read" if data.startswith(_PICKLES) else "no safetensors file"
         raise InvalidRequest(f"prompt_embeds are {what}; send the bytes of safetensors.torch.save", _FIELD) from None
     if len(tensors) != 1:
         raise InvalidRequest(f"prompt_embeds must hold one tensor, got {len(tensors)}", _FIELD)
     if (kind := kinds[0]) not in _TYPES:
         raise InvalidRequest(f"prompt_embeds must be of type {', '.join(_TYPES)}, got {kind:.20}", _FIELD)
+    if len(shapes[0]) != 2 or 0 in shapes[0]:
+        raise InvalidRequest(f"prompt_embeds must have the shape [n, hidden size], got {shapes[0]}"[:200], _FIELD)
     (shape,), wanted = shapes, np.dtype(_TYPES[kind])
     count, held = math.prod(shape), len(data) - 8 - length
     if min(shape, default=0) < 0 or count * wanted.itemsize != held:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from frame.core.config.flat import (
         from_flat as from_flat,
     )
+    from frame.core.config.json_file import (
+        check_files as check_files,
+    )
     from frame.core.config.leaves import (
         leaves as leaves,
     )
