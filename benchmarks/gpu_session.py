@@ -96,18 +96,24 @@ PARTS = (
          "python -m benchmarks.server_share --streams 4 --tokens-in 8 --tokens-out 16 --clients 1 --rounds 1"),
     Part("doctor", "frame doctor --json", 60, "frame doctor --json"),
     Part("throughput", "python benchmarks/offline_gpu.py --models qwen3-0.6b,llama-8b", 420),
+    Part("variants", "python benchmarks/variants_gpu.py --json {json}", 560,
+         "python benchmarks/variants_gpu.py --shape tiny --platform cpu --runs 0 --variants none,int8,adapters "
+         "--json {json}"),
+    Part("latent-decode", f"python {_KERNELS}/latent_decode.py --json {{json}}", 120),
     Part("products", "python -m benchmarks.kernels.products --rows 1,8,64,128,256,2048 --json {json}", 240),
     Part("shared-prefix", f"python {_KERNELS}/cascade.py --sweep --json {{json}}", 120),
     *(Part(f"target-{name}-{engine}",
            f"{python} benchmarks/offline_gpu.py --engine {engine} {shape} --json {{json}}", 300)
       for name, shape in (("14b", "--models qwen3-14b"), ("8b", "--models llama-8b --runs 2,6"),
-                          ("0.6b", "--models qwen3-0.6b --runs 2"))
+                          ("0.6b", "--models qwen3-0.6b --runs 2"), ("latent", "--models deepseek-v2-lite --runs 2"),
+                          ("states", "--models mamba2-2.7b"), ("mxfp4", "--models gpt-oss-20b --runs 1,2"))
       for engine, python in (("frame", "python"), ("vllm", "{peer}"))),
     Part("table", "python benchmarks/table.py {out}/target-*.json", 30),
 )  # fmt: skip
 #: Parts in the order in which a call runs them that asks for a plan.
 PLANS = {
     "tests": ("kernel-tests", "start", "engine-tests", "leaks", "libraries", "two-devices"),
+    "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),
     "targets": (
         *(part.name for part in PARTS if part.name.startswith("target-")),
         "table",

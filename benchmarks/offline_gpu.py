@@ -41,17 +41,54 @@ QWEN_MOE: dict[str, Any] = {
     "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 48,
     "num_attention_heads": 32, "num_key_value_heads": 4, "tie_word_embeddings": False,
 }  # fmt: skip
-
-
 QWEN_14B: dict[str, Any] = {
     **QWEN, "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40,
     "tie_word_embeddings": False,
 }  # fmt: skip
-
-
 #: wants two devices: --extra '{"tensor_parallel_size": 2}'
 LLAMA_70B: dict[str, Any] = {
     **LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+}  # fmt: skip
+#: gpt-oss-20b: its experts are stored as mxfp4, all else as bfloat16
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "vocab_size": 201088, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072, "rope_theta": 150000, "attention_bias": True, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
+    },
+    "hidden_act": "silu", "torch_dtype": "bfloat16", "eos_token_id": 200002,
+}  # fmt: skip
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 2048,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
+    "scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 1.0, "q_lora_rank": None,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 102400,
+    "max_position_embeddings": 163840, "rope_theta": 10000, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 100000,
+    "eos_token_id": 100001,
+}  # fmt: skip
+MAMBA2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 2560, "num_hidden_layers": 64,
+    "state_size": 128, "head_dim": 64, "num_heads": 80, "expand": 2, "n_groups": 1, "conv_kernel": 4, "chunk_size": 256,
+    "vocab_size": 50288, "layer_norm_epsilon": 1e-5, "residual_in_fp32": True, "rms_norm": True, "use_bias": False,
+    "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
 }  # fmt: skip
 
 
@@ -76,6 +113,7 @@ def _span(bounds: tuple[int, int]) -> str:
 LLAMA_MIXED = Run(512, (256, 768), (128, 384))
 SHORT = [Run(1, (32, 32), (256, 256)), Run(64, (512, 512), (256, 256)), LLAMA_MIXED]
 RAGGED = Run(256, (100, 1024), (100, 1024))
+STATES = Run(256, (128, 128), (512, 512))
 SHARED = Run(64, (64, 64), (128, 128), shared=16384)
 LONG = [Run(8, (512, 512), (256, 256)), Run(32, (8192, 8192), (1, 1)), Run(64, (8000, 8000), (128, 128)), SHARED]
 #: name → (configuration, longest sequence, runs)
@@ -88,6 +126,9 @@ MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
     "llama-8b": (LLAMA, 20480, SHORT + LONG),
     "qwen3-14b": (QWEN_14B, 4096, [RAGGED]),
     "qwen3-30b-a3b": (QWEN_MOE, 16384, SHORT),
+    "gpt-oss-20b": (GPT_OSS, 16384, SHORT),
+    "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 16384, SHORT),
+    "mamba2-2.7b": (MAMBA2, 4096, [STATES]),
     "llama-70b": (LLAMA_70B, 8192, [*SHORT[:2], Run(256, (256, 768), (128, 384))]),
 }
 
@@ -153,7 +194,7 @@ def main() -> None:
     """Reads the arguments and measures each model."""
     parser = argparse.ArgumentParser(description="Offline throughput on a GPU, random weights.")
     parser.add_argument("--engine", default="frame", help="Importable module with LLM and SamplingParams.")
-    parser.add_argument("--models", default=",".join(list(MODELS)[:-1]), help="Comma-separated: " + ", ".join(MODELS))
+    parser.add_argument("--models", default=",".join(list(MODELS)[:4]), help="Comma-separated: " + ", ".join(MODELS))
     parser.add_argument("--runs", default="", help="Comma-separated numbers of each model's runs; all by default.")
     parser.add_argument("--extra", default="{}", type=json.loads, help="JSON of more arguments of LLM.")
     parser.add_argument("--json", type=Path, help="Where results are written, for benchmarks/table.py.")

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from floors import floor
-from offline_gpu import LLAMA_MIXED, MODELS, RAGGED, SHARED, Run
+from floors import Shape, floor
+from offline_gpu import LLAMA_MIXED, MODELS, RAGGED, SHARED, SHORT, STATES, Run
 
 #: By engine, model and run the figures of `offline_gpu.py`.
 Results = dict[str, dict[tuple[str, str], dict[str, float]]]
@@ -27,6 +27,10 @@ TARGETS = {
     ("qwen3-14b", str(RAGGED)): 1.12,
     ("llama-8b", str(LLAMA_MIXED)): 1.12,
     ("llama-8b", str(SHARED)): 2.3,
+    ("gpt-oss-20b", str(SHORT[1])): 1.1,
+    ("gpt-oss-20b", str(LLAMA_MIXED)): 1.1,
+    ("deepseek-v2-lite", str(LLAMA_MIXED)): 1.1,
+    ("mamba2-2.7b", str(STATES)): 1.1,
 }
 
 
@@ -70,13 +74,18 @@ def rows(results: Results, ours: str = "frame") -> list[list[str]]:
 def _cells(measured: list[Any], run: Run, config: dict[str, Any]) -> list[str]:
     tokens = "tokens_in" if run.tokens_out == (1, 1) else "tokens_out"
     rates = [None if one is None else one[tokens] / one["seconds"] for one in measured]
-    *parts, out = floor(config, run, 1)
-    least = (run.requests * run.tokens_in[0] if tokens == "tokens_in" else out) / sum(parts)
     ours, theirs = rates
-    return [
+    told = [
         "" if theirs is None else f"{theirs:,.0f}",
         "" if ours is None else f"{ours:,.0f}",
         f"{ours / theirs:.2f}" if ours and theirs else "",
+    ]
+    if not Shape.is_known(config):
+        return [*told, "", ""]
+    *parts, out = floor(config, run, 1)
+    least = (run.requests * run.tokens_in[0] if tokens == "tokens_in" else out) / sum(parts)
+    return [
+        *told,
         f"{least:,.0f}",
         f"{ours / least:.2f}" if ours else "",
     ]
