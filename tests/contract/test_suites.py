@@ -153,7 +153,13 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
 
 
 @pytest.mark.parametrize(
-    ("later", "hold"), [(False, False), (True, False), (True, True), pytest.param(False, True, marks=pytest.mark.slow)]
+    ("later", "hold"),
+    [
+        pytest.param(False, False, marks=pytest.mark.matrix),
+        pytest.param(True, False, marks=pytest.mark.matrix),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
 )
 def test_loads_may_be_late_and_blocks_held(later, hold):
     outcomes = run_keeping(("Late" if later else "Keeping") + ("Sender" if hold else ""))

@@ -187,6 +187,7 @@ def test_a_quota_of_processor_time_counts_as_processors(folder, monkeypatch):
             assert bool(workers._left) is some
 
 
+@pytest.mark.matrix
 def test_other_plugins_than_at_first_are_loaded_again(folder):
     """As when the engine has chosen otherwise meanwhile."""
     tree, before = config(folder), children()

@@ -155,6 +155,7 @@ def test_a_failing_start_carries_the_cause(tmp_path):
             start(str(tmp_path), executor)
 
 
+@pytest.mark.matrix
 def test_a_long_prompt_and_a_large_answer_pass_each_other(folder):
     """Neither fits in a socket's buffer, so each side must read what the other sends while it sends."""
     lengths = {"hf_overrides": {"max_position_embeddings": 8192}, "num_gpu_blocks_override": 1200}

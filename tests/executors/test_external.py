@@ -48,6 +48,7 @@ def test_every_rank_gets_the_tokens_of_one_rank(folder, tmp_path, mode):
     assert first["ranks"] == second["ranks"] == [0, 1]
 
 
+@pytest.mark.matrix
 def test_processes_that_do_different_things_are_told_so(folder, tmp_path):
     for rank in torchrun(folder, tmp_path, "diverge"):
         assert "ranks 1 planned another step than rank 0" in rank["tokens"][0]

@@ -103,6 +103,7 @@ def test_a_worker_that_dies_elsewhere_ends_the_engine_and_its_node_serves_the_ne
             assert greedy(second, prompts(400)[:1])
 
 
+@pytest.mark.matrix
 def test_a_worker_that_cannot_start_elsewhere_is_named_with_its_node_and_the_cause(folders, port, tmp_path):
     broken = shutil.copytree(folders[1], tmp_path / "broken")
     weights = broken / "model.safetensors"
@@ -198,6 +199,7 @@ def test_a_port_in_use_is_named(folders):
     )
 
 
+@pytest.mark.matrix
 def test_a_node_without_an_engine_gives_up(folders, port):
     with node(folders[1], port, "--plugin.nodes.wait-seconds", "1") as other:
         said = other.stderr.read()
@@ -238,6 +240,7 @@ def test_executors_of_one_machine_refuse_several(folders, port, executor):
         make_engine(engine(folders[0], port, executor=executor), Registry.load())
 
 
+@pytest.mark.matrix
 def test_nobody_may_join_a_running_engine(folders, port):
     with node(folders[1], port), running(engine(folders[0], port), Registry.load()) as both:
         with pytest.raises(ConnectionRefusedError):
@@ -245,6 +248,7 @@ def test_nobody_may_join_a_running_engine(folders, port):
         assert greedy(both, prompts(400)[:1])
 
 
+@pytest.mark.matrix
 def test_a_step_is_encoded_once_for_all_machines(folders, port, monkeypatch):
     encoded = []
     pack = worker_team.pack

@@ -65,6 +65,7 @@ def test_two_workers_give_the_tokens_of_one_with_grammars(two, expected):
     assert two.executor._joined._writer._count > sent + 20
 
 
+@pytest.mark.matrix
 def test_messages_larger_than_a_chunk_give_the_same_tokens(folder, expected, monkeypatch):
     monkeypatch.setattr(worker_team, "RingShape", partial(RingShape, num_chunks=2, chunk_bytes=512))
     with engine(folder, 2) as small:
@@ -269,6 +270,7 @@ def test_a_worker_that_dies_in_a_call_is_named(folder):
         assert made.executor.is_broken
 
 
+@pytest.mark.matrix
 def test_a_worker_that_takes_nothing_is_named(folder, monkeypatch):
     monkeypatch.setattr(worker_team, "RingShape", partial(RingShape, num_chunks=2))
     with engine(folder, 2) as made:

@@ -73,11 +73,13 @@ def test_split_files(tmp_path):
     assert f"{tmp_path} lacks {files[2].name}, one of the 3 files" in refused(files[0], tmp_path / "cache")
 
 
+@pytest.mark.matrix
 def test_two_ranks_hold_half_each(tiny, tmp_path):
     plain, file = tiny
     assert served(file, tmp_path, 8, tensor_parallel_size=2) == expected(plain, 8)
 
 
+@pytest.mark.matrix
 def test_a_share_that_cuts_blocks_is_refused(tmp_path):
     plain = make_checkpoint(tmp_path / "plain", "qwen3", num_hidden_layers=1, hidden_size=64, intermediate_size=32)
     file = write_gguf(plain, tmp_path / "m.gguf", FOURS)

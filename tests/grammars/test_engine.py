@@ -178,10 +178,10 @@ def expected(folder):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"async_scheduling": False},
-        {"max_num_batched_tokens": 16, "max_num_seqs": 4},
+        pytest.param({"async_scheduling": False}, marks=pytest.mark.matrix),
+        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 4}, marks=pytest.mark.matrix),
         {"num_gpu_blocks_override": 12, "enable_prefix_caching": False},
-        {"executor": "process"},
+        pytest.param({"executor": "process"}, marks=pytest.mark.matrix),
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
     ],
     ids=lambda settings: next(iter(settings)),

@@ -13,11 +13,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-KERNELS = (
-    "all_reduce_kernels", "peer_copies", "attention", "attention_fp8", "cascade", "latent", "step_kernels",
-    "codebook_kernels", "layer_kernels", "linear_invariant", "quantized_kernels", "expert_kernels", "state_kernels",
-    "expert_exchange_kernels", "adapter_kernels",
+STEPS = (
+    "attention", "cascade", "step_kernels", "layer_kernels", "linear_invariant", "expert_kernels",
     "sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels",
+)  # fmt: skip
+DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels")
+FORMATS = (
+    "attention_fp8", "latent", "codebook_kernels", "quantized_kernels", "state_kernels", "adapter_kernels",
 )  # fmt: skip
 
 
@@ -25,8 +27,10 @@ KERNELS = (
 @pytest.mark.parametrize(
     ("names", "kept"),
     [
-        pytest.param(KERNELS, "gpu and not slow", id="kernels"),
-        pytest.param(KERNELS, "gpu and slow", id="slow cases", marks=pytest.mark.slow),
+        pytest.param(STEPS, "gpu and not slow", id="steps"),
+        pytest.param(DEVICES, "gpu and not slow", id="devices", marks=pytest.mark.matrix),
+        pytest.param(FORMATS, "gpu and not slow", id="formats", marks=pytest.mark.matrix),
+        pytest.param((*STEPS, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow),
         pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
 )

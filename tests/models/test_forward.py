@@ -10,7 +10,6 @@ from frame.testing.families import FAMILIES
 from tests.models.dense import make_model, run
 
 
-@pytest.mark.every_family
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family, tmp_path):
     from transformers import AutoModelForCausalLM

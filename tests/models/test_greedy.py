@@ -68,6 +68,7 @@ def generate(llm, prompts):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.each_cache
 def test_alone_then_together_then_from_the_prefix_cache(checkpoint):
     folder, expected = checkpoint
     llm = make_llm(folder)

@@ -38,6 +38,7 @@ def assert_near(logits, reference):
 
 
 #: But MiniMax-01: transformers reads the decays of states from the file, where they are rounded, too.
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "minimax"])
 def test_sharded_bfloat16(family, tmp_path):
     folder = make_checkpoint(tmp_path, family, dtype=torch.bfloat16, max_shard_size="100KB")
@@ -45,6 +46,8 @@ def test_sharded_bfloat16(family, tmp_path):
     assert_near(run(make_model(folder), IDS, [40]), reference_logits(folder))
 
 
+@pytest.mark.product
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [2, 4])
 def test_over_ranks(family, size, published):
@@ -94,6 +97,7 @@ def test_weights_of_another_checkpoint_by_name(tmp_path):
     assert torch.equal(run(model, IDS, [40]), run(make_model(second), IDS, [40]))
 
 
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dummy_weights_give_finite_logits(family, published):
     model = make_model(published(family))
@@ -103,6 +107,7 @@ def test_dummy_weights_give_finite_logits(family, published):
     assert torch.isfinite(run(model, IDS, [40])).all()
 
 
+@pytest.mark.each_cache
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sixteen_bits_stay_near(family, published):
     folder = published(family)

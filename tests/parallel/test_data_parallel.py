@@ -118,6 +118,7 @@ async def test_an_engine_that_is_stopped_is_named_and_not_one_that_waits_for_it(
         await client.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("rank", "tensor", "engine"),
@@ -156,6 +157,7 @@ async def test_an_engine_that_never_comes_to_an_exchange_is_named(
         await client.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen3-moe", marks=pytest.mark.matrix)])
 async def test_engines_of_two_workers_each(family: str, tmp_path: Path) -> None:
@@ -169,6 +171,7 @@ async def test_engines_of_two_workers_each(family: str, tmp_path: Path) -> None:
         await client.close()
 
 
+@pytest.mark.matrix
 async def test_experts_are_shared_by_engines_of_one_server(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3-moe")
     values = settings(folder, data_parallel_size=2, data_parallel_rank=1, enable_expert_parallel=True)

@@ -73,6 +73,7 @@ def test_log_probabilities(folder, axis):
     np.testing.assert_allclose(one, two, atol=1e-4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [

@@ -72,6 +72,7 @@ def ends(engine, pattern, seconds):
     assert all(process.poll() is not None for process in processes(engine))
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 4], ids=["before a step", "in the prompt", "in decodes"])
 def test_a_killed_worker_is_named_at_once(folder, rank, steps):
@@ -84,6 +85,7 @@ def test_a_killed_worker_is_named_at_once(folder, rank, steps):
     ends(engine, f"worker {rank} of 2: the worker process died with exit status -9|did not end a step", 10)
 
 
+@pytest.mark.matrix
 def test_a_stopped_worker_is_named_by_its_silence(folder):
     engine = start(folder, **TIMEOUT)
     engine.add(request("a", prompts(400)[0], 60))
@@ -94,6 +96,7 @@ def test_a_stopped_worker_is_named_by_its_silence(folder):
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("settings", "rank"),
     [
@@ -161,6 +164,7 @@ def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
     assert not children() - before
 
 
+@pytest.mark.matrix
 def test_an_engine_that_stands_by_waits_for_its_workers_libraries(folder):
     before = children()
     config = from_flat({"model": str(folder), "tensor_parallel_size": 2, "num_threads": 1, **SMALL})

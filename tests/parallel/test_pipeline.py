@@ -40,6 +40,7 @@ def test_several_stages(stages, tensor, serve, tmp_path):
     assert tokens(tmp_path, stages, tensor, serve) == tokens(tmp_path, serve=serve)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["mamba2", "zamba2"])
 @pytest.mark.parametrize(("stages", "executor"), [(2, "threads"), (2, "process")])
 def test_states_that_were_kept_of_prefixes_are_found_in_every_stage(family, stages, executor, tmp_path):

@@ -102,6 +102,7 @@ def test_workers_in_processes_of_their_own(tmp_path):
 
 
 # the collector may reach sockets and processes before the engine that closes them
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_engine_that_nobody_refers_to_ends_its_workers(tmp_path):
     from frame import LLM

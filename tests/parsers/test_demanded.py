@@ -209,7 +209,7 @@ def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, templa
         ("deepseek_v32", '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_', "</｜DSML｜function_calls>"),
     ],
 )
-@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("choice", ["required", pytest.param(NAMED, marks=pytest.mark.matrix)])
 def test_a_demanded_call_of_a_format_with_tags_has_its_arguments_in_them(
     llm: LLM, name: str, begin: str, end: str, choice: Any
 ) -> None:

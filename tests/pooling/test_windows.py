@@ -42,6 +42,7 @@ def test_deterministic_rows_with_windows_have_the_bits_that_they_have_alone(tmp_
     llm.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", ["modernbert-tokens", "electra-tokens"])
 def test_two_ranks_give_the_classes_of_one(family, tmp_path):
     folder = make_pooling_checkpoint(tmp_path, family)

@@ -151,6 +151,7 @@ async def test_a_caller_that_gives_up_changes_nothing() -> None:
         assert await ranks(client) == [(0, None), (1, None)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("fake", "said"),
     [
@@ -217,6 +218,7 @@ async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> N
         assert await client.call("is_paused") is True
 
 
+@pytest.mark.matrix
 async def test_a_call_of_workers_that_came_before_is_answered() -> None:
     async with engines(1) as client:
         calling = asyncio.create_task(client.call("worker", {"method": "fill", "seconds": 2.0}))
@@ -242,6 +244,7 @@ async def test_what_is_impossible_is_refused_by_one_process(monkeypatch: pytest.
         assert prepared[1:] == [0, 1, 2]
 
 
+@pytest.mark.matrix
 async def test_processes_that_prepared_for_other_weights_are_replaced_while_the_engines_serve(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -404,6 +407,7 @@ def test_a_server_that_is_told_to_stop_meanwhile_leaves_nothing(tmp_path: Path) 
         wait_until(lambda: not any(map(alive, below)))
 
 
+@pytest.mark.matrix
 def test_an_api_process_that_starts_meanwhile_knows_and_refuses_calls(tmp_path: Path) -> None:
     settings = ("--enable-expert-parallel", "--plugin.fake.libraries", "1", "--admin-uds", str(tmp_path / "socket"),
                 "--rpc-methods", "fill")  # fmt: skip

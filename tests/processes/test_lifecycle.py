@@ -84,6 +84,7 @@ def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced(running: Runnin
     assert httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
+@pytest.mark.matrix
 def test_an_engine_that_is_stopped_while_it_waits_is_replaced(running: Running) -> None:
     until(lambda: running.engine().status_code == 200)
     pid, count = running.children()["engine"], running.text.count("hung: no step ended")
@@ -168,6 +169,7 @@ def test_a_signal_while_the_server_starts_ends_it_at_once_with_one_line() -> Non
         running.process.kill()
 
 
+@pytest.mark.matrix
 def test_a_signal_while_the_engine_is_started_again_drains_what_is_replayed() -> None:
     with server(FAKE, *SLOW, "--plugin.fake.startup", "1") as running:
         answers: list[Any] = []

@@ -70,6 +70,7 @@ def test_a_killed_engine_costs_no_request(fake: Running) -> None:
     assert re.search(r"engine [01]: the engine process was killed .*; starting it again", fake.text)
 
 
+@pytest.mark.matrix
 def test_only_some_engines_of_several_servers() -> None:
     ranks = ("--data-parallel-size", "4", "--data-parallel-size-local", "2", "--data-parallel-start-rank", "2")
     with server(FAKE, *ranks, "--data-parallel-hybrid-lb") as running:

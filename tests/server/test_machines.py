@@ -74,6 +74,7 @@ def both(pair: Pair, *more: str) -> Iterator[tuple[Running, Running]]:
         yield head, other
 
 
+@pytest.mark.matrix
 def test_engines_of_both_machines_get_requests_and_are_seen(pair: Pair) -> None:
     with both(pair, "--api-server-count", "2") as (head, other):
         assert (len(head.children_named("engine")), len(other.children_named("engine"))) == (2, 2)
@@ -89,6 +90,7 @@ def test_engines_of_both_machines_get_requests_and_are_seen(pair: Pair) -> None:
         assert (head.wait(), other.wait()) == (0, 0), "the server said that it ended"
 
 
+@pytest.mark.matrix
 def test_a_killed_machine_costs_no_request_and_comes_back(pair: Pair) -> None:
     requests = [{"prompt": f"{index} words", "max_tokens": 300} for index in range(12)]
     with server(FAKE, *QUIET) as alone:
@@ -113,6 +115,7 @@ def test_a_killed_machine_costs_no_request_and_comes_back(pair: Pair) -> None:
         assert head.children_named("engine") == before
 
 
+@pytest.mark.matrix
 def test_an_engine_that_dies_on_the_other_machine_is_started_again_there(pair: Pair) -> None:
     requests = [{"prompt": f"{index} words", "max_tokens": 300} for index in range(8)]
     with both(pair, "--plugin.fake.delay", "0.005") as (head, other), ThreadPoolExecutor(1) as threads:
@@ -125,6 +128,7 @@ def test_an_engine_that_dies_on_the_other_machine_is_started_again_there(pair: P
         assert re.search(r"engine [23]: the engine process was killed by SIGKILL; starting it again", head.text)
 
 
+@pytest.mark.matrix
 def test_the_engines_outlive_a_server_that_is_killed(pair: Pair) -> None:
     with machine(FAKE, *pair.other()) as other:
         with server(FAKE, *pair.head()) as head:
@@ -198,6 +202,7 @@ def test_a_port_in_use_is_named(pair: Pair) -> None:
     ) in head.text
 
 
+@pytest.mark.matrix
 def test_a_second_machine_with_the_same_ranks_waits(pair: Pair) -> None:
     with both(pair) as (head, _), machine(FAKE, *pair.other()) as twin:
         until(lambda: "engines 2, 3 came from 127.0.0.2 already" in twin.text)
@@ -205,6 +210,7 @@ def test_a_second_machine_with_the_same_ranks_waits(pair: Pair) -> None:
         assert set(up(head).values()) == {1}
 
 
+@pytest.mark.matrix
 def test_an_engine_that_cannot_start_there_is_named_at_both(pair: Pair) -> None:
     with machine(FAKE, *pair.head()) as head, machine(FAKE, *pair.other("--plugin.fake.broken", "no device")) as other:
         assert other.wait() == 1
@@ -241,6 +247,7 @@ def test_two_machines_give_the_tokens_of_one_engine_also_when_one_is_killed(tmp_
 SHARED = ("--enable-expert-parallel", "--plugin.fake.delay", "0.005")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("victim", ["the server's", "the other machine's"])
 def test_engines_that_share_experts_end_and_start_again_on_both_machines(pair: Pair, victim: str) -> None:
     requests = [{"prompt": f"{index} words", "max_tokens": 300} for index in range(8)]
@@ -266,6 +273,7 @@ def test_engines_that_share_experts_end_and_start_again_on_both_machines(pair: P
         assert (head.wait(), other.wait()) == (0, 0), "the server said that it ended"
 
 
+@pytest.mark.matrix
 def test_a_machine_whose_engines_share_experts_takes_the_server_along(pair: Pair) -> None:
     with both(pair, *SHARED) as (head, other):
         engines = [*head.children_named("engine"), *other.children_named("engine")]
@@ -277,6 +285,7 @@ def test_a_machine_whose_engines_share_experts_takes_the_server_along(pair: Pair
         until(lambda: not any(map(alive, engines)))
 
 
+@pytest.mark.matrix
 def test_a_machine_whose_engines_share_experts_ends_with_the_server(pair: Pair) -> None:
     with both(pair, *SHARED) as (head, other):
         engines = [*head.children_named("engine"), *other.children_named("engine")]
@@ -286,6 +295,7 @@ def test_a_machine_whose_engines_share_experts_ends_with_the_server(pair: Pair) 
         until(lambda: not any(map(alive, engines)))
 
 
+@pytest.mark.matrix
 def test_a_machine_that_cannot_start_engines_that_share_experts_ends_the_start_with_the_cause(pair: Pair) -> None:
     with machine(FAKE, *pair.other(*SHARED, "--plugin.fake.broken", "no memory")) as other:
         head = Running(FAKE, *pair.head(), *SHARED, "--plugin.fake.startup", "5")
@@ -297,6 +307,7 @@ def test_a_machine_that_cannot_start_engines_that_share_experts_ends_the_start_w
         assert re.search(r"the machine at 127.0.0.2 with engines 2, 3 is gone: engine [23]: no memory", head.text)
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(600)
 def test_machines_share_the_experts_of_a_model(tmp_path: Path) -> None:
     """Each has half of the experts, which the tokens of both need; a killed engine ends and starts both."""

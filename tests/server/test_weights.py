@@ -92,6 +92,7 @@ def update(admin: httpx.Client, **fields: Any) -> httpx.Response:
     return admin.post("/update_weights", json=fields)
 
 
+@pytest.mark.matrix
 def test_new_weights_serve_and_nothing_computed_before_is_used(
     running: Running, admin: httpx.Client, texts: dict[str, str], root: Path
 ) -> None:

@@ -96,8 +96,8 @@ def test_nothing_is_collected_while_torch_is_imported(
     ("first", "environment", "late"),
     [
         ("import torch", {}, True),
-        ("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, False),
-        ("import torch; torch.set_num_threads(1)", {}, False),
+        pytest.param("import torch", {"OMP_WAIT_POLICY": "PASSIVE"}, False, marks=pytest.mark.matrix),
+        pytest.param("import torch; torch.set_num_threads(1)", {}, False, marks=pytest.mark.matrix),
         ("pass", {}, False),
     ],
 )

@@ -251,6 +251,7 @@ ASKED: list[list[dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize("at_start", [1, 8])
 def test_draws_captured_beside_their_steps_give_the_same_tokens(

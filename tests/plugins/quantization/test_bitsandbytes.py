@@ -165,6 +165,7 @@ def test_bytes_in_another_order_are_one_sentence():
         load_weights(model, MemoryLoader(tensors))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["nf4 nested", pytest.param("int8", marks=pytest.mark.slow)])
 def test_tokens_on_one_rank_and_on_two(kind, tmp_path):
     """One part of a fused layer and a whole one are not quantised."""

@@ -172,7 +172,14 @@ def test_patterns_change_layers_or_leave_them(tmp_path):
     assert served(quantised, 12) == expected(plain, 12)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gptq 3 bits", marks=pytest.mark.slow), "gptq ordered", "awq"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("gptq 3 bits", marks=pytest.mark.slow),
+        "gptq ordered",
+        pytest.param("awq", marks=pytest.mark.matrix),
+    ],
+)
 def test_tokens_on_one_rank_and_on_two(kind, tmp_path):
     config, quantize = KINDS[kind][1](16)
     quantised, plain = write_pair(tmp_path, "llama", config, quantize)

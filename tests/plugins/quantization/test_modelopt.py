@@ -224,6 +224,7 @@ def test_made_up_weights(kind, tmp_path):
     assert 0.01 < found.std() < 100
 
 
+@pytest.mark.matrix
 def test_tokens_and_the_cache_that_hf_quant_config_asks_for(tmp_path):
     """Globs leave a part of a fused layer; config.json says nothing; the cache has the file's scales."""
     import json
