@@ -181,6 +181,7 @@ class Engine:
             "pin_adapter": self.scheduler.adapters.pin,
             "list_adapters": self.scheduler.adapters.list,
             "reset_prefix_cache": self._reset_prefix_cache,
+            "end_session": self.scheduler.lifecycle.kept.drop,
             "start_profile": lambda **options: self.executor.call(method, options)[0],
             "stop_profile": lambda **options: self.executor.call(method, options)[0],
         }

@@ -7,6 +7,7 @@ from copy import copy
 
 from ..interfaces.engine import EngineOutput, FinishReason
 from ..interfaces.step import StepPlan
+from .cache.kept import KeptBlocks
 from .cache.kv_cache import KVCache
 from .cache.transfers import Transfers
 from .request import CachedBlocks, Request, RequestState, TransferState
@@ -30,6 +31,7 @@ class Lifecycle:
         self.batch = batch
         self.waiting = waiting
         self.transfers = transfers
+        self.kept = KeptBlocks(kv, connected=transfers.active)
         self.turns = Turns()
         self.requests: dict[str, Request] = {}
         self.launched: dict[int, LaunchedStep] = {}  # by number, oldest first: the steps that were not answered
@@ -147,6 +149,8 @@ class Lifecycle:
         """Ends an unfinished request; its slot and blocks are free once no step and no connector uses them."""
         drained = True
         if request.state is RequestState.RUNNING:
+            if reason in ("stop", "length"):
+                self.kept.keep(request)
             slot = request.slot
             drained = self.batch.leave(request)
             if drained:

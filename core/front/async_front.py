@@ -76,6 +76,7 @@ class AsyncFront:
         kv_transfer: dict[str, Any] | None = None,
         owner: str = "",
         adapter: AdapterSource | None = None,
+        follows: str | None = None,
     ) -> AsyncGenerator[Any, None]:
         """Streams the outputs of one request, as its `output_kind` says, until one is `finished`.
 
@@ -83,7 +84,7 @@ class AsyncFront:
         the request. Raises `InvalidRequest` for a request that cannot be served, `EngineDeadError` when there is no
         engine and none will be started; when the engine dies, the stream goes on with the next one, or ends with
         finish_reason "error" when there is none. With scheduling_policy "fair" each `owner` gets an equal share.
-        `adapter` is loaded, by `load_adapter`.
+        `adapter` is loaded, by `load_adapter`. `follows` is that of `EngineRequest`.
         """
         if self._stopped:
             raise EngineDeadError("the engine was shut down")
@@ -93,9 +94,8 @@ class AsyncFront:
         parsed = parse_prompt(prompt)
         if parsed.token_ids is None:
             parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
-        requests = self.front.submit(
-            request_id, parsed, params, priority=priority, kv_transfer=kv_transfer, owner=owner, adapter=adapter
-        )
+        options: dict[str, Any] = {"priority": priority, "kv_transfer": kv_transfer, "owner": owner}
+        requests = self.front.submit(request_id, parsed, params, adapter=adapter, follows=follows, **options)
         collector = Collector(params.output_kind == RequestOutputKind.DELTA)
         self._collectors[request_id] = collector
         finished = False

@@ -83,6 +83,7 @@ class Front:
         kv_transfer: dict[str, Any] | None = None,
         owner: str = "",
         adapter: AdapterSource | None = None,
+        follows: str | None = None,
     ) -> list[EngineRequest]:
         """Admits a request of `owner`, with an `adapter` that is loaded; opens its record, returns what is to be run.
 
@@ -106,7 +107,7 @@ class Front:
             self._sequences[sequence.request.request_id] = record, sequence
         for request in record.requests:
             request.priority, request.kv_transfer, request.owner = priority, kv_transfer, owner
-            request.adapter = adapter
+            request.adapter, request.follows = adapter, follows
         return record.requests
 
     def require(self, task: str) -> None:

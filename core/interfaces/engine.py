@@ -45,7 +45,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     engine among owners. `salt`, the content of `adapter` and `media_keys` enter the block hashes. A `replayed` request
     was admitted by an earlier engine: `output_ids` are the tokens that it had emitted, and `num_prompt_logprobs` the
     positions of the prompt whose log-probabilities it had reported. With `pooling` it ends with its prefill, and its
-    only output is `EngineOutput.pooled`. `embeds` are the embeddings of tokens that have no id.
+    only output is `EngineOutput.pooled`. `embeds` are the embeddings of tokens that have no id. A request of a session
+    `follows` the one of that id ("" for the first), whose tokens but the last its prompt begins with: the engine keeps
+    the blocks of one for the next, while there is room and until `end_session` names the last.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     pooling: PoolingParams | None = None
     kv_transfer: dict[str, Any] | None = None
     embeds: PromptEmbeds | None = None
+    follows: str | None = None
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

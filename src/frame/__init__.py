@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         TextPrompt as TextPrompt,
         TokensPrompt as TokensPrompt,
     )
+    from .offline.streaming_input import StreamingInput as StreamingInput
     from .vllm_names.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
 
 #: Modules that are attributes of `frame` without an import of their own.

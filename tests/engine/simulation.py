@@ -193,6 +193,8 @@ class Simulation:
         else:
             raise AssertionError("the simulation does not end")
         assert not self.scheduler.lifecycle.requests, "requests are left but nothing is planned"
+        while self.scheduler.lifecycle.kept.drop():
+            pass
         self.check_quiet()
 
     def tokens(self, request_id: str) -> list[int]:
@@ -211,6 +213,7 @@ class Simulation:
         lifecycle, pool = self.scheduler.lifecycle, self.scheduler._kv.pool
         owners = [*lifecycle.requests.values(), *lifecycle._draining.values()]
         owners += [*lifecycle.held.values(), *lifecycle.loading.values(), *lifecycle.abandoned.values()]
+        owners += lifecycle.kept._requests.values()
         states = self.scheduler._kv._states
         for blocks, mine in ((pool, False), *((own, True) for own in states.values())):
             held = Counter(

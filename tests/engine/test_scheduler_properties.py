@@ -38,7 +38,8 @@ setups = st.fixed_dictionaries(
 )
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["add"] * 3 + ["abort", "reset"] + ["launch"] * 6 + ["answer"] * 6), st.integers(0, 2**32 - 1)
+        st.sampled_from(["add"] * 3 + ["follow"] * 2 + ["abort", "reset", "forget"] + ["launch"] * 6 + ["answer"] * 6),
+        st.integers(0, 2**32 - 1),
     ),
     max_size=150,
 )
@@ -87,6 +88,7 @@ def random_request(number: int, rng: random.Random):
         owner=rng.choice("abc"),
         arrival=float(number),
         output_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 3))] if rng.random() < 0.1 else [],
+        follows="" if rng.random() < 0.4 else None,
     )
 
 
@@ -108,6 +110,10 @@ class Life:
             except ValueError:
                 return
             self.requests[request.request_id] = request
+        elif operation == "follow" and len(self.requests) < 40:
+            self.follow(rng)
+        elif operation == "forget":
+            sim.scheduler.lifecycle.kept.drop(rng.choice([None, *self.requests]))
         elif operation == "abort" and self.requests:
             name = rng.choice(list(self.requests))
             self.aborted |= {output.request_id for output in sim.collect(sim.scheduler.abort([name]))}
@@ -120,6 +126,31 @@ class Life:
                 sim.launch(breaks=rng.random() < self.breaks, refused=rng.random() < self.breaks / 2)
         elif operation == "answer" and sim.in_flight:
             sim.answer()
+
+    def follow(self, rng: random.Random) -> None:
+        """The next piece of a session: it begins with the tokens of the one before but the last, or nearly so."""
+        ended = [
+            one
+            for one in self.requests.values()
+            if one.follows is not None and self.sim.reason(one.request_id) in ("stop", "length")
+        ]
+        if not ended:
+            return
+        before = rng.choice(ended)
+        tokens = [*before.prompt_ids.tolist(), *before.output_ids, *self.sim.tokens(before.request_id)][:-1]
+        if rng.random() < 0.1:
+            del tokens[rng.randrange(len(tokens)) :]
+        piece = [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 9))]
+        number, follows = len(self.requests), before.request_id
+        request = make_request(
+            f"r{number}", [*tokens, *piece], rng.randrange(1, 9), seed=rng.randrange(3), arrival=float(number),
+            follows=follows,
+        )  # fmt: skip
+        try:
+            self.sim.add(request)
+        except ValueError:
+            return
+        self.requests[request.request_id] = request
 
     def check(self) -> None:
         self.sim.run()

@@ -60,6 +60,24 @@ async def test_requests_are_divided_and_answered(client: DataParallelClient) -> 
     assert client._choice._own.tolist() == [0, 0]
 
 
+async def test_the_pieces_of_a_session_go_to_one_engine(client: DataParallelClient) -> None:
+    seen = Collector(client)
+    places, follows = [], ""
+    for name in ("s/1", "s/2", "s/3"):
+        await client.add(msgspec.structs.replace(request(name, tokens=3), follows=follows))
+        place = client._running[name].place
+        busy = f"busy-{name}"  # which makes the other engine the better one
+        if not places:
+            client._choice.begin(place, 1e6)
+        places.append(place)
+        await until(lambda name=name: name in seen.ends)
+        await client.add(request(busy, tokens=3))
+        assert client._running[busy].place != place
+        follows = name
+    assert len(set(places)) == 1
+    assert set(client._homes) == {"s/3"}
+
+
 async def test_calls_reach_every_engine(client: DataParallelClient) -> None:
     assert await client.call("reset_prefix_cache") is True
     assert await client.call("worker", {"method": "name"}) == ["name", "name"]

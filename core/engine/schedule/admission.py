@@ -141,6 +141,8 @@ class Admission:
                 fits = kv.admit(request, hit, num_computed, total, reserve=reserve)
             if fits:
                 return count
+            if self._lifecycle.kept.drop():
+                continue
             if not alone:
                 return 0
             if not self.reclaim(request):
@@ -160,8 +162,14 @@ class Admission:
         return len(self._lifecycle.batch) if request.num_preemptions else 0
 
     def reclaim(self, keep: Request | None = None) -> bool:
-        """Takes loaded blocks from the last waiting request that holds some; False when none does."""
-        if not self._lifecycle.transfers.active:
+        """Takes the blocks of a session that waits for input, else those of the last waiting request that holds some.
+
+        False when there are none.
+        """
+        kept = self._lifecycle.kept
+        if kept.drop():
+            return True
+        if not (self._lifecycle.transfers.active or kept.used):
             return False
         for request in reversed(list(self._lifecycle.waiting)):
             if request is not keep and request.transfer.num_loaded:

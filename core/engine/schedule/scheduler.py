@@ -110,7 +110,7 @@ class Scheduler:
             )
         most = self._config.max_queue
         full = lifecycle.num_waiting >= most and lifecycle.turns.has_its_share(source.owner, most)
-        if full and not source.replayed:
+        if full and not (source.replayed or source.follows):
             raise QueueFullError(f"{lifecycle.num_waiting} requests wait, max_queue allows {most}")
         adapter = self.adapters.of(source.adapter)
         root = self._hasher.root(
@@ -127,6 +127,7 @@ class Scheduler:
             root=root,
             adapter=adapter,
         )
+        lifecycle.kept.hand_over(request)
         constraint = source.params.structured_outputs
         if constraint is not None:
             self.constraints.submit(request, constraint)

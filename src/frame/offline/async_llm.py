@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
@@ -29,6 +30,7 @@ from frame.elastic.sizes import refusal
 
 from .background_engine import BackgroundEngine
 from .lora import POLL_SECONDS, KnownAdapters, LoRARequest
+from .streaming_input import Sessions
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class AsyncLLM(AsyncFront):
         super().__init__(config, client, checkpoint or read_checkpoint(config), registry or Registry.load(), tokenizer)
         self.config = config
         self.adapters = KnownAdapters()
+        self._sessions = Sessions(client)
         self._owned: BackgroundEngine | None = None
 
     @classmethod
@@ -102,17 +105,29 @@ class AsyncLLM(AsyncFront):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams the outputs of one request as `AsyncFront.stream` does.
 
-        `trace_headers` change nothing: the server's sinks take them from HTTP requests.
+        `prompt` may be an async iterable of prompts, plain or as `StreamingInput`: then the request's prompt grows by
+        each while it runs, and each is answered before the next is. `trace_headers` change nothing: the server's sinks
+        take them from HTTP requests.
         """
         del trace_headers
         refuse_unserved(self.generate, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         options: dict[str, Any] = {"priority": priority, "kv_transfer": kv_transfer, "owner": owner}
+        self._sessions.check_unused(request_id)
+        stream: Callable[..., AsyncGenerator[RequestOutput, None]] = self.stream
+        if isinstance(prompt, AsyncIterable):
+            self._sessions.check_unused(request_id, self._collectors)
+            stream = partial(self._sessions.stream, self)
         if lora_request is None:
-            return self.stream(prompt, params, request_id, **options)
+            return stream(prompt, params, request_id, **options)
         return self._adapted(
-            lora_request, lambda adapter: self.stream(prompt, params, request_id, adapter=adapter, **options)
+            lora_request, lambda adapter: stream(prompt, params, request_id, adapter=adapter, **options)
         )
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests; their streams end with finish_reason "abort". Unknown ids are ignored."""
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        await super().abort(self._sessions.end(names))
 
     async def _adapted(
         self, given: Any, stream: Callable[[AdapterSource], AsyncGenerator[RequestOutput, None]]
@@ -304,6 +319,7 @@ class AsyncLLM(AsyncFront):
 
     def shutdown(self) -> None:
         """Ends every stream and the engine process; returns when no process is left. May be called twice."""
+        self._sessions.end_all()
         super().shutdown()
         if self._owned is not None:
             self._owned.stop()

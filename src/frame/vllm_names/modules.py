@@ -65,8 +65,11 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         )
     },
     "logprobs": {"Logprob": "frame:Logprob"},
-    "inputs": {name: f"frame:{name}" for name in ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt")},
+    "inputs": {
+        name: f"frame:{name}" for name in ("EmbedsPrompt", "PromptType", "StreamingInput", "TextPrompt", "TokensPrompt")
+    },
     "engine.arg_utils": _ARGUMENTS,
+    "engine.protocol": {"StreamingInput": "frame:StreamingInput"},
     "engine.llm_engine": _ENGINES,
     "engine.async_llm_engine": _ASYNC,
     "v1.engine.llm_engine": _ENGINES,
