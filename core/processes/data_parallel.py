@@ -15,6 +15,7 @@ import msgspec
 from frame.elastic.sizes import is_elastic
 from frame.elastic.supervisor import DataParallelSupervisor
 from frame.ranks.choice import RankChoice
+from frame.ranks.homes import Homes
 from frame.ranks.joined import joined_answers, joined_history, joined_stats
 
 from ..config.data_parallel import MOST_LOCAL
@@ -30,8 +31,6 @@ from .output_queue import OutputQueue
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history", "list_adapters", "end_session"))
 #: Control methods whose effect would end with the present engines, or would not reach those that are being prepared.
 _CHANGES = frozenset(("pause", "sleep", "update_weights", "worker", "start_profile"))
-#: Requests whose engine is remembered.
-_MOST_HOMES = 1 << 16
 
 
 class _Running(msgspec.Struct):
@@ -58,7 +57,7 @@ class DataParallelClient:
         self._queue = OutputQueue()
         self._engines = [RemoteEngine(self._queue, key) for _ in ranks]
         self._running: dict[str, _Running] = {}
-        self._homes: dict[str, RemoteEngine] = {}  # request → the engine that died with it, or of its session
+        self._homes = Homes[RemoteEngine]()  # of requests whose engine died, and of sessions
         self._stats = [EngineStats() for _ in ranks]  # the last known ones
         self._scaling: asyncio.Task[bool] | None = None
         self._scaling_told = False  # whether the parent says so, whichever process asked
@@ -106,7 +105,7 @@ class DataParallelClient:
             entry = self._running[name] = _Running(engine, place, self._choice.cost(request))
             self._choice.begin(place, entry.cost)
             if request.follows is not None:
-                self._remember(name, engine)
+                self._homes.note(name, engine)
             try:
                 await engine.add(request)
                 return
@@ -122,7 +121,7 @@ class DataParallelClient:
         """Ends requests; unknown ids are ignored."""
         by_engine: dict[RemoteEngine, list[str]] = {}
         for name in request_ids:
-            self._homes.pop(name, None)
+            self._homes.take(name)
             if (entry := self._running.get(name)) is not None:
                 by_engine.setdefault(entry.engine, []).append(name)
                 if entry.engine.keeps(name):
@@ -191,7 +190,7 @@ class DataParallelClient:
         return f"engine {self._ranks.start + place}: {text}" if len(self._ranks) > 1 else str(text)
 
     def _place(self, request: EngineRequest) -> int:
-        before = self._homes.pop(request.request_id, None) or self._homes.pop(request.follows or "", None)
+        before = self._homes.take(request.request_id) or self._homes.take(request.follows)
         if before is not None and before.end is None and before in self._engines:
             return self._engines.index(before)
         places = range(len(self._engines))
@@ -204,15 +203,10 @@ class DataParallelClient:
     def _ended(self, output: EngineOutput, entry: _Running) -> None:
         name = output.request_id
         if output.finish_reason == "error" and output.fault == "lost":
-            self._remember(name, entry.engine)
+            self._homes.note(name, entry.engine)
             self._forget(name)
             return
         self._forget(name, entry.num_tokens if output.finish_reason in ("stop", "length") else None)
-
-    def _remember(self, name: str, engine: RemoteEngine) -> None:
-        self._homes[name] = engine
-        while len(self._homes) > _MOST_HOMES:  # requests that nobody wants any more do not come again
-            del self._homes[next(iter(self._homes))]
 
     def _forget(self, name: str, num_tokens: int | None = None) -> None:
         entry = self._running.pop(name, None)

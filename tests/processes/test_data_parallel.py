@@ -75,7 +75,7 @@ async def test_the_pieces_of_a_session_go_to_one_engine(client: DataParallelClie
         assert client._running[busy].place != place
         follows = name
     assert len(set(places)) == 1
-    assert set(client._homes) == {"s/3"}
+    assert set(client._homes._engines) == {"s/3"}
 
 
 async def test_calls_reach_every_engine(client: DataParallelClient) -> None:

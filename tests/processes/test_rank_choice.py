@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from frame.interfaces import EngineRequest, SamplingParams
+from frame.ranks import homes
 from frame.ranks.choice import CHUNK, MOST_CHUNKS, PREFILL_COST, RankChoice
 
 
@@ -112,3 +114,11 @@ def test_outputs_are_taken_to_be_as_long_as_those_that_ended() -> None:
     assert before < 300
     assert 1900 < choice.cost(request(prompt(10), max_tokens=10_000)) <= 2010
     assert choice.cost(request(prompt(10), max_tokens=5)) == 15
+
+
+def test_homes_are_those_of_the_newest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "MOST", 2)
+    kept = homes.Homes[int]()
+    for place, name in enumerate("abca"):
+        kept.note(name, place)
+    assert [kept.take(name) for name in ("b", "c", "a", "a", "", None)] == [None, 2, 3, None, None, None]

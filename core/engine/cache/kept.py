@@ -11,8 +11,7 @@ from .kv_cache import KVCache
 class KeptBlocks:
     """What sessions hold while they wait for input: ended requests with their blocks by id, the oldest first.
 
-    A state stands for all tokens that were computed, be they a few too many, and a connector knows blocks by their
-    request: with either the follower finds in the prefix cache what is there.
+    States may stand for a token too many, and a connector knows blocks by their request: with either nothing is kept.
     """
 
     def __init__(self, kv: KVCache, *, connected: bool) -> None:

@@ -162,10 +162,7 @@ class Admission:
         return len(self._lifecycle.batch) if request.num_preemptions else 0
 
     def reclaim(self, keep: Request | None = None) -> bool:
-        """Takes the blocks of a session that waits for input, else those of the last waiting request that holds some.
-
-        False when there are none.
-        """
+        """Takes blocks from a session that waits for input, else of the last waiting request with any; False: none."""
         kept = self._lifecycle.kept
         if kept.drop():
             return True
