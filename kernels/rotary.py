@@ -1,6 +1,7 @@
 """Rotary position embedding in Triton, with the norms of query and key heads before it.
 
-The references are in `frame.core.ops.layers`. Query and key in one launch. Knows no layer.
+The references are in `frame.core.ops.layers`. Query and key in one launch, positions on one axis or several. Knows no
+layer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .chain import await_previous, chained
+
+#: As `frame.core.ops.layers.Positions`.
+Positions = Tensor | tuple[Tensor, Tensor]
 
 #: From so many tokens on, a program takes one whole token.
 MANY_TOKENS = 512
@@ -31,17 +35,24 @@ class Heads(NamedTuple):
 
 @triton.jit
 def _rotary(
-    query, key, positions, cos_sin, stride_table, eps, offset, dim, half,
+    query, key, positions, axes, stride_axis, cos_sin, stride_table, eps, offset, dim, half,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, OFFSET: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """One program: HEADS of a token's query and key heads, counted on from the first query head."""
+    """One program: HEADS of a token's query and key heads, counted on from the first query head.
+
+    With `axes` the position of each lane is that on its axis, else `axes` is None.
+    """
     await_previous(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, HALF)[None, :]
-    position = tl.load(positions + token)
     in_half = lane < half
+    if axes is not None:
+        axis = tl.load(axes + lane, mask=in_half, other=0)
+        position = tl.load(positions + axis * stride_axis + token, mask=in_half, other=0)
+    else:
+        position = tl.load(positions + token)
     cos = tl.load(cos_sin + position * stride_table + lane, mask=in_half, other=0.0)
     sin = tl.load(cos_sin + position * stride_table + half + lane, mask=in_half, other=0.0)
     is_query = head < query.number
@@ -93,7 +104,7 @@ def _scaled(normed, weight, kept, offset, dtype: tl.constexpr, OFFSET: tl.conste
 
 
 def rotary(
-    query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+    query: Tensor, key: Tensor, positions: Positions, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `frame.core.ops.layers.rotary`; the head dimension contiguous, any token and head strides."""
     return _launch(query, key, None, 0.0, 0.0, positions, cos_sin, interleaved)
@@ -105,7 +116,7 @@ def norm_rotary(
     weights: tuple[Tensor, Tensor],
     eps: float,
     offset: float,
-    positions: Tensor,
+    positions: Positions,
     cos_sin: Tensor,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -119,7 +130,7 @@ def _launch(
     weights: tuple[Tensor, Tensor] | None,
     eps: float,
     offset: float,
-    positions: Tensor,
+    positions: Positions,
     cos_sin: Tensor,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -131,11 +142,12 @@ def _launch(
         # one program a token where there are many tokens, else one a few heads, so that the device is filled
         heads = triton.next_power_of_2(query_heads + key_heads) if tokens >= MANY_TOKENS else 4
         rest = dim - 2 * half
+        places, axes = (positions, None) if isinstance(positions, Tensor) else positions
         query_weight, key_weight = weights or (None, None)
         _rotary[(tokens, triton.cdiv(query_heads + key_heads, heads))](
             Heads(query, query_out, query_weight, query_heads, query.stride(0), query.stride(1)),
             Heads(key, key_out, key_weight, key_heads, key.stride(0), key.stride(1)),
-            positions, cos_sin, cos_sin.stride(0), eps, offset, dim, half,
+            places, axes, places.stride(0), cos_sin, cos_sin.stride(0), eps, offset, dim, half,
             HEADS=heads, HALF=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
             INTERLEAVED=interleaved, OFFSET=offset != 0.0, num_warps=4 if heads > 4 else 1, **chained(query.device),
         )  # fmt: skip

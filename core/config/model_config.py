@@ -24,7 +24,8 @@ class ConfigReading:
     """What a family's model says of its config.json, where that differs from others or need not be asked of a class.
 
     `names` are usual names of values → what files of the family call these, `defaults` values that files leave out.
-    `read_as` is the model type of transformers whose class completes files of types that transformers lacks. In a
+    `read_as` is the model type of transformers whose class completes files of types that transformers lacks, and old
+    files that have the values of a text model beside a `vision_config`. In a
     `plain_rope`, whole heads are turned by one table, so that `rope_theta` and `rope_scaling` of old files say it all.
     """
 
@@ -80,7 +81,7 @@ class ModelConfig:
 
         values = dict(self._values)
         model_type = values.pop("model_type", "")
-        if self._reading.read_as and model_type not in CONFIG_MAPPING:
+        if self._reading.read_as and (model_type not in CONFIG_MAPPING or "vision_config" in values):
             model_type = self._reading.read_as
         try:
             return AutoConfig.for_model(model_type, **values)

@@ -51,8 +51,8 @@ def attend(call: Callable[..., Tensor], *arguments: Any) -> Tensor:
 class ModelInputs:
     """The T tokens of a step, those of all requests one after the other, padding included.
 
-    `positions` int64 [1, T] is the place of each token in its sequence; models whose tokens have more coordinates get
-    more rows. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T], with `given` bool [T] in the rows
+    `positions` int64 [Model.position_axes, T] is the place of each token in its sequence, for each axis: equal rows in
+    text. Where `embeds` [T, hidden_size] is given, it replaces `ids` int32 [T], with `given` bool [T] in the rows
     that are true alone; the ids there are NO_TOKEN. `segments` int64 [T] says of which text of a pair each token is (0
     or 1); None when no row holds a pair. `stage` are the tensors that the pipeline stage before handed on, by the names
     in `Model.stage_tensors`; the first stage has none.
@@ -100,9 +100,13 @@ class ForwardStep:
 
 @dataclass
 class RunningStep:
-    """The step that a model computes, for layers that are not given it. Set before each forward pass."""
+    """The step that a model computes, for layers that are not given it. Set before each forward pass.
+
+    `position_axes` is set once, by layers whose positions have more than one axis.
+    """
 
     step: ForwardStep | None = None
+    position_axes: int = 1
 
 
 class Model(nn.Module, ABC):
@@ -141,6 +145,11 @@ class Model(nn.Module, ABC):
         self.running = setup.build.running
         #: which rank of how many holds it, and what else decides how its weights are kept; set once it is built
         self.share: Mapping[str, Any] = {}
+
+    @property
+    def position_axes(self) -> int:
+        """The rows of `ModelInputs.positions`: 3 (time, height, width) where the model has M-RoPE."""
+        return self.running.position_axes
 
     @property
     def embed_size(self) -> int:

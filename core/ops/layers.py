@@ -77,15 +77,25 @@ def gated(inner: Tensor, how: Gating) -> Tensor:
     return active * (up + how.shift if how.shift else up)
 
 
+#: int64 [T]; or int64 [axes, T], one row for each axis, and the axis of each frequency, int32 [rotary_dim / 2].
+Positions = Tensor | tuple[Tensor, Tensor]
+
+
 def rotary(
-    query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+    query: Tensor, key: Tensor, positions: Positions, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Rotates the first `rotary_dim` features of each head.
 
-    `query` [T, H, D], `key` [T, Hk, D], `positions` int64 [T], `cos_sin` [max_positions, rotary_dim]: cosines then
-    sines, each rotary_dim / 2. `interleaved` pairs neighbours (2i, 2i+1) instead of halves (i, i + rotary_dim/2).
+    `query` [T, H, D], `key` [T, Hk, D], `cos_sin` [max_positions, rotary_dim]: cosines then sines, each rotary_dim / 2.
+    `interleaved` pairs neighbours (2i, 2i+1) instead of halves (i, i + rotary_dim/2). With several axes (M-RoPE, Wang
+    et al. 2024) pair i turns by the angle of its frequency at the token's position on its axis.
     """
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    if isinstance(positions, Tensor):
+        cos, sin = cos_sin[positions].chunk(2, dim=-1)
+    else:
+        places = positions[0][positions[1].long()].t()
+        cos, sin = (part.gather(0, places) for part in cos_sin.chunk(2, dim=-1))
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
 
 
@@ -95,7 +105,7 @@ def norm_rotary(
     weights: tuple[Tensor, Tensor],
     eps: float,
     offset: float,
-    positions: Tensor,
+    positions: Positions,
     cos_sin: Tensor,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,13 @@ DECODERS: Rows = {
     "MistralForCausalLM": ("mistral", "Mistral, with or without a sliding window"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2 and Qwen2.5"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3"),
+    "Qwen2VLForConditionalGeneration": ("text_parts", "Qwen2-VL, text part only"),
+    "Qwen2_5_VLForConditionalGeneration": (
+        "text_parts:Qwen2VLForConditionalGeneration",
+        "Qwen2.5-VL, text part only",
+    ),
+    "Qwen3VLForConditionalGeneration": ("text_parts", "Qwen3-VL, text part only"),
+    "Glm4vForConditionalGeneration": ("text_parts", "GLM-4.1V, text part only"),
     "Gemma2ForCausalLM": ("gemma2", "Gemma 2"),
     "Gemma3ForCausalLM": ("gemma3", "Gemma 3, text"),
     "Gemma3ForConditionalGeneration": ("gemma3", "Gemma 3, text part only"),
@@ -95,6 +102,7 @@ EXPERTS: Rows = {
     "GraniteMoeForCausalLM": ("granite_moe", "Granite 3 with routed experts"),
     "GraniteMoeSharedForCausalLM": ("granite_moe:GraniteMoeForCausalLM", "GraniteMoe with a shared expert"),
     "Glm4MoeForCausalLM": ("glm4_moe", "GLM-4.5 to 4.7"),
+    "Glm4vMoeForConditionalGeneration": ("text_parts", "GLM-4.5V and 4.6V, text part only"),
     "SolarOpenForCausalLM": ("glm4_moe", "Solar Open"),
     "Dots1ForCausalLM": ("glm4_moe", "dots.llm1"),
     "GptOssForCausalLM": ("gpt_oss", "gpt-oss"),
@@ -183,6 +191,7 @@ FAMILIES: Mapping[str, Rows] = {
     "encoders": ENCODERS,
 }
 
+_UNTIED = {"defaults": {"tie_word_embeddings": False}}
 _WINDOWS_OFF = {"plain_rope": True, "defaults": {"use_sliding_window": False}}
 _BAICHUAN = {"num_key_value_heads": "num_attention_heads", "max_position_embeddings": "model_max_length"}
 _EXAONE = {
@@ -204,6 +213,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "BaichuanForCausalLM": {"names": _BAICHUAN},
     "BaiChuanForCausalLM": {"names": _BAICHUAN},
     "ExaoneForCausalLM": {"names": _EXAONE},
+    "Qwen2VLForConditionalGeneration": {"read_as": "qwen2_vl_text", **_UNTIED},
+    "Qwen2_5_VLForConditionalGeneration": {"read_as": "qwen2_5_vl_text", **_UNTIED},
+    "Qwen3VLForConditionalGeneration": {"defaults": {"tie_word_embeddings": False, "use_sliding_window": False}},
+    "Glm4vForConditionalGeneration": _UNTIED,
+    "Glm4vMoeForConditionalGeneration": {"defaults": {"tie_word_embeddings": False, "use_qk_norm": False}},
     "DeepseekV3ForCausalLM": {"read_as": "deepseek_v3"},
     "KimiK2ForCausalLM": {"read_as": "deepseek_v3"},
 }

@@ -17,7 +17,7 @@ class Qwen3ForCausalLM(Decoder):
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build = setup.build
-        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2], mixed_axes=True)
         super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
 
 

@@ -31,7 +31,7 @@ class Qwen3NextForCausalLM(Decoder):
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build = setup.build
-        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2], mixed_axes=True)
 
         def layer(prefix: str, index: int) -> nn.Module:
             return _layer(build, prefix, index, rotary, self.mixer)

@@ -17,14 +17,14 @@ from .qwen3_moe import is_sparse
 
 
 class Qwen3VLMoeForConditionalGeneration(Decoder):
-    """Without pictures the three axes of positions are equal, and turn queries and keys as one does."""
+    """Positions have three axes, whose frequencies are mixed. Without pictures they are equal."""
 
     renames: ClassVar[Sequence[tuple[str, str]]] = ((r"^model\.language_model\.", "model."), *Decoder.renames)
     ignores: ClassVar[Sequence[str]] = (*Decoder.ignores, r"model\.visual\..*")
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build = setup.build
-        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        rotary = RotaryEmbedding(build, head_shape(build.config)[2], mixed_axes=True)
         super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, index, rotary))
         # the text part's configuration does not say what that of the whole does: no checkpoint ties its head
         self.head = build.head("lm_head", build.config.hidden_size, build.config.vocab_size)

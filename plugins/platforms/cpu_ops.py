@@ -19,6 +19,7 @@ from frame.ops import (
     AdapterWeights,
     ExpertBiases,
     Ops,
+    Positions,
     RowParts,
     ScanWeights,
     SlotGroups,
@@ -111,10 +112,10 @@ class CpuOps(Ops):
             logits[rows] = part
 
     def rotary(
-        self, query: Tensor, key: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+        self, query: Tensor, key: Tensor, positions: Positions, cos_sin: Tensor, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
-        fused = not (interleaved or self.invariant)
-        if not fused or cos_sin.shape[-1] != query.shape[-1] or query.dtype != cos_sin.dtype:
+        whole = cos_sin.shape[-1] == query.shape[-1] and query.dtype == cos_sin.dtype
+        if not isinstance(positions, Tensor) or interleaved or self.invariant or not whole:
             return Ops.rotary(query, key, positions, cos_sin, interleaved)
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         doubled = torch.cat((cos, cos), dim=-1)
@@ -127,7 +128,7 @@ class CpuOps(Ops):
         weights: tuple[Tensor, Tensor],
         eps: float,
         offset: float,
-        positions: Tensor,
+        positions: Positions,
         cos_sin: Tensor,
         interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:

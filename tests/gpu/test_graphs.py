@@ -15,6 +15,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.plugins.platforms.cuda.graphs.piecewise_capture import PieceCapturer
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import greedy, prompts, running
+from tests.models.test_text_parts import made
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -40,6 +41,16 @@ def captured_and_all(engine: Engine) -> tuple[int, int]:
     """How many decode sizes have a graph, and how many there are. Keeps no graph, whose pieces keep the KV cache."""
     graphs = graphs_of(engine)
     return len(graphs._captured), len(graphs.sizes)
+
+
+def test_positions_of_three_axes_in_captured_steps(tmp_path: Path) -> None:
+    """Rows of a step are one row of positions that is read three times; padded decode steps are captured."""
+    made(tmp_path, "qwen3_vl")
+    with started(tmp_path, max_num_seqs=16, enforce_eager=True) as engine:
+        expected = greedy(engine, GIVEN)
+    with started(tmp_path, max_num_seqs=16) as engine:
+        assert captured_and_all(engine)[0] > 0
+        assert greedy(engine, GIVEN) == expected
 
 
 def test_sizes_are_captured_at_the_start_then_while_idle_each_within_50_ms(folder: Path) -> None:

@@ -77,6 +77,32 @@ def test_rotary(dtype: torch.dtype, interleaved: bool, dim: int, turned: int) ->
         close(one, other)
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dim", "turned", "apart"), [(64, 64, True), (80, 24, True), (32, 32, False)])
+def test_rotary_on_three_axes(normed: bool, interleaved: bool, dim: int, turned: int, apart: bool) -> None:
+    """Rows of positions lie apart, or are one that is read three times, as in text."""
+    fused = random(9, 8 * dim, dtype=torch.float32).unflatten(1, (8, dim))
+    query, key, weights = (
+        fused[:, :5],
+        fused[:, 5:7],
+        (random(dim, dtype=torch.float32), random(dim, dtype=torch.float32)),
+    )
+    angles = torch.rand(50, turned // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
+    whole = torch.randint(0, 50, (3, 11)).to(DEVICE)
+    rows = whole[:, :9] if apart else whole[:1, :9].expand(3, -1)
+    positions = rows, torch.randint(0, 3, (turned // 2,), dtype=torch.int32).to(DEVICE)
+    if normed:
+        found = rotary_kernels.norm_rotary(query, key, weights, 1e-6, 1.0, positions, table, interleaved)
+        expected = layers.norm_rotary(query, key, weights, 1e-6, 1.0, positions, table, interleaved)
+    else:
+        found = rotary_kernels.rotary(query, key, positions, table, interleaved)
+        expected = layers.rotary(query, key, positions, table, interleaved)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize(("tokens", "dim", "turned", "many"), [(9, 64, 64, 512), (3, 80, 32, 512), (9, 8, 8, 9)])

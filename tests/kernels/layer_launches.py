@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -223,11 +224,21 @@ def exchanges(ranks: int, hidden: int, top_k: int, dtype: torch.dtype = BF16) ->
 
 
 def rotations(
-    tokens: int, dim: int, turned: int, dtype: torch.dtype = BF16, *, interleaved: bool = False, offset: float = 0.0
+    tokens: int,
+    dim: int,
+    turned: int,
+    dtype: torch.dtype = BF16,
+    *,
+    interleaved: bool = False,
+    offset: float = 0.0,
+    axes: int = 0,
 ) -> None:
-    """Rotary embedding of views of one projection, with and without the norms of heads."""
+    """Rotary embedding of views of one projection, with and without the norms of heads, perhaps on several `axes`."""
     query, key, _ = _empty(tokens, 48, dim, dtype=dtype).split([32, 8, 8], 1)
-    positions, table = _empty(tokens, dtype=torch.int64), _empty(4096, turned, dtype=F32)
+    positions: Any = _empty(tokens, dtype=torch.int64)
+    if axes:
+        positions = positions.expand(axes, -1), _empty(turned // 2, dtype=torch.int32)
+    table = _empty(4096, turned, dtype=F32)
     weights = (_empty(dim, dtype=dtype), _empty(dim, dtype=dtype))
     rotary.rotary(query, key, positions, table, interleaved)
     rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table, interleaved)
@@ -399,6 +410,7 @@ def small_launches() -> dict[str, Callable[[], None]]:
         for dim, turned in ((128, 128), (80, 32), (256, 256)):
             found[f"rotary, {tokens} tokens, {turned} of {dim}"] = partial(rotations, tokens, dim, turned)
     found["rotary, interleaved"] = partial(rotations, 64, 128, 128, interleaved=True)
+    found["rotary, three axes"] = partial(rotations, 64, 128, 128, axes=3)
     found["rotary, offset"] = partial(rotations, 64, 256, 256, offset=1.0)
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)

@@ -36,6 +36,7 @@ USUAL = (
     "one gated row, 1024 x 1024",
     "some gated rows, 6144 x 1024",
     "rotary, offset",
+    "rotary, three axes",
     "one normed row, 4096 inputs",
     "one gated row, one output",
     "latent, 16 heads, one row",

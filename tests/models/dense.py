@@ -205,16 +205,19 @@ def one_row(start: int, count: int) -> GroupBatch:
     )
 
 
-def run(model: Model, ids: list[int], chunks: list[int]) -> Tensor:
-    """float32 logits [len(ids), vocab_size], computed in steps of the given numbers of tokens."""
+def run(model: Model, ids: list[int], chunks: list[int], places: Tensor | None = None) -> Tensor:
+    """float32 logits [len(ids), vocab_size], computed in steps of the given numbers of tokens.
+
+    `places` [axes, len(ids)] are the tokens' positions where these are not those in the text.
+    """
     rows = []
+    places = torch.arange(len(ids)).expand(model.position_axes, -1) if places is None else places
     with torch.inference_mode():
         start = 0
         for count in chunks:
             tokens = torch.tensor(ids[start : start + count], dtype=torch.int32)
-            positions = torch.arange(start, start + count)
             states = StatePlanner().plan(one_row(start, count))
             step = ForwardStep(plans=[None, states], batches=[None, None])
-            rows.append(model.logits(model(ModelInputs(positions[None], tokens), step)))
+            rows.append(model.logits(model(ModelInputs(places[:, start : start + count], tokens), step)))
             start += count
     return torch.cat(rows)

@@ -50,7 +50,14 @@ _CLASSES: Mapping[str, Mapping[str, Any]] = {
     "Mistral4ForCausalLM": {**FAMILIES["deepseek-v3"].config, "model_type": "mistral4"},
 }
 #: Models of more than text, whose text part is another architecture's.
-_PARTS = {"Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM"}
+_PARTS = {
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
+    "Glm4vForConditionalGeneration": "Glm4ForCausalLM",
+    "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
+}
 #: Classes of modules, of torch's, frame's and the families' own, → the trait that they are.
 _MODULES = {
     "LayerNorm": "LayerNorm", "RotaryEmbedding": "rotary", "LearnedPositions": "learned positions",

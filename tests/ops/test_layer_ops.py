@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -11,11 +14,23 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from frame.core.ops import Ops
 from frame.interfaces import RouterSpec
+from frame.layers.rotary import frequency_axes
 
 pytestmark = pytest.mark.product
 
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-6
+
+
+#: Library → (its rotary embedding, frequencies of each axis, whether they are mixed, whether neighbours are pairs).
+AXES = {
+    "qwen2_vl": ("Qwen2VLRotaryEmbedding", [2, 3, 3], False, False),
+    "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", [2, 3, 3], False, False),
+    "qwen3_vl": ("Qwen3VLTextRotaryEmbedding", [3, 3, 2], True, False),
+    "qwen3_5": ("Qwen3_5TextRotaryEmbedding", [4, 2, 2], True, False),
+    "glm4v": ("Glm4vTextRotaryEmbedding", [1, 2, 5], False, True),
+    "glm4v_moe": ("Glm4vMoeTextRotaryEmbedding", [8, 0, 0], False, False),
+}
 
 
 def _exact_rms(x, weight, offset=0.0):
@@ -62,6 +77,33 @@ def test_rotary_has_the_librarys_bits(dtype: torch.dtype) -> None:
     got = Ops.rotary(query, key, positions, torch.cat((angles.cos(), angles.sin()), dim=-1))
     for ours, theirs in zip(got, want, strict=True):
         assert torch.equal(ours, theirs[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("family", AXES)
+def test_rotary_on_three_axes_has_the_librarys_bits(family: str, dtype: torch.dtype) -> None:
+    library = import_module(f"transformers.models.{family}.modeling_{family}")
+    name, sections, mixed, interleaved = AXES[family]
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    config = SimpleNamespace(
+        max_position_embeddings=64, rope_parameters=parameters, head_dim=16, hidden_size=64, num_attention_heads=4
+    )
+    positions = torch.tensor([[0, 3, 3, 17, 63], [0, 5, 60, 17, 9], [0, 40, 4, 18, 2]])
+    query, key = torch.randn(5, 4, 16).to(dtype), torch.randn(5, 2, 16).to(dtype)
+    cos, sin = getattr(library, name)(config)(query, positions[:, None])
+    want = library.apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin)
+    angles = torch.arange(64)[:, None].float() * (1 / 10000 ** (torch.arange(0, 16, 2).float() / 16))
+    table, axes = torch.cat((angles.cos(), angles.sin()), dim=-1), frequency_axes(sections, 8, mixed=mixed)
+    got = Ops.rotary(query, key, (positions, axes), table, interleaved)
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.equal(ours, theirs[0].transpose(0, 1))
+    equal = positions[:1].expand(3, -1)
+    for one, other in zip(
+        Ops.rotary(query, key, (equal, axes), table, interleaved),
+        Ops.rotary(query, key, positions[0], table, interleaved),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -63,7 +63,7 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     stage, dtype = loaded.build.stage, loaded.build.dtype
     shape, names = (num_tokens, loaded.build.config.hidden_size), () if stage.first else loaded.model.stage_tensors
     given = {name: torch.zeros(shape, dtype=dtype, device=device) for name in names}
-    inputs = ModelInputs(positions[None], ids, stage=given)
+    inputs = ModelInputs(positions.expand(loaded.model.position_axes, -1), ids, stage=given)
     if config.model.enable_prompt_embeds and stage.first:
         rows = torch.zeros((num_tokens, loaded.model.embed_size), dtype=dtype, device=device)
         inputs = replace(inputs, embeds=own_tokens(rows, ranks), given=own_tokens(rows[:, 0] > 0, ranks))

@@ -51,7 +51,8 @@ class ForwardPass:
         positions, ids = stage.own(self.inputs.positions), stage.own(self.inputs.input_ids)
         if (segments := self.segments()) is not None:
             segments = stage.own(segments)
-        inputs = ModelInputs(positions[None], ids, segments=segments, stage=stage.given(num_tokens))
+        positions = positions.expand(self.model.position_axes, -1)
+        inputs = ModelInputs(positions, ids, segments=segments, stage=stage.given(num_tokens))
         if (given := self.embeds.given(num_tokens)) is not None:
             inputs = replace(inputs, embeds=stage.own(given[0]), given=stage.own(given[1]))
         return stage.packed(self.model(inputs, step), num_tokens)

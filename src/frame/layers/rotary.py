@@ -7,7 +7,7 @@ with the sequence ("dynamic", "longrope") are fixed by the longest sequence that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ from .heads_norm import HeadsNorm, normed_heads
 
 if TYPE_CHECKING:
     from frame.core.layers.build import Build
+    from frame.core.ops.layers import Positions
+
+#: Of positions: time, height, width.
+_NUM_AXES = 3
 
 
 @dataclass(frozen=True)
@@ -192,14 +196,37 @@ def rope_frequencies(
     return _VARIANTS[variant](spec)
 
 
+def frequency_axes(sections: Any, num_frequencies: int, *, mixed: bool) -> Tensor:
+    """int32 [num_frequencies]: the axis (0 time, 1 height, 2 width) on which each frequency counts positions.
+
+    So many frequencies are of each axis as `sections` (a checkpoint's mrope_section) says: in three runs (Qwen2-VL), or
+    `mixed`: one of each axis in turn, and time's behind where the others have no more (Qwen3-VL). Raises `ValueError`
+    for sections that are not all frequencies.
+    """
+    numbers = isinstance(sections, Sequence) and all(type(one) is int and one >= 0 for one in sections)
+    if not numbers or len(sections) != _NUM_AXES or sum(sections) != num_frequencies:
+        raise ValueError(
+            f"mrope_section {sections!r:.80} must be three numbers of frequencies, {num_frequencies} together: "
+            "half of the features that are turned"
+        )
+    if not mixed:
+        return torch.repeat_interleave(torch.arange(_NUM_AXES), torch.tensor(sections)).to(torch.int32)
+    axes = torch.zeros(num_frequencies, dtype=torch.int32)
+    for axis in range(1, _NUM_AXES):
+        axes[axis : _NUM_AXES * sections[axis] : _NUM_AXES] = axis
+    return axes
+
+
 class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by angles that grow with their positions. `layer_type` picks the settings of one type.
 
     `interleaved` pairs neighbouring features instead of the two halves of a head. `partial` is the part of a head that
-    is turned where the checkpoint states none, `base` what replaces its rope_theta.
+    is turned where the checkpoint states none, `base` what replaces its rope_theta. Where the checkpoint has an
+    mrope_section, positions have three axes; `mixed_axes` is what its mrope_interleaved is where it says nothing.
     """
 
     cos_sin: Tensor
+    axes: Tensor | None
 
     def __init__(
         self,
@@ -210,6 +237,7 @@ class RotaryEmbedding(nn.Module):
         interleaved: bool = False,
         partial: float = 1.0,
         base: float | None = None,
+        mixed_axes: bool = False,
     ) -> None:
         super().__init__()
         self.ops, self.interleaved = build.ops, interleaved
@@ -218,16 +246,24 @@ class RotaryEmbedding(nn.Module):
         angles = torch.outer(positions, frequencies.to(build.device))
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
         self.register_buffer("cos_sin", table, persistent=False)
+        parameters, axes = rope_parameters(build.config, layer_type), None
+        if (sections := parameters.get("mrope_section")) is not None:
+            mixed = bool(parameters.get("mrope_interleaved", mixed_axes))
+            axes = frequency_axes(sections, len(frequencies), mixed=mixed).to(build.device)
+            build.running.position_axes = _NUM_AXES
+        self.register_buffer("axes", axes, persistent=False)
 
     def forward(
         self, positions: Tensor, query: Tensor, key: Tensor, norms: tuple[nn.Module, nn.Module] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """positions int64 [1, T], query [T, H, D], key [T, Hk, D] → the turned query and key.
+        """positions int64 [1 or 3, T], query [T, H, D], key [T, Hk, D] → the turned query and key.
 
         `norms` (of queries, of keys) normalise each head before; two `RMSNorm`s that differ only in their weights do so
         in one op with the rotation. Two `HeadsNorm`s normalise all heads together, with one sum over ranks.
         """
-        places = positions[0]
+        places: Positions = positions[0]
+        if self.axes is not None and len(positions) > 1:
+            places = positions, self.axes
         if norms is not None:
             first, second = norms
             if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and first.alike(second):

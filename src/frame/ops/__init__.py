@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NO_BIASES as NO_BIASES,
         ExpertBiases as ExpertBiases,
         Norm as Norm,
+        Positions as Positions,
         RowParts as RowParts,
         gated as gated,
     )

@@ -314,7 +314,7 @@ def forward(model: Model, build: Build, ids: Sequence[int], chunks: Iterable[int
         batches = [case.batch([(start, end)]) if case else states, *[states] * len(alone)]
         plans = [batches[0], *(layer.planner(None).plan(states) for layer in alone)]
         tokens = torch.tensor(ids[start:end], dtype=torch.int32, device=build.device)
-        inputs = ModelInputs(torch.arange(start, end, device=build.device)[None], tokens)
+        inputs = ModelInputs(torch.arange(start, end, device=build.device).expand(model.position_axes, -1), tokens)
         out = model(inputs, ForwardStep(plans=plans, batches=batches))
         hidden.append(out)
         logits.append(model.logits(out))

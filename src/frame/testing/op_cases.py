@@ -73,6 +73,12 @@ def _rotary(draw: Draw, interleaved: bool, rotary_dim: int) -> Arguments:
     return (query, key, draw.ints(64, 7, dtype=torch.int64), cos_sin), {"interleaved": interleaved}
 
 
+def _rotary_on_axes(draw: Draw, interleaved: bool) -> Arguments:
+    (query, key, _, cos_sin), named = _rotary(draw, interleaved, 24)
+    axes = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 2, 2], dtype=torch.int32)
+    return (query, key, (draw.ints(64, 3, 7, dtype=torch.int64), axes), cos_sin), named
+
+
 def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
     (query, key, positions, cos_sin), named = _rotary(draw, interleaved, 32)
     return (query, key, (draw.floats(32), draw.floats(32)), 1e-6, 1.0, positions, cos_sin), named
@@ -289,7 +295,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
                    lambda d: ((d.floats(5, 32), d.floats(32), None, 1e-5), {})],
     "silu_mul": [lambda d: ((d.floats(5, 64),), {})],
     "gelu_tanh_mul": [lambda d: ((d.floats(5, 64),), {})],
-    "rotary": [lambda d: _rotary(d, False, 32), lambda d: _rotary(d, False, 16), lambda d: _rotary(d, True, 32)],
+    "rotary": [lambda d: _rotary(d, False, 32), lambda d: _rotary(d, False, 16), lambda d: _rotary(d, True, 32),
+               lambda d: _rotary_on_axes(d, False), lambda d: _rotary_on_axes(d, True)],
     "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
     "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],
