@@ -164,7 +164,7 @@ def _text_part(hf: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise ConfigError(f"text_config in {folder / 'config.json'} must be an object, got {type(part).__name__}")
     if part is not hf and "tie_word_embeddings" in hf:  # the head is of the whole
-        part = {"tie_word_embeddings": hf["tie_word_embeddings"], **part}
+        part = {**part, "tie_word_embeddings": hf["tie_word_embeddings"]}
     if "vocab_size" in part:
         return part
     # Some published folders leave out values that equal the family's defaults; transformers has these (slow to import).

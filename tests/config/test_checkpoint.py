@@ -156,6 +156,14 @@ def test_snapshots_and_revisions(folder, tmp_path_factory):
         read(root, revision="../x")
 
 
+@pytest.mark.parametrize("part", [{}, {"tie_word_embeddings": False}])
+def test_the_head_of_a_model_that_also_sees_is_tied_as_the_whole_says(folder, part):
+    text = {"model_type": "qwen3_vl_text", "vocab_size": 512, **part}
+    whole = {"architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True, "text_config": text}
+    (folder / "config.json").write_text(json.dumps(whole))
+    assert read(folder).text["tie_word_embeddings"] is True
+
+
 def test_defaults_that_a_folder_leaves_out(folder):
     (folder / "config.json").write_text(
         json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "gemma3_text"}})

@@ -16,7 +16,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.layers import RotaryEmbedding
 from frame.layers.rotary import frequency_axes
 from frame.testing.checkpoints import roughen
-from frame.testing.families import TINY
+from frame.testing.families import FAMILIES, TINY
 from tests.models.dense import make_model, run
 
 IDS = random.Random(3).choices(range(3, 512), k=40)
@@ -36,6 +36,10 @@ PARTS = {
     "qwen2_5_vl": ({"rope_parameters": _ROPE}, {**_SEES, "fullatt_block_indexes": [0]}),
     "qwen3_vl": ({"rope_parameters": _ROPE}, _DEEP),
     "qwen3_vl_moe": ({"rope_parameters": _ROPE, "num_experts": 4, "mlp_only_layers": [1], **_EXPERTS}, _DEEP),
+    "qwen3_5": (
+        {**FAMILIES["qwen3-5"].config, "rope_parameters": {**_HALF, "mrope_section": [2, 1, 1]}},
+        {**_SEES, "num_position_embeddings": 16},
+    ),
     "glm4v": ({"rope_parameters": _HALF, "attention_bias": True}, {**_SEES, "image_size": 16}),
     "glm4v_moe": (
         {
@@ -52,7 +56,7 @@ def made(folder, kind, **more):
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     text, vision = PARTS[kind]
-    text = {**TINY, "initializer_range": 0.2, **text}
+    text = {**TINY, **text, "initializer_range": 0.2}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=vision, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
