@@ -16,13 +16,6 @@ PIECES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [14, 15], [16] * 20, [17, 18, 19]]
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True, detokenize=False)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("streaming")
-    make_checkpoint(path, "llama")
-    return path
-
-
 def engine_process() -> int:
     """The number of the engine's process."""
     listed = subprocess.run(
@@ -67,7 +60,27 @@ async def check(llm, name, params=GREEDY, between=None):
     return cached, [len(one) for one in prompts]
 
 
-def test_answers_are_those_of_plain_requests_also_when_the_engine_is_replaced(folder):
+async def check_deltas(llm):
+    """With deltas each token comes once, only the newest ones are computed, and the end is told with the last."""
+    delta = SamplingParams(
+        temperature=0, max_tokens=4, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+    )
+
+    async def pieces():
+        for ids in PIECES:
+            yield ids
+
+    outputs = [one async for one in llm.generate(pieces(), delta, "deltas")]
+    assert [one.finished for one in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert sum(len(one.outputs[0].token_ids) for one in outputs) == 4 * len(PIECES)
+    assert outputs[-1].num_cached_tokens == 9 + 2 + 20 + 3 * 3
+    assert (await llm.stats()).kv_usage == 0.0
+
+
+def with_engine(folder, work):
+    """Runs `work(llm)` with an engine process of a tiny model, which caches no prefix."""
+    make_checkpoint(folder, "llama")
+
     async def main():
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -76,50 +89,39 @@ def test_answers_are_those_of_plain_requests_also_when_the_engine_is_replaced(fo
             )
         )  # fmt: skip
         try:
-            cached, lengths = await check(llm, "kept")
-            assert cached == [0, 15, 23, 49]  # all that was there: the pieces and six tokens of each answer
-            assert cached[1:] == [before + GREEDY.max_tokens - 1 for before in lengths[:-1]]
-            random = SamplingParams(
-                temperature=0.8, seed=3, max_tokens=5, ignore_eos=True, detokenize=False, repetition_penalty=1.2,
-                presence_penalty=0.5,
-            )  # fmt: skip
-            await asyncio.gather(*(check(llm, f"beside-{place}", random) for place in range(3)))
-            stats = await llm.stats()
-            assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
-
-            async def kill(place):
-                if place == 2:
-                    os.kill(engine_process(), signal.SIGKILL)
-
-            cached, _ = await check(llm, "replaced", between=kill)
-            assert cached[2] == 0  # read again
-            assert cached[3] > 0
+            await work(llm)
         finally:
             llm.shutdown()
 
     asyncio.run(main())
 
 
-def test_deltas_say_when_a_session_is_over(folder):
-    async def main():
-        llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(model=str(folder), skip_tokenizer_init=True, max_model_len=128, dtype="float32")
-        )
-        delta = SamplingParams(
-            temperature=0, max_tokens=4, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-        )
+def test_answers_are_those_of_plain_requests_and_nothing_is_computed_twice(tmp_path):
+    async def work(llm):
+        cached, lengths = await check(llm, "kept")
+        assert cached == [0, 15, 23, 49]  # all that was there: the pieces and six tokens of each answer
+        assert cached[1:] == [before + GREEDY.max_tokens - 1 for before in lengths[:-1]]
+        random = SamplingParams(
+            temperature=0.8, seed=3, max_tokens=5, ignore_eos=True, detokenize=False, repetition_penalty=1.2,
+            presence_penalty=0.5,
+        )  # fmt: skip
+        await asyncio.gather(*(check(llm, f"beside-{place}", random) for place in range(2)))
+        await check_deltas(llm)
+        stats = await llm.stats()
+        assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
 
-        async def pieces():
-            for ids in PIECES:
-                yield ids
+    with_engine(tmp_path, work)
 
-        try:
-            outputs = [one async for one in llm.generate(pieces(), delta, "a")]
-            assert [one.finished for one in outputs] == [False] * (len(outputs) - 1) + [True]
-            assert sum(len(one.outputs[0].token_ids) for one in outputs) == 16
-            assert outputs[-1].num_cached_tokens == 9 + 2 + 20 + 3 * 3
-            assert (await llm.stats()).kv_usage == 0.0
-        finally:
-            llm.shutdown()
 
-    asyncio.run(main())
+@pytest.mark.slow
+def test_a_session_goes_on_with_the_next_engine(tmp_path):
+    async def work(llm):
+        async def kill(place):
+            if place == 2:
+                os.kill(engine_process(), signal.SIGKILL)
+
+        cached, _ = await check(llm, "replaced", between=kill)
+        assert cached[2] == 0  # read again
+        assert cached[3] > 0
+
+    with_engine(tmp_path, work)
