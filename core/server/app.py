@@ -17,6 +17,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from frame.served.adapters import AdapterNames
+
 from ..config.tree import FrameConfig
 from ..interfaces.endpoint import Endpoint
 from ..interfaces.errors import RequestError
@@ -25,7 +27,6 @@ from ..interfaces.setup import EndpointSetup
 from ..plugin_host.isolation import is_configured, run_or_leave_out
 from ..plugin_host.registry import Registry
 from ..plugin_host.setups import endpoint_setup
-from .adapters import AdapterNames
 from .calls import RouteCalls
 from .deadlines import Deadlines
 from .errors import ErrorShapes, error_body, retry_headers

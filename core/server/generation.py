@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Scope
 
 from frame.links.prompt_embeds import check_accepted
+from frame.served.adapters import ADAPTER
 
 from ..front.prompts import about_tokens, parse_prompt
 from ..interfaces.client import EngineDeadError
@@ -22,7 +23,6 @@ from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingParams
 from ..interfaces.sampling import SamplingParams
 from ..interfaces.schema import SamplingFields
-from .adapters import ADAPTER
 from .deadlines import until_deadline
 from .errors import refusal, refusals
 from .ingress import OUTPUTS, OWNER, REQUEST, TOKENS

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frame.elastic.sizes import is_elastic, refusal
+from frame.served.adapters import ADAPTER, HostAdapters
 
 from ..config.tree import FrameConfig
 from ..front.output_parsers import OutputParsers
@@ -25,7 +26,6 @@ from ..interfaces.errors import RequestError
 from ..interfaces.pooling_params import PoolingFacts
 from ..interfaces.schema import BoundedModel, Limits
 from ..interfaces.serving import AdapterCard, RequestCounts
-from .adapters import ADAPTER, HostAdapters
 from .bodies import JSON_BODY
 from .calls import RouteCalls
 from .errors import IgnoredFields, field_error, refusals

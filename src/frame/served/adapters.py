@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..config.adapters import read_module
-from ..interfaces.adapters import AdapterResolver, AdapterSource
-from ..interfaces.client import EngineDeadError
-from ..interfaces.errors import RequestError
-from ..interfaces.serving import AdapterCard
-from ..interfaces.setup import AdapterResolverSetup
-from ..plugin_host.registry import Registry
-from .bodies import JSON_BODY
+from frame.core.config.adapters import read_module
+from frame.core.interfaces.adapters import AdapterResolver, AdapterSource
+from frame.core.interfaces.client import EngineDeadError
+from frame.core.interfaces.errors import RequestError
+from frame.core.interfaces.serving import AdapterCard
+from frame.core.interfaces.setup import AdapterResolverSetup
+from frame.core.plugin_host.registry import Registry
+from frame.core.server.bodies import JSON_BODY
 
 if TYPE_CHECKING:
-    from .serving import ServingHost
+    from frame.core.server.serving import ServingHost
 
 #: The scope key of the adapter that a request named as its model.
 ADAPTER = "frame.adapter"
