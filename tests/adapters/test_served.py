@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from frame.settings import stray_link
 from frame.testing.checkpoints import make_checkpoint
 from tests.server.running import REAL, Running, server, until
 
@@ -33,6 +34,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_adapter(root / "base", root / "outside", seed=10)
     (root / "adapters" / "link").symlink_to(root / "outside")
     (root / "adapters" / "empty").mkdir()
+    for place, target in (("strays", root / "outside"), ("stays", root / "adapters" / "one")):
+        (root / "adapters" / place).mkdir()
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (root / "adapters" / place / name).symlink_to(target / name)
     return root
 
 
@@ -134,6 +139,7 @@ def test_adapters_come_and_go(
         ({"lora_name": "x", "lora_path": "nowhere"}, 404, "there is no folder 'nowhere'"),
         ({"lora_name": "x", "lora_path": "../outside"}, 403, "must lie under --lora-root"),
         ({"lora_name": "x", "lora_path": "link"}, 403, "must lie under --lora-root"),
+        ({"lora_name": "x", "lora_path": "strays"}, 403, "in 'strays' is a link that leads out of --lora-root"),
         ({"lora_name": "x", "lora_path": "empty"}, 400, "has no adapter_config.json"),
         ({"lora_name": "x", "lora_path": "wide"}, 400, "has rank 32, and the most is 16 (max_lora_rank)"),
         ({"lora_name": "m", "lora_path": "one"}, 400, "is the name of the model itself"),
@@ -152,6 +158,19 @@ def test_a_resolver_finds_adapters_by_their_names(client: openai.OpenAI, wanted:
     assert found == [wanted["three"]] * 4
     with pytest.raises(openai.BadRequestError, match="has rank 32"):
         tokens(client, "wide")
-    for unknown in ("link", "../outside", "nobody"):
+    for unknown in ("link", "../outside", "nobody", "strays"):
         with pytest.raises(openai.NotFoundError, match="no model"):
             tokens(client, unknown)
+    assert tokens(client, "stays") == wanted["one"]
+
+
+def test_links_are_followed_to_their_ends(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "a" / "deep", root / "b", other):
+        folder.mkdir(parents=True)
+    (root / "a" / "around").symlink_to(root / "a")
+    (root / "a" / "b").symlink_to("../b")
+    assert stray_link(root / "a", root) is None
+    (root / "b" / "file").symlink_to("../../other/absent")
+    found = stray_link(root / "a", root)
+    assert found == root / "b" / "file"

@@ -19,6 +19,8 @@ from frame.core.interfaces.setup import AdapterResolverSetup
 from frame.core.plugin_host.registry import Registry
 from frame.core.server.bodies import JSON_BODY
 
+from .folders import stray_link
+
 if TYPE_CHECKING:
     from frame.core.server.serving import ServingHost
 
@@ -113,6 +115,9 @@ class HostAdapters:
                 raise RequestError(403, f"lora_path must lie under --lora-root, got {path[:200]!r}", param="lora_path")
             if not folder.is_dir():
                 raise RequestError(404, f"there is no folder {path[:200]!r}", param="lora_path")
+            if (stray := await asyncio.to_thread(stray_link, folder, Path(root))) is not None:
+                text = f"{stray.name[:200]!r} in {path[:200]!r} is a link that leads out of --lora-root"
+                raise RequestError(403, text, param="lora_path")
         except (OSError, ValueError, RuntimeError):  # the last one of a link that leads to itself
             raise RequestError(400, "lora_path is not the path of a folder", param="lora_path") from None
         await self._ask_engine()

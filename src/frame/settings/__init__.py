@@ -72,5 +72,6 @@ if TYPE_CHECKING:
         engine_parts as engine_parts,
     )
     from frame.offline.routes import open_routes as open_routes
+    from frame.served.folders import stray_link as stray_link
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)
