@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from frame.elastic.asking import ScaleAsking
+from frame.served.news import AdapterNews
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
 from ..config.tree import FrameConfig
@@ -106,6 +107,7 @@ class ApiProcess:
         opening = asyncio.create_task(self._open(control))
         follow = asyncio.create_task(self._follow(control, server, ingress))
         self._host.shut_down = lambda: control.send(Shutdown())
+        self._host.adapters.tell = control.send
         if isinstance(self._client, DataParallelClient):
             self._client.on_scale = self._asking.to(control)
         admin = []
@@ -163,6 +165,9 @@ class ApiProcess:
             while (message := await control.receive()) is not None:
                 if isinstance(message, Scaled):
                     self._asking.answered(message)
+                    continue
+                if isinstance(message, AdapterNews):
+                    self._host.adapters.hear(message)
                     continue
                 await self._client.news(message)
                 self._host.stage = message.name if isinstance(message, Stage) else None

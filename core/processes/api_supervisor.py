@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from frame.served.news import AdapterNews
+
 from ..config.tree import FrameConfig
 from .child import Child, spawn
 from .messages import ApiOrder, ApiReport, EngineNews, Engines, Failed, Scale, Scaled, Scaling, Serving, Shutdown, Stage
@@ -44,6 +46,7 @@ class ApiSupervisor:
         self._children: dict[int, Child] = {}
         self._serving: set[int] = set()
         self._news: dict[int, list[EngineNews]] = {}  # of each engine: whether it serves, and its present stage
+        self._adapters: dict[str, AdapterNews] = {}  # the last news of each, for processes that start later
         self._deaths = 0
         self._draining = False
         self._answering: set[asyncio.Task[None]] = set()
@@ -108,7 +111,7 @@ class ApiSupervisor:
                 child.signal(signal.SIGTERM)
             if self._num_scaling:  # before it hears of an engine that it could call
                 await _send(child, Scaling(under_way=True))
-            for message in [one for kept in self._news.values() for one in kept]:
+            for message in [*self._adapters.values(), *(one for kept in self._news.values() for one in kept)]:
                 await _send(child, message)
             served = await self._follow(index, child)
             death = await child.death()
@@ -138,6 +141,9 @@ class ApiSupervisor:
                     task = asyncio.create_task(self._scale(child, message.size))
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
+                elif isinstance(message, AdapterNews):
+                    self._adapters[message.name] = message
+                    await self._send_all(message)
                 elif isinstance(message, Serving):
                     served = True
                     self._serving.add(index)

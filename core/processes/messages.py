@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from frame.links.fate_messages import FateNews, FateOrder
+from frame.served.news import AdapterNews
 
 from ..interfaces.client import EngineInfo
 from ..interfaces.engine import EngineOutput, EngineRequest, Fault
@@ -198,5 +199,5 @@ EngineNews = Stage | EngineUp | EngineDown | Engines
 ClientNews = EngineNews | Scaling
 MachineNews = Stage | EngineUp | EngineDown | Failed | FateNews
 MachineOrder = Admitted | Refused | Dismissed | FateOrder
-ApiReport = Serving | Failed | Shutdown | Scale
-ApiOrder = ClientNews | Scaled
+ApiReport = Serving | Failed | Shutdown | Scale | AdapterNews
+ApiOrder = ClientNews | Scaled | AdapterNews

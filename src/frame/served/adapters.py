@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.server.bodies import JSON_BODY
 
 from .folders import stray_link
+from .news import AdapterNews
 
 if TYPE_CHECKING:
     from frame.core.server.serving import ServingHost
@@ -31,8 +33,12 @@ UNKNOWN_SECONDS, MOST_UNKNOWN = 10.0, 1024
 _POLL_SECONDS = 0.01
 
 
+async def _no_parent(news: AdapterNews) -> None:
+    """There is no other process that should know."""
+
+
 class HostAdapters:
-    """One for each API process. Another process of the server may load adapters, too: the engine knows all of them."""
+    """One for each API process; the others are told what it loads and unloads. The engine knows what is loaded."""
 
     def __init__(self, host: ServingHost) -> None:
         self._host = host
@@ -41,6 +47,9 @@ class HostAdapters:
         self._searches: dict[str, asyncio.Task[None]] = {}
         self._unknown: dict[str, tuple[float, RequestError | None]] = {}  # until when, and what is wrong with it
         self._resolver: AdapterResolver | None = None
+        self._unloaded: set[str] = set()  # what was unloaded in any process, and not loaded again
+        #: tells the parent, which tells all API processes
+        self.tell: Callable[[AdapterNews], Awaitable[None]] = _no_parent
 
     async def start(self, registry: Registry) -> None:
         """Loads what the configuration names; raises `ValueError` with the reason against one."""
@@ -51,10 +60,22 @@ class HostAdapters:
         for name, path, parent in map(read_module, settings.lora_modules):
             if name in names:
                 raise ValueError(f"lora_modules: {name!r} is the name of the model itself")
+            if name in self._unloaded or name in self.known:  # since the server began
+                continue
             try:
-                await self._load(name, str(Path(path).absolute()), parent=parent)
+                await self._have_loaded(name, str(Path(path).absolute()), parent=parent)  # as every process does
             except RequestError as error:
                 raise ValueError(f"lora_modules: {error}") from None
+
+    def hear(self, news: AdapterNews) -> None:
+        """What any process of the server loaded or unloaded, this one as well; called in the order of the news."""
+        if news.path:
+            self._unloaded.discard(news.name)
+            self._unknown.pop(news.name, None)
+            self._note(news.name, news.path)
+        else:
+            self._unloaded.add(news.name)
+            self.known.pop(news.name, None)
 
     def source(self, name: str) -> AdapterSource | None:
         """The adapter of a name, None if there is none that is known here."""
@@ -133,12 +154,19 @@ class HostAdapters:
         if self.known.pop(name, None) is None:
             text = f"no adapter {name[:200]!r} is loaded; there are: {', '.join(self.known) or 'none'}"
             raise RequestError(404, text, param="lora_name")
+        self._unloaded.add(name)
+        await self.tell(AdapterNews(name))
         await self._call("unload_adapter", {"name": name})
 
-    async def _load(self, name: str, path: str, *, parent: str | None = None, replace: bool = False) -> None:
+    async def _load(self, name: str, path: str, *, replace: bool = False) -> None:
+        await self._have_loaded(name, path, replace=replace)
+        await self.tell(AdapterNews(name, path))
+
+    async def _have_loaded(self, name: str, path: str, *, parent: str | None = None, replace: bool = False) -> None:
         arguments = {"name": name, "path": path, "replace": secrets.token_hex(8) if replace else ""}
         while not await self._call("load_adapter", arguments):
             await asyncio.sleep(_POLL_SECONDS)
+        self._unloaded.discard(name)
         self._unknown.pop(name, None)
         self._note(name, path, parent)
 
@@ -149,7 +177,8 @@ class HostAdapters:
         except RequestError:
             return
         for one in answer:
-            self._note(one["name"], one["path"])
+            if one["name"] not in self._unloaded:  # while an engine is yet to be told
+                self._note(one["name"], one["path"])
 
     async def _call(self, method: str, arguments: dict[str, Any]) -> Any:
         try:
