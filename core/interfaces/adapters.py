@@ -16,6 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .experts import ExpertMethod, ExpertSpec
     from .quantization import LinearMethod, LinearSpec
     from .setup import AdapterResolverSetup
 
@@ -47,8 +48,8 @@ class ReadAdapter(NamedTuple):
 class Adapters(ABC):
     """The adapters that a worker holds. Built as `Class(setup, options)`, once for a model.
 
-    `linear` is called while the model is built; the other calls come from the worker's thread between steps, but for
-    `read`, which another thread makes.
+    `linear` and `experts` are called while the model is built; the other calls come from the worker's thread between
+    steps, but for `read`, which another thread makes.
     """
 
     #: how many adapters a step may have
@@ -65,6 +66,11 @@ class Adapters(ABC):
     @abstractmethod
     def linear(self, prefix: str, spec: LinearSpec, inner: LinearMethod) -> LinearMethod:
         """Returns what adds to the products of `inner`, the method of the layer `prefix`; or `inner` itself."""
+
+    def experts(self, prefix: str, spec: ExpertSpec, inner: ExpertMethod) -> ExpertMethod:
+        """As `linear`, for the routed experts "PREFIX.0", "PREFIX.1", …; without an answer of its own, `inner`."""
+        del prefix, spec
+        return inner
 
     @abstractmethod
     def read(self, folder: Path) -> ReadAdapter:

@@ -248,6 +248,10 @@ class LocalExchange(ExpertExchange):
         return out
 
 
+#: (gate_up, down), (their biases, each None where there is none)
+ExpertMatrices: TypeAlias = "tuple[tuple[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]"
+
+
 class ExpertMethod(ABC):
     """Holds the weights of a layer's experts and multiplies. `layer` is the layer of experts, which has the sizes."""
 
@@ -276,6 +280,13 @@ class ExpertMethod(ABC):
     @abstractmethod
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
         """What the experts give, in the shape that `ExpertExchange.combine` takes."""
+
+    def matrices(self, layer: Any, dtype: torch.dtype) -> ExpertMatrices | None:
+        """(gate_up, down) of all of this rank's slots in `dtype`, and their biases, as `Ops.fused_experts` takes them.
+
+        Asked instead of `apply` in steps in which adapters add to both products; None where there are none such.
+        """
+        return None
 
     def prepare(self, hidden: Tensor) -> Activations:
         """What travels of `hidden` [T, H]; a method may quantise it."""

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
-from ..interfaces.experts import SILU, Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
+from ..interfaces.experts import (
+    SILU,
+    Dispatched,
+    ExpertExchange,
+    ExpertMatrices,
+    ExpertMethod,
+    ExpertSpec,
+    LocalExchange,
+    Routing,
+)
 from ..ops.layers import RowParts, gated
 from .expert_map import ExpertMap
 from .linear import MethodLayer, RowLinear, split_evenly
@@ -56,7 +65,8 @@ class Experts(MethodLayer):
         self.group = build.groups.tensor
         self.divided = SingleGroup() if group.size > 1 else self.group
         self.width = split_evenly(f"the inner size of {prefix}", spec.intermediate_size, self.divided)
-        self.method: ExpertMethod = build.methods.experts(prefix, spec) or PlainExperts()
+        method = build.methods.experts(prefix, spec) or PlainExperts()
+        self.method: ExpertMethod = build.methods.adapters.experts(prefix, spec, method)
         #: whether every rank has all tokens, so that nothing moves
         self.local = build.exchange is None or build.device.type == "meta"
         #: the number of this rank's first slot in what `method` is given
@@ -162,6 +172,9 @@ class PlainExperts(ExpertMethod):
     def rows(self, layer: Experts) -> list[Tensor]:
         found = layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias
         return [tensor for tensor in found if tensor is not None]
+
+    def matrices(self, layer: Experts, dtype: torch.dtype) -> ExpertMatrices | None:
+        return (layer.gate_up, layer.down), (layer.gate_up_bias, layer.down_bias)
 
     def apply(self, layer: Experts, dispatched: Dispatched) -> Tensor:
         values, weights, slots = dispatched.values, dispatched.weights, dispatched.slots

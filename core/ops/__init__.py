@@ -96,6 +96,7 @@ class Ops:
     # adapters
     group_slots = staticmethod(adapters.group_slots)
     add_adapters = staticmethod(adapters.add_adapters)
+    adapted_experts = staticmethod(adapters.adapted_experts)
     spread_slots = staticmethod(adapters.spread_slots)
     # states
     copy_blocks = staticmethod(states.copy_blocks)

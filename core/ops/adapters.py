@@ -1,4 +1,4 @@
-"""What adapters add to the products of linear layers: y += (x Aᵀ) Bᵀ, with the matrices of each token's slot.
+"""What adapters add to products: y += (x Aᵀ) Bᵀ, with the matrices of each token's slot, and of its experts.
 
 S slots, T tokens, P tensors of the checkpoint that a layer puts together, r the highest rank (Hu et al. 2021).
 """
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from ..interfaces.experts import SILU, Gating
+from .layers import NO_BIASES, ExpertBiases, gated
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,20 @@ class AdapterWeights:
     up: Tensor
     spans: Tensor
     host_spans: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class ExpertAdapters:
+    """The adapters of a layer's E routed experts, by slot less 1.
+
+    Of gate and up, P = 2 parts, or up alone: `inner_down` [S, E, P · r, H] and `inner_up` [S, E, P · I, r], part by
+    part, as in `AdapterWeights`. Of down: `outer_down` [S, E, r, I] and `outer_up` [S, E, H, r].
+    """
+
+    inner_down: Tensor
+    inner_up: Tensor
+    outer_down: Tensor
+    outer_up: Tensor
 
 
 def spread_slots(slots: Tensor, table: Tensor, rows: Tensor, query_start: Tensor, num_tokens: int) -> None:
@@ -83,3 +101,39 @@ def add_adapters(y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGrou
             added = inner[:, part * rank : (part + 1) * rank] @ weights.up[slot - 1, start:stop].t()
             y[tokens, start:stop] += added
     return y
+
+
+def adapted_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, adapters: ExpertAdapters,
+    slots: Tensor, *, of_all: int = 0, first: int = 0, gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
+) -> Tensor:  # fmt: skip
+    """As `fused_experts`, with what the adapter of each token's slot, int32 [T], adds to both products of its experts.
+
+    That of gate and up is added before the gating, that of down before the router's weights.
+    """
+    del of_all
+    out, (inner_bias, outer_bias) = torch.zeros_like(hidden), biases
+    for expert in range(gate_up.shape[0]):
+        token, choice = torch.where(ids == expert + first)
+        if token.numel() == 0:
+            continue
+        x, own = hidden[token], slots[token]
+        inner = functional.linear(x, gate_up[expert], None if inner_bias is None else inner_bias[expert])
+        _add_parts(inner, x, own, adapters.inner_down[:, expert], adapters.inner_up[:, expert])
+        active = gated(inner, gating)
+        value = functional.linear(active, down[expert], None if outer_bias is None else outer_bias[expert])
+        _add_parts(value, active, own, adapters.outer_down[:, expert], adapters.outer_up[:, expert])
+        out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
+    return out
+
+
+def _add_parts(y: Tensor, x: Tensor, slots: Tensor, down: Tensor, up: Tensor) -> None:
+    """Adds to y [n, P · N] what the slots' matrices make of x: down [S, P · r, K], up [S, P · N, r]."""
+    rank = up.shape[-1]
+    for slot in torch.unique(slots).tolist():
+        if slot == 0:
+            continue
+        rows = (slots == slot).nonzero().flatten()
+        inner = functional.linear(x[rows], down[slot - 1]).unflatten(-1, (-1, rank))
+        parts = up[slot - 1].unflatten(0, (inner.shape[1], -1))
+        y[rows] += torch.einsum("npr,por->npo", inner, parts).flatten(1)

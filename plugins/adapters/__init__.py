@@ -16,6 +16,7 @@ def frame_adapters() -> list[Provider]:
             "frame.plugins.adapters.lora:LoraAdapters",
             _API,
             "low-rank additions (LoRA) in PEFT's folders",
+            options="frame.plugins.adapters.lora_options:LoraOptions",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""LoRA: y += scale · (x Aᵀ) Bᵀ in the linear layers of a model, with other A and B for each token (Hu et al. 2021).
+"""LoRA: y += scale · (x Aᵀ) Bᵀ in the layers of a model, with other A and B for each token (Hu et al. 2021).
 
 Each layer holds the matrices of all slots, padded to the highest rank. Ranks that divide a layer by its outputs hold
 all of A and their rows of B; those that divide it by its inputs their columns of A and all of B, so that what the
@@ -15,11 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import Adapters, AdapterSetup, Gated, LinearMethod, LinearSpec, ReadAdapter
+from frame.interfaces import (
+    Adapters,
+    AdapterSetup,
+    ExpertMethod,
+    ExpertSpec,
+    Gated,
+    LinearMethod,
+    LinearSpec,
+    ReadAdapter,
+)
 from frame.layers import WeightSlot
 from frame.ops import AdapterWeights, Norm, SlotGroups
 
-from .peft import Matrices, read_adapter
+from .experts import AdaptedExperts
+from .joined import JoinedExperts
+from .lora_options import LoraOptions
+from .peft import Matrices, Taken, read_adapter
 
 logger = logging.getLogger("frame.adapters")
 
@@ -30,12 +42,12 @@ SPAN = 64
 class LoraAdapters(Adapters):
     """The adapters of one worker, in PEFT's folders."""
 
-    def __init__(self, setup: AdapterSetup, options: Any = None) -> None:
-        del options
-        self._setup = setup
+    def __init__(self, setup: AdapterSetup, options: LoraOptions | None = None) -> None:
+        self._setup, self._options = setup, options or LoraOptions()
         self.max_adapters = setup.max_adapters
         self.groups = SlotGroups.allocate(setup.max_num_tokens, setup.max_adapters, setup.device)
-        self.layers: list[AdaptedLinear] = []
+        self.layers: list[AdaptedLinear | AdaptedExperts] = []
+        self._unadapted: dict[str, str] = {}  # layers of experts that take no adapters, and why
         #: how many tokens the step has for which `groups` were filled
         self.num_tokens = 0
 
@@ -48,18 +60,42 @@ class LoraAdapters(Adapters):
         self.layers.append(layer)
         return layer
 
+    def experts(self, prefix: str, spec: ExpertSpec, inner: ExpertMethod) -> ExpertMethod:
+        if not self._options.experts:
+            self._unadapted[prefix] = "--plugin.lora.experts is false"
+            return inner
+        layer = AdaptedExperts(prefix, spec, inner, self._setup, self)
+        self.layers.append(layer)
+        return layer
+
+    @property
+    def expert_bytes(self) -> int:
+        """What the adapters of routed experts take on this device, as far as layers are made."""
+        return sum(layer.num_bytes for layer in self.layers if isinstance(layer, AdaptedExperts))
+
+    def tokens(self) -> Tensor | None:
+        """The slots of the step's tokens; None in a step without adapters."""
+        return self.slots[: self.num_tokens] if self.active else None
+
     def prepare(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self._setup.ops.group_slots(self.groups, num_tokens)
 
     def read(self, folder: Path) -> ReadAdapter:
         setup = self._setup
-        layers: dict[str, list[AdaptedLinear]] = {}
+        layers: dict[str, list[AdaptedLinear | AdaptedExperts]] = {}
+        sizes: dict[str, tuple[int, int]] = {}
+        experts = [layer for layer in self.layers if isinstance(layer, AdaptedExperts)]
+        refused = self._unadapted | {layer.prefix: layer.refused for layer in experts if layer.refused}
         for layer in self.layers:
-            for name in layer.parts:
+            if isinstance(layer, AdaptedExperts) and layer.refused:
+                continue
+            sizes.update(layer.sizes)
+            for name in layer.sizes:
                 layers.setdefault(name, []).append(layer)
-        sizes = {name: (some[0].spec.in_features, some[0].totals[name]) for name, some in layers.items()}
-        digest, found, config = read_adapter(folder, sizes, setup.max_rank, setup.renames)
+        joined = {layer.prefix: JoinedExperts(layer.prefix, layer.spec) for layer in experts if not layer.refused}
+        taken = Taken(sizes, setup.max_rank, setup.renames, joined, refused)
+        digest, found, config = read_adapter(folder, taken)
         if config.base_model and _last(config.base_model) != _last(setup.base_model) != "":
             logger.warning(
                 "the adapter %s was made for the model %r, and the one that is served is %r",
@@ -83,14 +119,14 @@ class AdaptedLinear(LinearMethod):
     """`inner` and what the adapters of a step add to it.
 
     `parts` are the checkpoint tensors of the layer, each with a number; a tensor of which a rank holds several runs of
-    rows has one A for all of them. `totals` are the outputs of each in the checkpoint.
+    rows has one A for all of them. `sizes` are the inputs and outputs of each in the checkpoint.
     """
 
     def __init__(self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup) -> None:
         self._owner, self._inner, self._setup = owner, inner, setup
         self.spec = spec
         self.parts = {name: place for place, name in enumerate(dict.fromkeys(rows.name for rows in spec.rows))}
-        self.totals = {rows.name: rows.total for rows in spec.rows}
+        self.sizes = {rows.name: (spec.in_features, rows.total) for rows in spec.rows}
         self.stages = inner.stages  # type: ignore[misc]  # of the method that it wraps
         self._weights: AdapterWeights | None = None
         self._spans = torch.empty(0)

@@ -18,7 +18,6 @@ _NOT_COMPUTED = {
     "use_dora": "a magnitude for each output (DoRA), which is not a sum of two products",
     "lora_bias": "biases beside the matrices",
     "modules_to_save": "whole layers in place of the model's",
-    "target_parameters": "additions to parameters outside of linear layers, such as joined experts",
     "trainable_token_indices": "other embeddings of single tokens",
     "alora_invocation_tokens": "an adapter that begins with certain tokens of the prompt",
     "layer_replication": "layers that the model has several times",
@@ -45,6 +44,7 @@ class PeftConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     base_model: str | None
+    version: tuple[int, int] = (0, 0)  # of PEFT, which wrote it; (0, 0) where it does not say
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
@@ -101,7 +101,13 @@ def _checked(given: Mapping[str, Any]) -> PeftConfig:
         rank_pattern={key: int(value) for key, value in _pattern(given, "rank_pattern").items()},
         alpha_pattern=_pattern(given, "alpha_pattern"),
         base_model=base if isinstance(base, str) else None,
+        version=_version(given.get("peft_version")),
     )
+
+
+def _version(given: Any) -> tuple[int, int]:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", given) if isinstance(given, str) else None
+    return (0, 0) if match is None else (int(match[1]), int(match[2]))
 
 
 def _number(given: Mapping[str, Any], name: str, *, whole: bool = False) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import Dispatched
+from frame.interfaces import Dispatched, ExpertMatrices
 from frame.layers import PlainExperts, WeightSlot
 
 from .blocks import dequantize
@@ -67,6 +67,9 @@ class PackedExperts(PlainExperts):
 
     def rows(self, layer: Any) -> list[Tensor]:
         return [getattr(layer, _name(number)) for number in range(len(self._kinds))]
+
+    def matrices(self, layer: Any, dtype: torch.dtype) -> ExpertMatrices | None:
+        return super().matrices(self._shown(layer, None, dtype), dtype)
 
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
         slots, first = dispatched.slots, layer.base

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frame.interfaces import Dispatched, LinearSpec
+from frame.interfaces import Dispatched, ExpertMatrices, LinearSpec
 from frame.layers import PlainExperts, Rows, WeightSlot
 from frame.ops import quantize_rows
 
@@ -92,6 +92,10 @@ class CodedExperts(PlainExperts):
             return nibbles
         out: Tensor = layer.ops.dequantize(codes, scales, self.blocks[name], None, dtype)
         return out
+
+    def matrices(self, layer: Any, dtype: torch.dtype) -> ExpertMatrices | None:
+        gate_up, down = (self.dequantized(layer, name, dtype) for name in PARTS)
+        return (gate_up, down), (layer.gate_up_bias, layer.down_bias)
 
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
         dtype = dispatched.values.dtype

@@ -108,7 +108,6 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     "bias": (configured(bias="all"), "bias 'all': adapters with biases are not served"),
     "lora bias": (configured(lora_bias=True), "lora_bias asks for biases"),
     "saved modules": (configured(modules_to_save=["lm_head"]), "modules_to_save asks for whole layers"),
-    "parameters": (configured(target_parameters=["experts.gate_up_proj"]), "target_parameters asks for additions"),
     "tokens": (configured(trainable_token_indices=[1]), "trainable_token_indices asks for other embeddings"),
     "alora": (configured(alora_invocation_tokens=[1]), "alora_invocation_tokens asks for an adapter that begins"),
     "replicated": (configured(layer_replication=[[0, 1]]), "layer_replication asks for layers"),
@@ -151,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "experts": (
         stored(lambda tensors: tensors.update({f"{_LAYER}.mlp.experts.0.up_proj.lora_A.weight": torch.zeros(8, 3)})),
-        "but routed experts take no adapters",
+        "the model has no linear layer model.layers.0.mlp.experts.0.up_proj that takes an adapter",
     ),
     "embedding": (
         stored(

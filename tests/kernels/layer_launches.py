@@ -14,6 +14,7 @@ from frame.kernels import (
     activation,
     adapters,
     all_reduce,
+    expert_adapters,
     expert_exchange,
     experts,
     experts_hopper,
@@ -36,7 +37,7 @@ from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
-from frame.ops import AdapterWeights, SlotGroups
+from frame.ops import AdapterWeights, ExpertAdapters, SlotGroups
 from frame.plugins.platforms.cuda.platform import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
@@ -419,6 +420,8 @@ def small_launches() -> dict[str, Callable[[], None]]:
         found[f"weights of {kind}"] = partial(tables, kind)
     for tokens, rank, outputs in ((64, 16, 6144), (2048, 64, 4096), (1, 8, 512), (8, 256, 4096)):
         found[f"adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, outputs, BF16)
+    for tokens, name in ((64, "128 experts"), (4096, "128 experts"), (8, "6 experts")):
+        found[f"adapters of {name}, {tokens} tokens"] = partial(adapted_experts, tokens, name)
     found["adapters, float32"] = partial(adapted, 8, 16, 512, F32)
     return found
 
@@ -433,6 +436,18 @@ def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
     )
     few = _empty(9, dtype=torch.int32)
     adapters.spread_slots(numbers[0], few, few[:4], few[:5], tokens)
+
+
+def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:
+    """Experts and what 4 slots of rank 16 add to both of their products."""
+    number, top_k, hidden, inner = EXPERTS[name]
+    rank = 16
+    sizes = (2 * rank, hidden), (2 * inner, rank), (rank, inner), (hidden, rank)
+    tables = ExpertAdapters(*(_empty(4, number, *size, dtype=dtype) for size in sizes))
+    gate_up, down = _empty(number, 2 * inner, hidden, dtype=dtype), _empty(number, hidden, inner, dtype=dtype)
+    weights, ids = _empty(tokens, top_k, dtype=F32), _empty(tokens, top_k, dtype=torch.int32)
+    given = _empty(tokens, hidden, dtype=dtype), gate_up, down, weights, ids, tables
+    expert_adapters.adapted_experts(*given, _empty(tokens, dtype=torch.int32))
 
 
 def tables(kind: str, dtype: torch.dtype = BF16) -> None:

@@ -61,6 +61,8 @@ UNITS = {
     "quantized._few_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
+    "expert_adapters._down": {"HMMA"},
+    "expert_adapters._up": {"HMMA"},
 }
 #: Accesses to memory for want of registers that the kernels may have which a step's time rests on, by Triton 3.6.0 or
 #: 3.7.1. Layers of 128 that a GPU has timed have at most 26; the most are of 8-bit caches with heads of 256, or with
@@ -92,6 +94,8 @@ SPILLS = {
     "quantized._rounded_product": 0,
     "adapters._down": 0,
     "adapters._up": 0,
+    "expert_adapters._down": 0,
+    "expert_adapters._up": 0,
 }
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400

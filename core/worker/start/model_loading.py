@@ -83,7 +83,8 @@ def load_model(
                 f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
                 "are free; divide the model over more devices, or end what else uses the device"
             ) from None
-        require_room(config, platform.memory(), before, sum(parameter.nbytes for parameter in model.parameters()))
+        held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        require_room(config, platform.memory(), before, held)
         loader = choose_loader(config, checkpoint, registry)
         progress = LoadProgress(platform.streams().fill, shown=config.load.use_tqdm_on_load and not model.share["rank"])
         progress.report(load_weights(model, loader, progress.fill), model.share["rank"])

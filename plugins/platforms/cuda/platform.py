@@ -51,8 +51,9 @@ from frame.kernels import (
     step,
 )
 from frame.kernels.codebook import dequantize_table, fits
+from frame.kernels.expert_adapters import adapted_experts
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
-from frame.ops import NO_BIASES, ExpertBiases, Norm, Ops, RowParts, StepBuffers, StepSizes
+from frame.ops import NO_BIASES, ExpertAdapters, ExpertBiases, Norm, Ops, RowParts, StepBuffers, StepSizes
 
 from ..options import CudaOptions, HopperProducts
 from .agreement import Agreement
@@ -146,6 +147,15 @@ class CudaOps(Ops):
         if self._groups and (out := experts.hopper_experts(*given, of_all, first, parts, *how)) is not None:
             return out
         return experts.fused_experts(*given, of_all=of_all, first=first, parts=parts, gating=gating, biases=biases)
+
+    def adapted_experts(
+        self, hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, adapters: ExpertAdapters,
+        slots: Tensor, *, of_all: int = 0, first: int = 0, gating: Gating = SILU, biases: ExpertBiases = NO_BIASES,
+    ) -> Tensor:  # fmt: skip
+        return adapted_experts(
+            hidden, gate_up, down, weights, ids, adapters, slots,
+            of_all=of_all, first=first, gating=gating, biases=biases, invariant=self.invariant,
+        )  # fmt: skip
 
     def dequantize_table(
         self,

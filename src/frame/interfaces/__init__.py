@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         ExchangeSpec as ExchangeSpec,
         ExpertExchange as ExpertExchange,
         ExpertLayout as ExpertLayout,
+        ExpertMatrices as ExpertMatrices,
         ExpertMethod as ExpertMethod,
         ExpertSpec as ExpertSpec,
         Gating as Gating,

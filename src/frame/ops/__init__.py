@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from frame.core.ops.adapters import (
         AdapterWeights as AdapterWeights,
+        ExpertAdapters as ExpertAdapters,
         SlotGroups as SlotGroups,
     )
     from frame.core.ops.attention import (

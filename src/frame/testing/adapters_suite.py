@@ -12,6 +12,7 @@ from torch import Tensor
 
 from frame.core.interfaces.adapters import AdapterResolver, Adapters, ReadAdapter
 from frame.core.interfaces.collectives import Groups
+from frame.core.interfaces.experts import ExpertSpec, Routing
 from frame.core.layers.build import Build
 from frame.core.layers.methods import Methods
 from frame.core.ops import Ops
@@ -44,7 +45,13 @@ class AdaptersSuite(PluginSuite):
         """The plugin with 2 slots, and a layer that it was asked about."""
         made = self.make()
         assert isinstance(made, Adapters), f"{type(made).__name__} does not derive from Adapters"
-        build = Build(
+        layer: Any = self.build(made).linear("layer", _WIDTH, _OUTPUTS)
+        torch.nn.init.normal_(layer.weight)
+        return made, layer
+
+    def build(self, made: Adapters) -> Build:
+        """What makes layers that the plugin wraps."""
+        return Build(
             config=SimpleNamespace(max_position_embeddings=32),
             dtype=torch.float32,
             device=torch.device("cpu"),
@@ -54,9 +61,6 @@ class AdaptersSuite(PluginSuite):
             device_type="cpu",
             methods=Methods(adapters=made),
         )
-        layer: Any = build.linear("layer", _WIDTH, _OUTPUTS)
-        torch.nn.init.normal_(layer.weight)
-        return made, layer
 
     def found_in(self, made: Adapters, seed: int) -> ReadAdapter:
         """An adapter that was written and read."""
@@ -88,6 +92,19 @@ class AdaptersSuite(PluginSuite):
         plain = torch.nn.functional.linear(x, layer.weight)
         torch.testing.assert_close(layer(x), plain)
         torch.testing.assert_close(self.step(made, layer, x, [0] * 5), plain)
+
+    @torch.inference_mode()
+    def test_without_adapters_experts_are_as_they_were(self) -> None:
+        made = self.make()
+        routing = Routing(torch.rand(5, 2), torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]], dtype=torch.int32))
+        x, spec = torch.randn(5, _WIDTH), ExpertSpec(2, _WIDTH, _OUTPUTS, 2)
+        layer: Any = self.build(made).experts("experts", spec)
+        for weight in layer.parameters():
+            torch.nn.init.normal_(weight, std=0.2)
+        gate_up, down = layer.parameters()
+        plain = Ops.fused_experts(x, gate_up, down, routing.weights, routing.ids)
+        torch.testing.assert_close(layer(x, routing), plain)
+        torch.testing.assert_close(self.step(made, lambda x: layer(x, routing), x, [0] * 5), plain)
 
     @pytest.mark.parametrize("content", ["nothing", "a file", "no folder"])
     def test_what_is_no_adapter_is_refused_in_one_sentence(self, content: str) -> None:

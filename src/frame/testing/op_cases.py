@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.core.interfaces.experts import Gating, RouterSpec
-from frame.core.ops.adapters import AdapterWeights, SlotGroups, group_slots
+from frame.core.ops.adapters import AdapterWeights, ExpertAdapters, SlotGroups, group_slots
 from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers, StepSizes
 
@@ -144,6 +144,17 @@ def _route(draw: Draw, spec: RouterSpec) -> Arguments:
     """Logits that differ by enough for every type to order them alike."""
     logits = torch.stack([draw.permutation(spec.num_experts) for _ in range(6)]).to(draw.dtype) / 8
     return (logits, spec, draw.float32(spec.num_experts) if spec.corrected else None), {}
+
+
+def adapted_experts_case(
+    draw: Draw, slots: Sequence[int], first: int = 0, rank: int = 8, gating: Gating | None = None
+) -> Arguments:
+    """The experts of `_experts`, or those of `_gated_experts`, for tokens of these six slots."""
+    given, how = _experts(draw, first) if gating is None else _gated_experts(draw, gating)
+    num_slots, halves = max(slots) + 1, given[1].shape[1] // 12
+    sizes = (halves * rank, 16), (halves * 12, rank), (rank, 12), (16, rank)
+    adapters = ExpertAdapters(*(draw.floats(num_slots, 4, *size) / 4 for size in sizes))
+    return (*given, adapters, torch.tensor(slots, dtype=torch.int32)), how
 
 
 def _places(draw: Draw, padded: bool) -> Arguments:
@@ -363,6 +374,11 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "accept_drafts": [lambda d: ((torch.tensor([[5, 6, 7], [5, 9, 7], [4, 6, 7], [5, 6, 7]], dtype=torch.int32),
                                   torch.tensor([[5, 6]] * 4, dtype=torch.int32),
                                   torch.tensor([2, 2, 2, 1], dtype=torch.int32)), {})],
+    "adapted_experts": [
+        lambda d: adapted_experts_case(d, (2, 0, 1, 2, 0, 1)),
+        lambda d: adapted_experts_case(d, (0, 0, 3, 0, 1, 0), 3, 3),
+        *(partial(adapted_experts_case, slots=(1, 0, 1, 2, 0, 2), gating=gating) for gating in GATINGS[:3]),
+    ],
     "add_adapters": [lambda d: adapters_case(d, (2, 0, 1, 2, 0), ((24, 0), (8, 1), (8, 2))),
                      lambda d: adapters_case(d, (1,) * 20, ((16, 0), (8, 1), (16, 0)), 3)],
     "group_slots": [_group_slots],

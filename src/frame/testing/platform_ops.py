@@ -13,6 +13,7 @@ from torch import Tensor
 from frame.core.interfaces.experts import RouterSpec
 from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.ops import Ops
+from frame.core.ops.adapters import AdapterWeights, ExpertAdapters, SlotGroups
 from frame.core.ops.layers import RowParts
 from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers
@@ -131,6 +132,6 @@ def _to(value: Any, device: torch.device) -> Any:
         return ScanWeights(*(_to(one, device) for one in value))
     if isinstance(value, (tuple, list)):
         return type(value)(_to(one, device) for one in value)
-    if isinstance(value, (StepBuffers, StateRows)):
+    if isinstance(value, (StepBuffers, StateRows, AdapterWeights, ExpertAdapters, SlotGroups)):
         return type(value)(**{part.name: _to(getattr(value, part.name), device) for part in fields(value)})
     return value
