@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
+
+from frame.served.modules import read_module
 
 from .section import Section, setting
 
@@ -42,23 +42,3 @@ class AdapterConfig(Section):
         names = [name for name, _, _ in map(read_module, self.lora_modules)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             yield f"lora_modules names {twice[0]!r} twice"
-
-
-def read_module(text: str) -> tuple[str, str, str | None]:
-    """(name, folder, base model) of an entry of `lora_modules`; raises `ValueError`."""
-    if not text.startswith("{"):
-        name, _, path = text.partition("=")
-        if not (name and path):
-            raise ValueError(f"lora_modules: {text!r} is not NAME=FOLDER")
-        return name, path, None
-    try:
-        given: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"lora_modules: {text!r} is not JSON: {error}") from None
-    known = ("name", "path", "base_model_name")
-    if unknown := sorted(given.keys() - set(known)):
-        raise ValueError(f"lora_modules: no field {unknown[0]!r}; there are: {', '.join(known)}")
-    values = [given.get(key) for key in known]
-    if not all(isinstance(value, str) and value for value in values[:2]):
-        raise ValueError(f"lora_modules: {text!r} needs a name and a path")
-    return values[0], values[1], values[2]

@@ -13,22 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces.collectives import SingleGroup
-from ..interfaces.experts import (
-    SILU,
-    Dispatched,
-    ExpertExchange,
-    ExpertMatrices,
-    ExpertMethod,
-    ExpertSpec,
-    LocalExchange,
-    Routing,
-)
+from ..interfaces.experts import SILU, Dispatched, ExpertExchange, ExpertMethod, ExpertSpec, LocalExchange, Routing
 from ..ops.layers import RowParts, gated
 from .expert_map import ExpertMap
 from .linear import MethodLayer, RowLinear, split_evenly
 from .weight_slot import Index, WeightSlot
 
 if TYPE_CHECKING:
+    from ..interfaces.experts import ExpertMatrices
     from .build import Build
 
 _ALL = slice(None)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from frame.core.config.adapters import read_module
 from frame.core.interfaces.adapters import AdapterResolver, AdapterSource
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.interfaces.errors import RequestError
@@ -21,6 +20,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.server.bodies import JSON_BODY
 
 from .folders import stray_link
+from .modules import read_module
 from .news import AdapterNews
 
 if TYPE_CHECKING:
