@@ -84,10 +84,11 @@ def experts_named(module: str, layers: Mapping[str, JoinedExperts]) -> JoinedExp
     """The experts that PEFT calls `module`, None where it is something else.
 
     transformers may call the part that holds them otherwise than the checkpoint: ….mlp.experts is
-    ….block_sparse_moe.experts in files of Mixtral.
+    ….block_sparse_moe.experts in files of Mixtral, and ….block_sparse_moe.experts has no part of its own in Granite's.
     """
-    if module in layers:
-        return layers[module]
+    for name in (module, module.removesuffix(".experts")):
+        if name in layers:
+            return layers[name]
     outer = _without_part(module)
     found = [one for name, one in layers.items() if outer is not None and _without_part(name) == outer]
     return found[0] if len(found) == 1 else None

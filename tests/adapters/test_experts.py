@@ -19,7 +19,7 @@ from frame.interfaces import AdapterSetup, ExpertMethod, ExpertSpec
 from frame.layers import PlainExperts
 from frame.ops import Ops
 from frame.plugins.adapters.experts import AdaptedExperts
-from frame.plugins.adapters.joined import JoinedExperts
+from frame.plugins.adapters.joined import JoinedExperts, experts_named
 from frame.plugins.adapters.lora import LoraAdapters
 from frame.plugins.adapters.peft_config import PeftConfig
 from frame.testing.checkpoints import make_checkpoint
@@ -211,6 +211,21 @@ def test_experts_that_do_not_fit_say_what_they_take(base: Path, monkeypatch: pyt
         ValueError, match=r"adapters of routed experts do not fit cpu: max_loras 512 of .* 84 MiB in each"
     ):
         LLM(str(base), **SMALL, max_loras=512)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "module", "found"),
+    [
+        ("model.layers.1.mlp.experts", "model.layers.1.mlp.experts", True),
+        ("model.layers.1.block_sparse_moe.experts", "model.layers.1.mlp.experts", True),
+        ("model.layers.1.block_sparse_moe", "model.layers.1.block_sparse_moe.experts", True),
+        ("model.layers.1.mlp.experts", "model.layers.2.mlp.experts", False),
+        ("model.layers.1.mlp.experts", "model.layers.1.mlp.experts.0.up_proj", False),
+    ],
+)
+def test_experts_have_other_names_in_transformers(prefix: str, module: str, found: bool) -> None:
+    layers = {prefix: JoinedExperts(prefix, ExpertSpec(4, 64, 32, 2))}
+    assert experts_named(module, layers) is (layers[prefix] if found else None)
 
 
 @pytest.mark.parametrize(
