@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .paged import CacheScales, PagedCache, Scores, layer_of, limit_of, paged_cache
+from .paged import PagedCache, cache_scales, layer_of, limit_of, paged_cache, scores_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -115,12 +115,23 @@ def at_head(cache, head):
 
 
 @triton.jit
+def scales_of(scores, kv_head):
+    """(the factor of scores, the factor of the output) of one KV head."""
+    scale, value_scale = scores.scale, scores.value_scale
+    if scores.heads.key is not None:
+        scale *= tl.load(scores.heads.key + kv_head)
+        value_scale *= tl.load(scores.heads.value + kv_head)
+    return scale, value_scale
+
+
+@triton.jit
 def attend_keys(
-    acc, peak, total, query, query_pos, start, first_key, last_key, cache, table, scores, slopes,
+    acc, peak, total, query, query_pos, start, first_key, last_key, cache, table, scores, scale, slopes,
     LAYER: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys from `start` on: updates (acc, peak, total). Only [first_key, last_key) may be read.
 
+    `scale` is that of the KV head's scores.
     A tile without a mask gives the bits of one whose mask hides nothing: what compilers might fuse is fused here.
     """
     HEAD_DIM: tl.constexpr = LAYER.head_dim
@@ -141,9 +152,9 @@ def attend_keys(
         key = tl.load(cache.key + place[:, None] + dim[None, :])
         value = tl.load(cache.value + place[:, None] + dim[None, :])
     score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-    factor = scores.scale * LOG2E  # of a score, for softmax in base 2
+    factor = scale * LOG2E  # of a score, for softmax in base 2
     if scores.soft_cap is not None:
-        score = _tanh(score * (scores.scale / scores.soft_cap))
+        score = _tanh(score * (scale / scores.soft_cap))
         factor = scores.soft_cap * LOG2E
     if scores.alibi_slopes is not None:
         distance = (position[None, :] - query_pos[:, None]).to(tl.float32)
@@ -215,17 +226,18 @@ def _paged_attention_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     table = block_table + row.to(tl.int64) * stride_table
     cache = at_head(cache, kv_head)
+    scale, value_scale = scales_of(scores, kv_head)
     for at in range(low, full, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, slopes,
+            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, False,
         )  # fmt: skip
     for at in range(full, last_key, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, slopes,
+            acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, True,
         )  # fmt: skip
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * scores.value_scale
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
     where = place * num_heads + head
     if lse is not None:
         tl.store(lse + where, log_sum(peak, total), real)
@@ -237,6 +249,16 @@ def log_sum(peak, total):
     """The natural log-sum-exp of scores from their peak and sum in base 2; -inf for no scores."""
     known = peak + tl.log2(tl.where(total == 0.0, 1.0, total))
     return tl.where(total == 0.0, float("-inf"), known) / LOG2E
+
+
+@triton.jit
+def inverses_of(scales, kv_head, real):
+    """What keys and values of such KV heads are multiplied with before they are stored, where `real`."""
+    for_keys, for_values = scales.inverse_key, scales.inverse_value
+    if scales.heads.key is not None:
+        for_keys = tl.div_rn(1.0, tl.load(scales.heads.key + kv_head, real, other=1.0))
+        for_values = tl.div_rn(1.0, tl.load(scales.heads.value + kv_head, real, other=1.0))
+    return for_keys, for_values
 
 
 @triton.jit
@@ -265,8 +287,9 @@ def _write_kv_kernel(
     place += (lane // HEAD_DIM) * cache.stride_head + lane % HEAD_DIM
     for_keys = tl.load(key + token * stride_key + lane, real)
     for_values = tl.load(value + token * stride_value + lane, real)
-    for_keys = to_cache(for_keys, scales.inverse_key, cache.key.dtype.element_ty, LIMIT)
-    for_values = to_cache(for_values, scales.inverse_value, cache.value.dtype.element_ty, LIMIT)
+    for_keys_by, for_values_by = inverses_of(scales, lane // HEAD_DIM, real)
+    for_keys = to_cache(for_keys, for_keys_by, cache.key.dtype.element_ty, LIMIT)
+    for_values = to_cache(for_values, for_values_by, cache.value.dtype.element_ty, LIMIT)
     tl.store(cache.key + place, for_keys, real)
     tl.store(cache.value + place, for_values, real)
 
@@ -277,8 +300,8 @@ def write_kv(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     *,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
     share: tuple[int, int] = (1, 0),
 ) -> None:
     """See the reference. The last axis of `kv_cache` must be dense; keys and values may be views of one projection.
@@ -291,7 +314,7 @@ def write_kv(
         return
     key, value = dense_heads(key), dense_heads(value)
     _write_kv_kernel[(num_tokens,)](
-        paged_cache(kv_cache), key, value, slot_mapping, CacheScales(1.0 / key_scale, 1.0 / value_scale),
+        paged_cache(kv_cache), key, value, slot_mapping, cache_scales(key_scale, value_scale),
         key.stride(0), value.stride(0),
         BLOCK_SIZE=kv_cache.shape[2], HEADS=num_heads, HEAD_DIM=head_dim,
         SIZE=triton.next_power_of_2(num_heads * head_dim), LIMIT=limit_of(kv_cache),
@@ -311,8 +334,8 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
     launch: Launch | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
@@ -336,7 +359,7 @@ def paged_attention(
     blocks = num_tokens // (launch.block_m // groups) + num_rows
     _paged_attention_kernel[(blocks, kv_heads)](
         out, lse, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache), query_start, seq_lens, block_table,
-        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes),
+        scores_of(scale, soft_cap, sinks, alibi_slopes, key_scale, value_scale),
         num_rows, block_table.stride(0), num_heads,
         LAYER=layer_of(query, kv_cache, window, share), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         num_warps=launch.num_warps, num_stages=launch.num_stages,

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import at_head, attend_keys
+from .attention import at_head, attend_keys, scales_of
 from .chain import await_previous, chained
 from .decode import PrefixParts, room_for
-from .paged import Scores, layer_of, paged_cache
+from .paged import layer_of, paged_cache, scores_of
 from .spans import PREFIX_ALIGN, prefix_span, prefix_splits
 
 
@@ -78,15 +78,16 @@ def _prefix_attention_kernel(
         query_pos = tl.load(seq_lens + row, real, other=1) - 1
     table = block_table + tl.load(tile_rows + tile * ROWS).to(tl.int64) * stride_table
     cache = at_head(cache, kv_head)
+    scale, value_scale = scales_of(scores, kv_head)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     for at in range(low, high, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, 0, length, cache, table, scores, slopes,
+            acc, peak, total, queries, query_pos, at, 0, length, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, False,
         )  # fmt: skip
-    acc = acc / total[:, None] * scores.value_scale
+    acc = acc / total[:, None] * value_scale
     place = (row * (tl.num_programs(1) * GROUPS) + head) * PARTS + split
     tl.store(partial + place[:, None] * HEAD_DIM + dim[None, :], acc, within)
     tl.store(lse + place, peak + tl.log2(total), real)
@@ -106,8 +107,8 @@ def prefix_attention(
     own_splits: int,
     soft_cap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> PrefixParts:
     """The parts of rows [B] of one token each over the first tokens that they share, for `decode_attention`.
 
@@ -126,7 +127,7 @@ def prefix_attention(
     lse = torch.empty(shape, dtype=torch.float32, device=query.device)
     _prefix_attention_kernel[(len(tile_lens), kv_heads, launch.splits)](
         partial, lse, query, paged_cache(kv_cache), (tile_rows, tile_lens), (seq_lens, block_table),
-        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, None, alibi_slopes),
+        scores_of(scale, soft_cap, None, alibi_slopes, key_scale, value_scale),
         num_rows, len(tile_lens), launch.programs, query.stride(0), block_table.stride(0),
         LAYER=layer_of(query, kv_cache), ROWS=rows, BLOCK_M=max(16, triton.next_power_of_2(rows * groups)),
         BLOCK_N=launch.block_n, PARTS=shape[2],

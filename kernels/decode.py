@@ -21,13 +21,15 @@ from .attention import (
     attend_keys,
     dense_heads,
     held,
+    inverses_of,
     log_sum,
     one_warp,
     own_slot,
+    scales_of,
     to_cache,
 )
 from .chain import await_previous, chained
-from .paged import CacheScales, Projected, Rows, Scores, Splitting, layer_of, paged_cache
+from .paged import Projected, Rows, Splitting, cache_scales, layer_of, paged_cache, scores_of
 from .spans import PREFIX_ALIGN, own_span, prefix_span, prefix_splits
 
 #: Sizes of the room for a row's parts: few, since each is a kernel of its own, for which a start waits.
@@ -95,11 +97,11 @@ def room_for(parts: int) -> int:
 
 
 @triton.jit
-def _store_token(cache, key, value, place, dim, scales, LAYER: tl.constexpr):
+def _store_token(cache, key, value, place, dim, inverses, LAYER: tl.constexpr):
     within = dim < LAYER.head_dim
     dtype: tl.constexpr = cache.key.dtype.element_ty
-    for_keys = to_cache(tl.load(key + dim, within), scales.inverse_key, dtype, LAYER.limit)
-    for_values = to_cache(tl.load(value + dim, within), scales.inverse_value, dtype, LAYER.limit)
+    for_keys = to_cache(tl.load(key + dim, within), inverses[0], dtype, LAYER.limit)
+    for_values = to_cache(tl.load(value + dim, within), inverses[1], dtype, LAYER.limit)
     tl.store(cache.key + place + dim, for_keys, within)
     tl.store(cache.value + place + dim, for_values, within)
 
@@ -205,7 +207,8 @@ def _decode_attention_kernel(
             token = row.to(tl.int64)
             _store_token(
                 cache, tokens.key + token * tokens.stride_key + kv_head * HEAD_DIM,
-                tokens.value + token * tokens.stride_value + kv_head * HEAD_DIM, place, dim, scales, LAYER,
+                tokens.value + token * tokens.stride_value + kv_head * HEAD_DIM, place, dim,
+                inverses_of(scales, kv_head, True), LAYER,
             )  # fmt: skip
         tl.debug_barrier()
     full = low
@@ -223,19 +226,20 @@ def _decode_attention_kernel(
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     table = rows.block_table + row.to(tl.int64) * rows.stride_table
     query_pos = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+    scale, value_scale = scales_of(scores, kv_head)
     for at in range(low, full, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, seq_len, cache, table, scores, slopes,
+            acc, peak, total, queries, query_pos, at, first_key, seq_len, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, False,
         )  # fmt: skip
     for at in range(full, high, BLOCK_N):
         acc, peak, total = attend_keys(
-            acc, peak, total, queries, query_pos, at, first_key, high, cache, table, scores, slopes,
+            acc, peak, total, queries, query_pos, at, first_key, high, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, True,
         )  # fmt: skip
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
-    acc = acc / total[:, None] * scores.value_scale
+    acc = acc / total[:, None] * value_scale
     if used + before == 1:
         if whole_lse is not None:
             tl.store(whole_lse + where, tl.where(empty, float("-inf"), log_sum(peak, total)), real)
@@ -269,8 +273,8 @@ def decode_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
     prefix: PrefixParts | None = None,
     order: Tensor | None = None,
     whole_lse: Tensor | None = None,
@@ -308,9 +312,9 @@ def decode_attention(
     _decode_attention_kernel[(launch.splits, kv_heads, num_rows)](
         out, (partial, lse, arrivals, whole_lse),
         Projected(query, key, value, query.stride(0), key.stride(0), value.stride(0)), paged_cache(kv_cache),
-        CacheScales(1.0 / key_scale, 1.0 / value_scale),
+        cache_scales(key_scale, value_scale),
         Rows(slot_mapping, seq_lens, block_table, block_table.stride(0), seq_lens if order is None else order),
-        Scores(scale * key_scale, value_scale, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes),
+        scores_of(scale, soft_cap, sinks, alibi_slopes, key_scale, value_scale),
         int(order is not None), launch.min_span, prefix_lens, tile_lens, num_tiles, most, programs,
         LAYER=layer, BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
         SPLITTING=Splitting(launch.splits > 1, parts, min(parts, max(1, together))),

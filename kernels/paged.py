@@ -25,18 +25,29 @@ class PagedCache(NamedTuple):
     stride_head: Any
 
 
+class HeadScales(NamedTuple):
+    """Scales of a cache of 8-bit floats, float32 [KV heads]; None where one number stands for all heads."""
+
+    key: Any = None
+    value: Any = None
+
+
 class CacheScales(NamedTuple):
-    """What keys and values are multiplied with before a cache of 8-bit floats stores them."""
+    """What keys and values are multiplied with before a cache of 8-bit floats stores them; or `heads` are divided by.
+
+    The numbers are 1 where `heads` has scales.
+    """
 
     inverse_key: Any
     inverse_value: Any
+    heads: HeadScales
 
 
 class Scores(NamedTuple):
     """How scores become weights: softmax(soft_cap · tanh(scale / soft_cap · q kᵀ) + slope · distance), times a scale.
 
     `soft_cap`, `sinks` [H] and `alibi_slopes` [H] are None where a layer has none. The output is multiplied with
-    `value_scale`.
+    `value_scale`. What `heads` has of a KV head multiplies both scales.
     """
 
     scale: Any
@@ -44,6 +55,7 @@ class Scores(NamedTuple):
     soft_cap: Any
     sinks: Any
     alibi_slopes: Any
+    heads: HeadScales
 
 
 class Layer(NamedTuple):
@@ -99,6 +111,36 @@ class Splitting(NamedTuple):
 def paged_cache(kv_cache: Tensor) -> PagedCache:
     """`kv_cache` [2, blocks, block size, KV heads, D] as kernels take it."""
     return PagedCache(kv_cache[0], kv_cache[1], *kv_cache.stride()[1:4])
+
+
+def cache_scales(key_scale: float | Tensor, value_scale: float | Tensor) -> CacheScales:
+    """What a kernel divides keys and values by: numbers, or float32 [KV heads]."""
+    heads = _by_head(key_scale, value_scale)
+    return CacheScales(1.0 / _number(key_scale), 1.0 / _number(value_scale), heads)
+
+
+def scores_of(
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    key_scale: float | Tensor,
+    value_scale: float | Tensor,
+) -> Scores:
+    """How a kernel weighs keys and values that are divided by their scales: numbers, or float32 [KV heads]."""
+    numbers = scale * _number(key_scale), _number(value_scale)
+    return Scores(*numbers, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes, _by_head(key_scale, value_scale))
+
+
+def _number(scale: float | Tensor) -> float:
+    return 1.0 if isinstance(scale, Tensor) else scale
+
+
+def _by_head(key_scale: float | Tensor, value_scale: float | Tensor) -> HeadScales:
+    """Raises `ValueError` where keys and values have scales of different kinds."""
+    if isinstance(key_scale, Tensor) != isinstance(value_scale, Tensor):
+        raise ValueError("keys and values must both have one scale, or both one for each head")
+    return HeadScales(key_scale, value_scale) if isinstance(key_scale, Tensor) else HeadScales()
 
 
 def layer_of(query: Tensor, kv_cache: Tensor, window: int = 0, share: tuple[int, int] = (1, 0)) -> Layer:

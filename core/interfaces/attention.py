@@ -159,14 +159,15 @@ class BlockFormat:
 class LayerParams:
     """What differs between layers of a group besides their weights: the spec, and per-head and per-layer constants.
 
-    A cache of 8-bit floats holds keys and values divided by `key_scale` and `value_scale`.
+    A cache of 8-bit floats holds keys and values divided by `key_scale` and `value_scale`: numbers or, for backends
+    with `takes_head_scales`, float32 [num_kv_heads] at addresses that do not change, while what is there may.
     """
 
     spec: AttentionSpec
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
-    key_scale: float = 1.0
-    value_scale: float = 1.0
+    key_scale: float | Tensor = 1.0
+    value_scale: float | Tensor = 1.0
 
 
 class CacheBackend(ABC):
@@ -233,6 +234,8 @@ class AttentionBackend(CacheBackend):
     """Serves `frame.layers` attention, over a paged cache or of a row over itself."""
 
     spec: AttentionSpec
+    #: whether `forward` takes a scale of the cache for each KV head; for others the layer multiplies by them itself
+    takes_head_scales: ClassVar[bool] = False
 
     @classmethod
     def kv_format(cls, spec: AttentionSpec) -> BlockFormat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from ..interfaces.model import ForwardStep
 from .cached import CachedLayer, Planner
 from .chunked import ChunkPlanner
 from .context import SharedContext
+from .kv_scales import attend_scaled
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -29,11 +31,12 @@ class Attention(CachedLayer):
     """Attention over this rank's heads: over cached tokens, or of an encoder, where a row attends to itself alone.
 
     `sinks` [this rank's heads] are learned logits, read from "NAME.sinks"; `head_slice` says which of the model's
-    heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, else they are 1.
+    heads these are. The scales of a cache of 8-bit floats come from the checkpoint where it has them, one for the layer
+    or one for each KV head, of which this cache has those from number kv_heads[0] of kv_heads[1] on; else they are 1.
     `context` is the group of ranks that share the tokens of a row.
     """
 
-    kv_scales: Tensor | None
+    kv_scales: Tensor | None  # float32 [2, KV heads of the cache]
 
     def __init__(
         self,
@@ -45,17 +48,19 @@ class Attention(CachedLayer):
         alibi_slopes: Tensor | None = None,
         head_slice: slice = slice(0, 0),
         total_heads: int = 0,
+        kv_heads: tuple[int, int] = (0, 0),
         context: SharedContext | None = None,
     ) -> None:
         super().__init__(build, name)
         self.spec = self.backend_spec = spec if context is None else context.spec
         self.context = context
         self.sinks = sinks
-        self.head_slice, self.total_heads = head_slice, total_heads
+        self.head_slice, self.total_heads, self.kv_heads = head_slice, total_heads, kv_heads
         self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes)
         self._backend: Planner | None = None
         quantized = spec.kind == "decoder" and spec.kv_dtype.itemsize == 1
-        self.register_buffer("kv_scales", torch.ones(2, device=spec.device_type) if quantized else None)
+        scales = torch.ones(2, self.spec.num_kv_heads, device=spec.device_type) if quantized else None
+        self.register_buffer("kv_scales", scales)
 
     def kv_spec(self) -> AnyKVSpec | None:
         """What the layer caches of each token; None for an encoder's attention, which caches nothing."""
@@ -89,10 +94,12 @@ class Attention(CachedLayer):
         query, key, value = tensors
         backend = cast("AttentionBackend", self._backend)
         cache = _NOTHING if self.kv_cache is None else self.kv_cache
+        attend = partial(backend.forward, self.params)
+        if isinstance(self.params.key_scale, Tensor) and not backend.takes_head_scales:
+            attend = partial(attend_scaled, backend, self.params)
         if self.context is None:
-            return cast("Tensor", backend.forward(self.params, query, key, value, cache, plan))
-        gathered = self.context.gather(query, key, value)
-        out, lse = backend.forward(self.params, *gathered, cache, plan)
+            return cast("Tensor", attend(query, key, value, cache, plan))
+        out, lse = attend(*self.context.gather(query, key, value), cache, plan)
         return self.context.merge(out, lse, self.sinks)
 
     def weight_slots(self) -> list[WeightSlot]:
@@ -101,17 +108,31 @@ class Attention(CachedLayer):
             slots.append(WeightSlot(f"{self.name}.sinks", (self.total_heads,), self.sinks, (self.head_slice,)))
         for index, part in enumerate("kv"):
             # as compressed-tensors, ModelOpt and AutoFP8 write them
-            for name in (f"{part}_scale", f"{part}_proj.{part}_scale", "kv_scale"):
-                region = (slice(index, index + 1),)
-                slots.append(WeightSlot(f"{self.name}.{name}", (), self.kv_scales, region=region, optional=True))
+            names = [f"{self.name}.{name}" for name in (f"{part}_scale", f"{part}_proj.{part}_scale", "kv_scale")]
+            slots += [slot for name in names for slot in self._scale_slots(name, index)]
+        slots.append(WeightSlot(f"{self.name}.q_scale", (), None))  # queries are not rounded
         return slots
+
+    def _scale_slots(self, name: str, part: int) -> list[WeightSlot]:
+        """One for a number, and one for each form that the scales of all KV heads may have."""
+        first, total = self.kv_heads
+        own, scales = (slice(first, first + self.spec.num_kv_heads),), self.kv_scales
+        take = partial(self._take_scales, part)
+        slots = [WeightSlot(name, (), scales, region=(slice(part, part + 1),), optional=True)]
+        forms: list[tuple[int, ...]] = [(total,), (total, 1, 1)] if total > 1 else [(1, 1, 1)]
+        return slots + [WeightSlot(name, form, scales, own, optional=True, take=take) for form in forms]
+
+    def _take_scales(self, part: int, scales: Tensor) -> None:
+        cast("Tensor", self.kv_scales)[part] = scales.flatten()
 
     def finish_load(self) -> None:
         """Takes over the scales that were loaded; raises `ValueError` for one that is not a positive number."""
         if self.kv_scales is None:
             return
-        key_scale, value_scale = self.kv_scales.tolist()
-        for part, scale in (("k", key_scale), ("v", value_scale)):
+        known = self.kv_scales.tolist()
+        for part, scale in ((part, one) for part, scales in zip("kv", known, strict=True) for one in scales):
             if not (math.isfinite(scale) and scale > 0):
                 raise ValueError(f"{self.name}.{part}_scale is {scale}; a scale of the KV cache must be above 0")
-        self.params = replace(self.params, key_scale=key_scale, value_scale=value_scale)
+        by_head = any(len(set(scales)) > 1 for scales in known)
+        key, value = self.kv_scales if by_head else [scales[0] for scales in known]
+        self.params = replace(self.params, key_scale=key, value_scale=value)

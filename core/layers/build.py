@@ -225,6 +225,8 @@ class Build:
             deterministic=self.deterministic,
         )
         spec = replace(spec, kv_dtype=self.methods.kv_dtype(prefix, spec))
+        tensor = self.groups.tensor
+        first = (tensor.rank - self.groups.decode_context.rank) * num_kv_heads // tensor.size
         return Attention(
             self,
             prefix,
@@ -233,6 +235,7 @@ class Build:
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[mine].to(self.device, torch.float32),
             head_slice=mine,
             total_heads=num_heads,
+            kv_heads=(first, num_kv_heads),
             context=shared_context(prefix, spec, num_kv_heads, self.groups, self.ops, self.running),
         )
 

@@ -6,20 +6,23 @@ import torch
 from torch import Tensor
 
 
-def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Keys or values as a cache of `dtype` holds them.
+def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0) -> Tensor:
+    """Keys or values [..., Hk, D] as a cache of `dtype` holds them.
 
-    8-bit floats hold x · (1 / scale), clamped to the range of the type; other types ignore `scale`.
+    8-bit floats hold x · (1 / scale), clamped to the range of the type; other types ignore `scale`, which is a number
+    or float32 [Hk].
     """
     if dtype.itemsize > 1:
         return x.to(dtype)
-    limit = torch.finfo(dtype).max
-    return (x.float() * (1.0 / scale)).clamp(-limit, limit).to(dtype)
+    limit, inverse = torch.finfo(dtype).max, 1.0 / scale
+    return (x.float() * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).clamp(-limit, limit).to(dtype)
 
 
-def dequantize_kv(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """The keys or values that `quantize_kv` stored as `x`, up to rounding, as `dtype`."""
+def dequantize_kv(x: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0) -> Tensor:
+    """The keys or values [..., Hk, D] that `quantize_kv` stored as `x`, up to rounding, as `dtype`."""
     out = x.to(dtype)
+    if isinstance(scale, Tensor):
+        return out * scale[:, None].to(dtype) if x.dtype.itemsize == 1 else out
     return out * scale if x.dtype.itemsize == 1 and scale != 1.0 else out
 
 
@@ -29,12 +32,13 @@ def write_kv(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     *,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> None:
     """Stores `key`, `value` [T, Hk, D] at `slot_mapping` int64 [T] (block · block_size + offset; negative: skipped).
 
-    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides; the scales are those of a cache of 8-bit floats.
+    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides; the scales, numbers or float32 [Hk], are those of a
+    cache of 8-bit floats.
     """
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], kv_cache.shape[2]
@@ -55,15 +59,15 @@ def paged_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
+    key_scale: float | Tensor = 1.0,
+    value_scale: float | Tensor = 1.0,
 ) -> Tensor:
     """Causal attention of each row's last query_len tokens over its seq_len cached tokens, in float32.
 
     `query` [T, H, D], `kv_cache` [2, num_blocks, block_size, Hk, D], `query_start` [B+1], `seq_lens` [B],
     `block_table` [B, max_blocks]. `sinks` [H] are logits that take part in the softmax without a value;
     `alibi_slopes` [H] add slope · (key position - query position). A cache of 8-bit floats holds keys and values
-    divided by the scales. Returns [T, H, D].
+    divided by the scales, numbers or float32 [Hk]. Returns [T, H, D].
     """
     out = torch.zeros_like(query)
     block_size, groups = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]

@@ -86,9 +86,8 @@ def _attend(layer: LayerParams, query: Tensor, found: Tensor, tile: InvariantTil
     padded = torch.zeros(TILE, heads, dim, dtype=torch.float32, device=query.device)
     padded[tile.place : tile.place + count] = query
     folded = padded.permute(1, 0, 2).reshape(kv_heads, -1, dim)
-    key, value = found.permute(1, 2, 0, 3)
-    key = dequantize_kv(key, torch.float32, layer.key_scale).contiguous()
-    value = dequantize_kv(value, torch.float32, layer.value_scale).contiguous()
+    key = dequantize_kv(found[:, 0], torch.float32, layer.key_scale).transpose(0, 1).contiguous()
+    value = dequantize_kv(found[:, 1], torch.float32, layer.value_scale).transpose(0, 1).contiguous()
     scores = (torch.bmm(folded, key.transpose(1, 2)) * layer.spec.scale).view(heads, TILE, keys)
     if layer.spec.soft_cap:
         scores = torch.tanh(scores / layer.spec.soft_cap) * layer.spec.soft_cap

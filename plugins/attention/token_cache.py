@@ -46,7 +46,7 @@ class TokenCache:
             self._keys, self._values = rows[:, 0], rows[:, 1]
             self.keys, self.values = self._keys.view(self.dtype), self._values.view(self.dtype)
 
-    def store(self, key: Tensor, value: Tensor, slots: Tensor, scales: tuple[float, float]) -> None:
+    def store(self, key: Tensor, value: Tensor, slots: Tensor, scales: tuple[float | Tensor, float | Tensor]) -> None:
         """Writes `key`, `value` [n, Hk, D] at `slots` [n]; `scales` are those of a cache of 8-bit floats."""
         if key.dtype != self.dtype:
             key, value = (quantize_kv(x, self.dtype, scale) for x, scale in zip((key, value), scales, strict=True))

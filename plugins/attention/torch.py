@@ -76,6 +76,8 @@ class CausalMask:
 class TorchAttention(AttentionBackend):
     """Attention in plain torch. Reads lengths on the host, which means a wait a step on devices other than the CPU."""
 
+    takes_head_scales = True
+
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         self._mask = CausalMask(self.spec, TILE)

@@ -94,6 +94,7 @@ class TritonAttention(AttentionBackend):
     """Attention by Triton kernels, prompts on Hopper by a Gluon kernel."""
 
     needs_python = False
+    takes_head_scales = True
 
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         super().__init__(setup, options)

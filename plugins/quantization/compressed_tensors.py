@@ -129,10 +129,11 @@ class CompressedTensors(Quantization):
         scheme = self._cache
         if not scheme:
             return None
-        if scheme.get("strategy") != "tensor" or scheme.get("num_bits") != 8 or scheme.get("type") != "float":
+        strategy = scheme.get("strategy")
+        if strategy not in ("tensor", "attn_head") or scheme.get("num_bits") != 8 or scheme.get("type") != "float":
             raise ValueError(
                 f"kv_cache_scheme of the quantization_config: {scheme.get('type')} of {scheme.get('num_bits')} bits by "
-                f"{scheme.get('strategy')} is not supported; give --kv-cache-dtype"
+                f"{strategy} is not supported; give --kv-cache-dtype"
             )
         return CacheQuantization(torch.float8_e4m3fn)
 

@@ -35,6 +35,17 @@ def test_keys_and_values_are_the_references_own(kv_dtype: torch.dtype, features:
     check(TritonAttention, case, CLOSE, CLOSE)
 
 
+HEAD_SCALES = (torch.tensor([0.02, 0.5]), torch.tensor([3e-5, 1.75]))
+
+
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize(("kv_dtype", "features"), CASES)
+def test_each_kv_head_may_have_scales_of_its_own(kv_dtype: torch.dtype, features: dict, rows: list) -> None:
+    spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=kv_dtype, **features)
+    case = make_case(TritonAttention, spec, rows, scales=tuple(scale.to(DEVICE) for scale in HEAD_SCALES))
+    check(TritonAttention, case, CLOSE, CLOSE)
+
+
 def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> None:
     split_rows(monkeypatch, 4, 0)
     spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, head_dim=128, block_size=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +32,12 @@ def shared_case(
     tiles: int = 4,
     *,
     seed: int = 0,
+    scales: tuple[Any, Any] = (0.05, 0.25),
     **changes: object,
 ) -> Case:
     """Rows of which those of each group begin with the same blocks, for the tokens given."""
     spec = spec_of(device_type=DEVICE, **{"dtype": DTYPE, "block_size": 16, **changes})
-    scales = (0.05, 0.25) if spec.kv_dtype.itemsize == 1 else (1.0, 1.0)
+    scales = scales if spec.kv_dtype.itemsize == 1 else (1.0, 1.0)
     case = make_case(TritonAttention, spec, rows, scales=scales, seed=seed)
     table = case.batch.block_table
     tile_rows = np.full((tiles, TritonAttention.prefix_tile_rows), -1, np.int32)
@@ -92,9 +94,12 @@ def test_a_prefix_of_no_whole_tile_changes_nothing(tokens: int) -> None:
     check(TritonAttention, case, CLOSE, CLOSE)
 
 
-def test_a_cache_of_8_bit_floats() -> None:
+@pytest.mark.parametrize("scales", [(0.05, 0.25), ([0.05, 0.5], [0.25, 0.03])], ids=["of the layer", "of heads"])
+def test_a_cache_of_8_bit_floats(scales: tuple[Any, Any]) -> None:
     rows = [(300, 1), (260, 1), (20, 1)]
-    check(TritonAttention, shared_case(rows, [([0, 1], 256)], kv_dtype=torch.float8_e4m3fn), CLOSE, CLOSE)
+    given = [torch.tensor(one, device=DEVICE) if isinstance(one, list) else one for one in scales]
+    case = shared_case(rows, [([0, 1], 256)], kv_dtype=torch.float8_e4m3fn, scales=(given[0], given[1]))
+    check(TritonAttention, case, CLOSE, CLOSE)
 
 
 def test_layers_with_a_window_and_deterministic_steps_leave_it() -> None:

@@ -48,8 +48,8 @@ def layer(**changes: Any) -> AttentionSpec:
     return replace(LAYER, **changes)
 
 
-def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: Any) -> None:
-    """One step of a layer; with `shared` its rows begin alike."""
+def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, head_scales: bool = False, **options: Any) -> None:
+    """One step of a layer; with `shared` its rows begin alike, with `head_scales` each KV head has its own scales."""
     if reason := TritonAttention.supports(spec):
         raise ValueError(reason)
     backend = TritonAttention(BackendSetup(spec, SimpleNamespace()), TritonOptions(**options))
@@ -60,6 +60,9 @@ def attend(spec: AttentionSpec, rows: Rows, *, shared: bool = False, **options: 
         sinks=_empty(heads, dtype=spec.dtype) if spec.sinks else None,
         alibi_slopes=_empty(heads, dtype=F32) if spec.alibi else None,
     )
+    if head_scales:
+        scales = _empty(2, spec.num_kv_heads, dtype=F32)
+        params = replace(params, key_scale=scales[0], value_scale=scales[1])
     projected = _empty(tokens, heads + 2 * spec.num_kv_heads, dim, dtype=spec.dtype)
     query, key, value = projected.split([heads, spec.num_kv_heads, spec.num_kv_heads], 1)
     block = TritonAttention.kv_format(spec)
@@ -131,12 +134,16 @@ LAYERS: dict[str, dict[str, Any]] = {
     "e4m3 cache, window, soft cap, sinks": {"kv_dtype": E4M3, **ALL_FEATURES},
     "e5m2 cache, float16, alibi": {"dtype": F16, "kv_dtype": E5M2, "alibi": True},
     "e4m3 cache, float32": {"dtype": F32, "kv_dtype": E4M3},
+    "e4m3 cache, scales of heads": {"kv_dtype": E4M3},
+    "e5m2 cache, float16, alibi, scales of heads": {"dtype": F16, "kv_dtype": E5M2, "alibi": True},
     "blocks of 1": {"block_size": 1},
     "blocks of 32": {"block_size": 32},
     "blocks of 256": {"block_size": 256},
 }
 #: Layers of which every kind of step is compiled; of the others, those that differ most.
-THOROUGH = ("usual", "head of 256", "float32", "e4m3 cache", "window, soft cap, sinks")
+THOROUGH = (
+    "usual", "head of 256", "float32", "e4m3 cache", "e4m3 cache, scales of heads", "window, soft cap, sinks"
+)  # fmt: skip
 #: What the Hopper kernel serves.
 HOPPER_LAYERS = (
     "usual", "7 heads a KV head", "head of 64", "head of 80", "head of 96", "head of 256", "window",
@@ -148,16 +155,16 @@ PERSISTENT_LAYERS = ("usual", "head of 64", "head of 96", "window, soft cap, sin
 
 def attention_launches(name: str) -> dict[str, Callable[[], None]]:
     """Steps of a layer of LAYERS without the Hopper kernel."""
-    spec = layer(**LAYERS[name])
+    spec, step = layer(**LAYERS[name]), partial(attend, head_scales="scales of heads" in name)
     thorough = name in THOROUGH
     decodes = DECODES if thorough else {rows: DECODES[rows] for rows in ("one row", "16 rows", "256 rows")}
-    found = {f"{name}, {rows}": partial(attend, spec, counts) for rows, counts in decodes.items()}
-    found[f"{name}, prompts"] = partial(attend, spec, PROMPTS[:2], hopper_prefill=False)
+    found = {f"{name}, {rows}": partial(step, spec, counts) for rows, counts in decodes.items()}
+    found[f"{name}, prompts"] = partial(step, spec, PROMPTS[:2], hopper_prefill=False)
     if thorough:
-        found[f"{name}, deterministic"] = partial(attend, replace(spec, deterministic=True), [(100, 1), *PROMPTS])
+        found[f"{name}, deterministic"] = partial(step, replace(spec, deterministic=True), [(100, 1), *PROMPTS])
     if not spec.window and (thorough or spec.alibi or name == "one head a KV head"):
-        found[f"{name}, 16 rows, shared prefix"] = partial(attend, spec, DECODES["16 rows"], shared=True)
-        found[f"{name}, 256 rows, shared prefix"] = partial(attend, spec, DECODES["256 rows"], shared=True)
+        found[f"{name}, 16 rows, shared prefix"] = partial(step, spec, DECODES["16 rows"], shared=True)
+        found[f"{name}, 256 rows, shared prefix"] = partial(step, spec, DECODES["256 rows"], shared=True)
     return found
 
 

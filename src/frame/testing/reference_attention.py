@@ -12,6 +12,8 @@ from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, Gro
 class ReferenceAttention(AttentionBackend):
     """For tests of models and platforms that should not depend on a real backend."""
 
+    takes_head_scales = True
+
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
         against = {

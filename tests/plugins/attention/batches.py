@@ -67,9 +67,9 @@ def make_case(
     page_slack: int = 0,
     padding_tokens: int = 0,
     padding_rows: int = 0,
-    scales: tuple[float, float] = (1.0, 1.0),
+    scales: tuple[float | Tensor, float | Tensor] = (1.0, 1.0),
 ) -> Case:
-    """`rows` holds (tokens cached before, query tokens) of each row, `scales` those of keys and values."""
+    """`rows` holds (tokens cached before, query tokens) of each row, `scales` those of keys and values, or of heads."""
     draw = np.random.default_rng(seed)
     torch_draw = torch.Generator().manual_seed(seed)
     device, size = spec.device_type, spec.block_size

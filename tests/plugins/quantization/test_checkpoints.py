@@ -193,11 +193,13 @@ def test_tensors_that_contradict_the_configuration_are_named(dropped, renamed, w
     assert "\n" not in str(caught.value)
 
 
-def test_the_checkpoint_says_how_the_cache_is_kept(tmp_path):
-    """By its kv_cache_scheme and scales, unless the user says another type."""
+@pytest.mark.parametrize(("strategy", "form"), [("tensor", (1,)), ("attn_head", (2, 1, 1))])
+def test_the_checkpoint_says_how_the_cache_is_kept(strategy, form, tmp_path):
+    """By its kv_cache_scheme and scales, of a layer or of each KV head, unless the user says another type."""
     config, quantize = compressed("float-quantized", FORMATS["fp8 by channel"][1], **FORMATS["fp8 by channel"][2])
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-    scales = {f"model.layers.{i}.self_attn.{part}_scale": torch.tensor([0.02]) for i in range(3) for part in "kv"}
+    scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": False}
+    names = [f"model.layers.{i}.self_attn.{part}_scale" for i in range(3) for part in "kv"]
+    scales = {name: torch.full(form, 0.02) * (1 + torch.arange(form[0])).view(form) for name in names}
     quantised, _ = write_pair(tmp_path, "llama", {**config, "kv_cache_scheme": scheme}, quantize, more=scales)
     with running(from_flat({**SMALL, "model": str(quantised)}), Registry.load()) as engine:
         assert {spec.dtype for group in engine.scheduler._layout.groups for spec in group.specs} == {"float8_e4m3fn"}

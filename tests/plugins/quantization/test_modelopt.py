@@ -230,9 +230,9 @@ def test_tokens_and_the_cache_that_hf_quant_config_asks_for(tmp_path):
     import json
 
     left = ("layers.0.self_attn.k_proj", "layers.1.mlp.down_proj")
-    scales = {
-        f"model.layers.{i}.self_attn.{part}_proj.{part}_scale": torch.tensor(0.02) for i in range(3) for part in "kv"
-    }
+    given = {"k": torch.tensor(0.02), "v": torch.tensor([0.02, 0.03])}  # of the layer, and of each KV head
+    names = {f"model.layers.{i}.self_attn.{part}_proj.{part}_scale": part for i in range(3) for part in "kv"}
+    scales = {name: given[part].clone() for name, part in names.items()}
     quantised, plain = write_pair(
         tmp_path, "llama", {}, nvfp4, ignored=lambda name: name.endswith(left), more=scales
     )  # fmt: skip
