@@ -11,13 +11,15 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from frame.kv_scales.applied import attend_scaled
+from frame.kv_scales.calculated import measure
+
 from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
 from ..interfaces.kv import AnyKVSpec, ChunkedKV, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
 from .cached import CachedLayer, Planner
 from .chunked import ChunkPlanner
 from .context import SharedContext
-from .kv_scales import attend_scaled
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Attention(CachedLayer):
     """
 
     kv_scales: Tensor | None  # float32 [2, KV heads of the cache]
+    #: whether the next tokens decide the scales
+    measures = False
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class Attention(CachedLayer):
     ) -> None:
         super().__init__(build, name)
         self.spec = self.backend_spec = spec if context is None else context.spec
-        self.context = context
+        self.context, self.group = context, build.groups.tensor
         self.sinks = sinks
         self.head_slice, self.total_heads, self.kv_heads = head_slice, total_heads, kv_heads
         self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes)
@@ -87,6 +91,8 @@ class Attention(CachedLayer):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, step: ForwardStep) -> Tensor:  # type: ignore[override]
         """query [T, H, D], key and value [T, Hk, D] → [T, H · D]; stores key and value where there is a cache."""
+        if self.measures:
+            measure(self, key, value, step.batches[self.plan_index].slot_mapping)
         return super().forward(query, key, value, step=step).flatten(1)
 
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
@@ -133,6 +139,6 @@ class Attention(CachedLayer):
         for part, scale in ((part, one) for part, scales in zip("kv", known, strict=True) for one in scales):
             if not (math.isfinite(scale) and scale > 0):
                 raise ValueError(f"{self.name}.{part}_scale is {scale}; a scale of the KV cache must be above 0")
-        by_head = any(len(set(scales)) > 1 for scales in known)
+        by_head = isinstance(self.params.key_scale, Tensor) or any(len(set(scales)) > 1 for scales in known)
         key, value = self.kv_scales if by_head else [scales[0] for scales in known]
         self.params = replace(self.params, key_scale=key, value_scale=value)

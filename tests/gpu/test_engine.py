@@ -101,3 +101,13 @@ def test_torch_attention_equals_triton(tmp_path) -> None:
     prompts = make_prompts()
     expected = generate(folder, prompts, dtype="float32", attention_backend="torch", enforce_eager=True)
     assert generate(folder, prompts, dtype="float32", attention_backend="triton") == expected
+
+
+def test_scales_that_are_calculated_hold_in_captured_steps(tmp_path) -> None:
+    """The first prompt has one token, as the steps that are captured have; what is captured reads the new scales."""
+    folder = make_checkpoint(tmp_path, "qwen3")
+    prompts = [[7], *make_prompts()]
+    given = {"dtype": "float32", "kv_cache_dtype": "fp8_e4m3", "calculate_kv_scales": True, "async_scheduling": False}
+    expected = generate(folder, prompts, enforce_eager=True, **given)
+    assert generate(folder, prompts, **given) == expected
+    assert generate(folder, prompts, enforce_eager=True, attention_backend="torch", **given) == expected

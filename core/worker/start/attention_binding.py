@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 
+from frame.kv_scales.calculated import NOT_DETERMINISTIC, calculate
+
 from ...config.tree import FrameConfig
 from ...interfaces.attention import CacheBackend
 from ...interfaces.connector import CacheView
@@ -151,6 +153,9 @@ def choose_backends(
         providers[spec], multiples[spec] = provider, chosen.block_multiple(spec) * spec.context.ranks
         if reason := why_not_served(chosen, replace(spec, deterministic=True), size):
             not_deterministic = f"attention backend {provider.name!r}: {reason}"
+    if config.cache.calculate_kv_scales:
+        calculate(layers.values())
+        not_deterministic = NOT_DETERMINISTIC
     kept = {name: kv_spec for name, layer in layers.items() if (kv_spec := layer.kv_spec()) is not None}
     for name, kv_spec in kept.items():
         if isinstance(kv_spec, StateKV):

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from frame.kv_scales.calculated import FirstSteps
+
 from ...config.tree import FrameConfig
 from ...interfaces.collectives import Collectives, NoCollectives
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
@@ -136,6 +138,8 @@ class WorkerStart:
                 pooling=runner.pooling.facts if isinstance(runner.pooling, Pooling) else None,
             )
             undo.pop_all()
+        if loaded.opened.config.cache.calculate_kv_scales:
+            FirstSteps(runner.device, loaded.weights.modules())
         return started, ready
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, regist
     _check_stages(config, mesh, checkpoint, registry)
     _check_shared_contexts(config, mesh)
     _check_divided_tokens(config, mesh)
+    _check_calculated_scales(config, mesh)
     if mesh.expert_parallel:
         layers = (
             layer
@@ -135,6 +136,22 @@ def _check_divided_tokens(config: FrameConfig, mesh: Mesh) -> None:
     if (speculator := config.speculation.speculator) is not None:
         raise ConfigError(f"{said} does not go with speculator {speculator!r} yet; leave one of them out")
     _check_blocks(config, said, asked)
+
+
+def _check_calculated_scales(config: FrameConfig, mesh: Mesh) -> None:
+    """Raises `ConfigError` for what does not go with scales that follow from the first request of an engine."""
+    if not config.cache.calculate_kv_scales:
+        return
+    connector, dtype = config.transfer.kv_connector, config.cache.kv_cache_dtype
+    against = {
+        f"kv_cache_dtype {dtype} has no scales; set it to fp8_e4m3": dtype in ("float32", "float16", "bfloat16"),
+        f"KV connector {connector!r} moves blocks to engines with other scales": connector is not None,
+        "deterministic needs scales that do not follow from requests": config.model.deterministic,
+        f"prefill_context_parallel_size {mesh.prefill_context} divides the tokens that decide": mesh.prefill_context
+        > 1,
+    }
+    if reasons := [reason for reason, applies in against.items() if applies]:
+        raise ConfigError(f"calculate_kv_scales: {'; '.join(reasons)}; leave one of them out")
 
 
 def _check_blocks(config: FrameConfig, said: str, asked: int) -> None:

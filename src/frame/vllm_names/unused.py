@@ -142,7 +142,6 @@ _ADAPTERS = {
 }
 
 _CACHE = {
-    **_switches("scales of a quantised cache are not calculated", "calculate_kv_scales"),
     **_only("every layer has the same type of cache", kv_cache_dtype_skip_layers=([],)),
     **_switches("layers of each kind have their own blocks", "disable_hybrid_kv_cache_manager"),
     **_switches("layers that share keys are not supported yet", "kv_sharing_fast_prefill"),

@@ -125,6 +125,29 @@ def test_the_rest_is_captured_while_nothing_else_is_to_do(start: Callable[..., A
         assert idle(engine) == 0
 
 
+def test_scales_that_are_calculated_come_before_any_replay(start: Callable[..., Any]) -> None:
+    """The first request has one token, for which a step is captured already; that step would measure nothing."""
+    settings = {"calculate_kv_scales": True, "kv_cache_dtype": "fp8_e4m3"}
+    found = []
+    for captures in (True, False):
+        with start(settings=settings) as (engine, worker, capturer, _):
+            layers = [one for one in worker.model.modules() if getattr(one, "kv_scales", None) is not None]
+            if not captures:
+                worker.runner.device.graphs._graphs = EagerGraphs()
+            idle(engine)
+            assert all(layer.measures and layer.kv_scales.eq(1).all() for layer in layers)
+            before = capturer.num_replayed
+            first = tokens_of(drain(engine, [request("first", [7], 1)])["first"])
+            assert capturer.num_replayed == before
+            scales = [layer.kv_scales.tolist() for layer in layers]
+            assert not any(layer.measures for layer in layers)
+            tokens = greedy(engine, GIVEN)
+            assert (capturer.num_replayed > before) == captures
+            assert [layer.kv_scales.tolist() for layer in layers] == scales
+            found.append((first, scales, tokens))
+    assert found[0] == found[1]
+
+
 def test_while_requests_run_steps_are_captured_now_and_then(
     start: Callable[..., Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

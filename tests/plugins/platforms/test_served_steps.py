@@ -49,6 +49,10 @@ CASES = {
     "small weights, six at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 6, "max_num_batched_tokens": 2048}),
     "small weights": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048}),
     "small weights, one request at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 1}),
+    "small weights, calculated scales": (
+        SMALL,
+        {"max_model_len": 2048, "max_num_seqs": 4, "kv_cache_dtype": "fp8_e4m3", "calculate_kv_scales": True},
+    ),
     "experts": (EXPERTS, {"max_model_len": 4096}),
     "latents": (LATENTS, {"max_model_len": 4096}),
 }

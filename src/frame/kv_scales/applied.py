@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ..interfaces.attention import AttentionBackend, LayerParams
+from frame.core.interfaces.attention import AttentionBackend, LayerParams
 
 
 def attend_scaled(
