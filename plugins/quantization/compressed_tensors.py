@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,12 +31,13 @@ from .joined import by_parts
 from .names import Names
 from .packed import SCALES, PackedLinear, all_groups, with_take, zeros_by_rows
 from .packing import unpack
-from .scaled import ScaledLinear, Stored
+from .scaled import ScaledLinear, Stored, exponent_type
 from .vocabulary import LinearHead
 
+_MXFP8 = "mxfp8-quantized"
 _READ = (
-    "float-quantized, int-quantized, naive-quantized and pack-quantized weights of 8 bits, pack-quantized ones of 4, "
-    "and 4-bit floats (nvfp4-pack-quantized, mxfp4-pack-quantized)"
+    "float-quantized, int-quantized, naive-quantized, mxfp8-quantized and pack-quantized weights of 8 bits, "
+    "pack-quantized ones of 4, and 4-bit floats (nvfp4-pack-quantized, mxfp4-pack-quantized)"
 )
 #: Formats of 4-bit floats: how they are stored, and the strategy of their groups.
 _FLOATS = {
@@ -65,6 +66,7 @@ class Scheme:
     ordered: bool
     static_inputs: bool
     rounds_inputs: bool
+    exponents: torch.dtype | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -123,6 +125,7 @@ class CompressedTensors(Quantization):
             ("weight", "weight_scale"),
             per_tensor=not stored.block[0],
             ignored=("input_scale",),
+            exponents=stored.exponents,
         )
 
     def cache(self, prefix: str, spec: AttentionSpec) -> CacheQuantization | None:
@@ -149,7 +152,8 @@ class CompressedTensors(Quantization):
         for of_targets in (_by_name, _by_class):
             for targets, scheme in self._groups:
                 if of_targets(targets, name, self.setup.renames):
-                    return scheme
+                    found = exponent_type(self.setup.tensors, f"{name}.weight_scale") or scheme.exponents
+                    return replace(scheme, exponents=found)
         return None
 
 
@@ -175,9 +179,11 @@ def _scheme(name: str, group: Mapping[str, Any], file_format: str) -> Scheme:
         ordered=weights.get("actorder") in ("group", True),
         static_inputs=bool(inputs) and inputs.get("dynamic") is False,
         rounds_inputs=bool(inputs),
+        exponents=torch.uint8 if str(group.get("format") or file_format) == _MXFP8 else None,
     )
     strategies: tuple[str, ...] = ("group", "channel") if scheme.is_packed else ("tensor", "channel", "group", "block")
     kinds = {"float-quantized": ("float", (8,)), "int-quantized": ("int", (8,)), "pack-quantized": ("int", (4, 8))}
+    kinds[_MXFP8] = ("float", (8,) if scheme.group_size == 32 else ())
     kinds["naive-quantized"] = (scheme.type if scheme.type in ("float", "int") else "int", (8,))
     if scheme.format in _FLOATS and scheme.symmetric and scheme.group_size in (0, _FLOATS[scheme.format][0].group):
         kinds[scheme.format], strategies = ("float", (4,)), (_FLOATS[scheme.format][1],)
@@ -211,6 +217,7 @@ def _stored(scheme: Scheme) -> Stored:
         input_scale="input_scale" if scheme.static_inputs else "",
         zeros="" if scheme.symmetric else "weight_zero_point",
         rounds=scheme.rounds_inputs,
+        exponents=scheme.exponents,
     )
 
 

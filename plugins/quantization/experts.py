@@ -19,7 +19,7 @@ from frame.ops import quantize_rows
 
 from .packed import SCALES, round_groups
 from .packing import pack_nibbles
-from .scaled import CODES, WEIGHTS, runs_of_rows
+from .scaled import CODES, WEIGHTS, runs_of_rows, with_exponents
 
 PARTS = ("gate_up", "down")
 
@@ -135,7 +135,8 @@ class RoundedExperts(CodedExperts):
 class StoredExperts(CodedExperts):
     """Experts whose codes are in the checkpoint, three tensors for each: "PREFIX.E.gate_proj.weight" and its scales.
 
-    `names` are the ends of the names of codes and of scales, `ignored` of tensors that may be there.
+    `names` are the ends of the names of codes and of scales, `ignored` of tensors that may be there. `exponents` is the
+    type of scales of blocks that are stored as powers of two.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class StoredExperts(CodedExperts):
         *,
         per_tensor: bool = False,
         ignored: Sequence[str] = (),
+        exponents: torch.dtype | None = None,
     ) -> None:
         super().__init__(dtype, (1, 0) if per_tensor else block)
+        self._exponents = exponents
         self._names, self._per_tensor, self._ignored = names, per_tensor, ignored
 
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
@@ -171,7 +174,8 @@ class StoredExperts(CodedExperts):
         units = {
             name: (self._block[0] and self.blocks[name][0], self._block[1] and self.blocks[name][1]) for name in PARTS
         }
-        return slots + _slots(layer, scales, units.__getitem__, lambda name: getattr(layer, f"{name}_scales"), **scaled)
+        found = _slots(layer, scales, units.__getitem__, lambda name: getattr(layer, f"{name}_scales"), **scaled)
+        return slots + with_exponents(found, self._exponents)
 
 
 def linears(layer: Any) -> list[tuple[int, str, int, LinearSpec]]:

@@ -17,7 +17,7 @@ from .experts import RoundedExperts, StoredExperts
 from .joined import by_parts
 from .names import Names
 from .online import is_rounded
-from .scaled import RoundedLinear, ScaledLinear, Stored
+from .scaled import RoundedLinear, ScaledLinear, Stored, exponent_type
 
 E4M3 = torch.float8_e4m3fn
 _CODES = (E4M3, torch.float8_e5m2)
@@ -61,7 +61,12 @@ class Fp8(Quantization):
         block = stored.block if stored.block[0] else (1, 0)
         ignored = (stored.input_scale,) if stored.input_scale else ()
         return StoredExperts(
-            stored.dtype, block, ("weight", stored.scale), per_tensor=not stored.block[0], ignored=ignored
+            stored.dtype,
+            block,
+            ("weight", stored.scale),
+            per_tensor=not stored.block[0],
+            ignored=ignored,
+            exponents=stored.exponents,
         )
 
     @property
@@ -88,7 +93,8 @@ class Fp8(Quantization):
         if self._is_static:
             static = next((end for end in _INPUT_SCALES if f"{name}.{end}" in tensors), _INPUT_SCALES[0])
         if self._block:
-            return Stored(dtype, self._block, scale, static, rounds=True)
+            exponents = exponent_type(tensors, f"{name}.{scale}")
+            return Stored(dtype, self._block, scale, static, rounds=True, exponents=exponents)
         found = tensors.get(f"{name}.{scale}")
         shape = found.shape if found is not None else (0, 1) if self._by_rows else ()
         if len(shape) == 0 or shape == (1,):

@@ -32,7 +32,7 @@ from .codebook_experts import FloatExperts
 from .experts import StoredExperts
 from .joined import by_parts
 from .names import Names
-from .scaled import ScaledLinear, Stored
+from .scaled import ScaledLinear, Stored, exponent_type
 from .settings import name_list, require
 from .vocabulary import LinearHead
 
@@ -45,11 +45,15 @@ _NVFP4 = nvfp4("weight", "weight_scale", "weight_scale_2", unread=("input_scale"
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a layer is stored; `has_input`: with a scale of its inputs; `wide`: scales of blocks are [n, 1, k, 1]."""
+    """How a layer is stored; `has_input`: with a scale of its inputs; `wide`: scales of blocks are [n, 1, k, 1].
+
+    `exponents` is the type of scales that are powers of two.
+    """
 
     algorithm: str
     has_input: bool = False
     wide: bool = False
+    exponents: torch.dtype | None = None
 
 
 class ModelOpt(Quantization):
@@ -101,13 +105,16 @@ class ModelOpt(Quantization):
             return None
         if scheme.algorithm == "NVFP4":
             return FloatExperts(_NVFP4)
-        if scheme.algorithm == "MXFP8" or scheme.wide:
+        if scheme.wide:
             raise ValueError(f"{prefix}: experts of {scheme.algorithm} in this form are not supported")
-        block = _stored(scheme).block
+        stored = _stored(scheme)
+        block = stored.block
         names = ("weight", "weight_scale")
         if scheme.algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             raise ValueError(f"{prefix}: experts of {scheme.algorithm} are not supported")
-        return StoredExperts(E4M3, block, names, per_tensor=not block[0], ignored=("input_scale",))
+        return StoredExperts(
+            E4M3, block, names, per_tensor=not block[0], ignored=("input_scale",), exponents=stored.exponents
+        )
 
     def cache(self, prefix: str, spec: AttentionSpec) -> CacheQuantization | None:
         if self._cache_algorithm in (None, "None", "none"):
@@ -139,13 +146,15 @@ class ModelOpt(Quantization):
             raise ValueError(f"the quantization_config says {found} of {name}, whose weight is {weight.dtype}")
         scale = tensors.get(f"{name}.weight_scale")
         has_input = f"{name}.input_scale" in tensors if tensors else found == "FP8"
-        return Scheme(found, has_input, scale is not None and len(scale.shape) == 4)
+        exponents = exponent_type(tensors, f"{name}.weight_scale") or (torch.uint8 if found == "MXFP8" else None)
+        return Scheme(found, has_input, scale is not None and len(scale.shape) == 4, exponents)
 
 
 def _stored(scheme: Scheme) -> Stored:
     blocks = {"FP8": (0, 0), "FP8_PER_CHANNEL_PER_TOKEN": (1, 0), "FP8_PB_WO": (128, 128), "MXFP8": (1, 32)}
     rows = scheme.algorithm == "FP8_PER_CHANNEL_PER_TOKEN"
-    return Stored(E4M3, blocks[scheme.algorithm], input_scale="input_scale" if scheme.has_input else "", flat=rows)
+    static = "input_scale" if scheme.has_input else ""
+    return Stored(E4M3, blocks[scheme.algorithm], input_scale=static, flat=rows, exponents=scheme.exponents)
 
 
 def _method(scheme: Scheme) -> LinearMethod:
@@ -153,7 +162,7 @@ def _method(scheme: Scheme) -> LinearMethod:
 
 
 class OptLinear(ScaledLinear):
-    """8-bit floats; scales of blocks may have axes of one, those of mxfp8 are exponents."""
+    """8-bit floats; scales of blocks may have axes of one."""
 
     def __init__(self, scheme: Scheme) -> None:
         super().__init__(_stored(scheme))
@@ -162,20 +171,11 @@ class OptLinear(ScaledLinear):
     def create(self, layer: Any) -> list[WeightSlot]:
         slots = super().create(layer)
         for place, slot in enumerate(slots):
-            if not slot.name.endswith(".weight_scale"):
-                continue
-            if self._scheme.algorithm == "MXFP8":
-                take = partial(_exponents, layer, slot.region)
-                slots[place] = replace(slot, dtype=torch.uint8, take=take, near=(117, 1))
-            elif self._scheme.wide:
+            if slot.name.endswith(".weight_scale") and self._scheme.wide:
                 (rows, columns), index = slot.shape, slot.index
                 shape, wide = (rows, 1, columns, 1), (index[0], slice(0, 1), index[1])
                 slots[place] = replace(slot, shape=shape, index=wide, take=partial(_blocks, layer, slot.region))
         return slots
-
-
-def _exponents(layer: Any, region: tuple[slice, ...], piece: Tensor) -> None:
-    layer.scales.data[region] = (piece.int() << 23).view(torch.float32)
 
 
 def _blocks(layer: Any, region: tuple[slice, ...], piece: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import LinearMethod, LinearSpec
+from frame.interfaces import LinearMethod, LinearSpec, StoredTensor
 from frame.layers import WeightSlot
 from frame.ops import quantize_rows
 
 #: (center, reach) of made-up codes, and of their scales so that weights are as large as a checkpoint's.
 CODES = {torch.int8: (0.0, 127.0), torch.float8_e4m3fn: (0.0, 448.0), torch.float8_e5m2: (0.0, 448.0)}
 WEIGHTS = 0.05
+#: Types of scales that are powers of two.
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 #: Elements that are rounded at once.
 _MOST_AT_ONCE = 1 << 22
 
@@ -28,7 +30,7 @@ class Stored:
     `dtype` is the type of codes. A scale stands for `block` rows and columns, 0 for all of a tensor; `scale` and
     `input_scale` are the ends of the names of their tensors, the latter "" where activations are dynamic. `zeros` names
     what is subtracted from codes. `flat`: scales of rows are [N], not [N, 1]. `rounds`: activations are meant to be
-    rounded as well.
+    rounded as well. `exponents` is the type of scales of blocks that are stored as powers of two.
     """
 
     dtype: torch.dtype
@@ -38,6 +40,7 @@ class Stored:
     zeros: str = ""
     flat: bool = False
     rounds: bool = False
+    exponents: torch.dtype | None = None
 
 
 class ScaledLinear(LinearMethod):
@@ -86,8 +89,9 @@ class ScaledLinear(LinearMethod):
                     replace(slot, take=partial(_rows_of, layer.scales, slot.region))
                     for slot in WeightSlot.sharded(stored.scale, layer.scales, spec, 1, None, near=near)
                 ]
-            return WeightSlot.sharded(stored.scale, layer.scales, spec, rows_per, columns_per, near=near)
-        slots, start = [], 0
+            slots = WeightSlot.sharded(stored.scale, layer.scales, spec, rows_per, columns_per, near=near)
+            return with_exponents(slots, stored.exponents)
+        slots, start = list[WeightSlot](), 0
         for part in spec.rows:
             region = (slice(start, start + part.count),)
             slots.append(WeightSlot(f"{part.name}.{stored.scale}", (), layer.scales, (), region, near=near))
@@ -157,3 +161,23 @@ def runs_of_rows(weight: Tensor) -> list[slice]:
 
 def _rows_of(scales: Tensor, region: tuple[slice, ...], piece: Tensor) -> None:
     scales.data[region] = piece[:, None].float()
+
+
+def exponent_type(tensors: Mapping[str, StoredTensor], name: str) -> torch.dtype | None:
+    """The type of a checkpoint's scales where they are stored as powers of two (E8M0): one byte x is 2^(x - 127)."""
+    found = tensors.get(name)
+    return found.dtype if found is not None and found.dtype in EXPONENTS else None
+
+
+def with_exponents(slots: list[WeightSlot], dtype: torch.dtype | None) -> list[WeightSlot]:
+    """The slots of float32 scales, filled with powers of two from tensors of `dtype`; as they are where that is None.
+
+    Every power of two that a byte names is a float32, and its 255 is NaN: nothing is rounded.
+    """
+    if dtype is None:
+        return slots
+    return [replace(slot, dtype=dtype, take=partial(_take_exponents, slot), near=(117, 1)) for slot in slots]
+
+
+def _take_exponents(slot: WeightSlot, piece: Tensor) -> None:
+    replace(slot, take=None).write(piece.view(torch.float8_e8m0fnu).float())

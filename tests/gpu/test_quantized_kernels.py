@@ -10,6 +10,8 @@ from torch import Tensor
 
 from frame.core.ops import Ops, quantized as references
 from frame.kernels import quantized
+from frame.layers import WeightSlot
+from frame.plugins.quantization.scaled import with_exponents
 
 pytestmark = pytest.mark.gpu
 
@@ -134,3 +136,14 @@ def test_ops_of_the_platform(rows: int) -> None:
                 found = ops.scaled_linear(x, made[0], made[1], (1, 128), rounds=True)
                 expected = Ops().scaled_linear(x.float(), made[0], made[1], (1, 128))
             close(found, expected, 4e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu], ids=str)
+def test_scales_that_are_exponents_become_their_powers_of_two(dtype: torch.dtype) -> None:
+    scales = torch.zeros(16, 16, device=DEVICE)
+    (slot,) = with_exponents([WeightSlot("scale", (16, 16), scales)], dtype)
+    place = slot.place(dtype)
+    place.copy_(torch.arange(256).to(torch.uint8).view(16, 16).view(dtype))
+    slot.write(place)
+    wanted = torch.tensor([*(2.0 ** (x - 127) for x in range(255)), float("nan")]).view(16, 16)
+    torch.testing.assert_close(scales.cpu(), wanted, rtol=0, atol=0, equal_nan=True)

@@ -36,6 +36,7 @@ FORMATS = {
     "fp8 by tensor, static": ("float-quantized", STATIC, of(8, "float", "tensor")),
     "fp8 by channel": ("float-quantized", TOKENS, of(8, "float", "channel")),
     "fp8 by block": ("float-quantized", TOKENS, of(8, "float", "block", block_structure=[32, 32])),
+    "mxfp8": ("mxfp8-quantized", None, of(8, "float", "group", group_size=32, scale_dtype="torch.uint8")),
     "int8": ("int-quantized", BYTES, of(8, "int", "channel")),
     "int8 asymmetric": ("int-quantized", BYTES, of(8, "int", "channel", symmetric=False)),
     "w4a16": ("pack-quantized", None, of(4, "int", "group", group_size=16)),
@@ -77,8 +78,11 @@ def test_compressed_tensors(kind, tmp_path):
     assert served(quantised) == expected(plain)
 
 
-def fp8_quantizer(block=None, static=False):
-    """Weights as transformers' fp8 stores them: a scale that multiplies, for a tensor or a block."""
+def fp8_quantizer(block=None, static=False, powers=None):
+    """Weights as transformers' fp8 stores them: a scale that multiplies, for a tensor or a block.
+
+    With `powers` scales are powers of two, stored as exponents of that type (`scale_fmt` ue8m0).
+    """
     config = {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
     config |= {"weight_block_size": list(block)} if block else {}
 
@@ -88,6 +92,8 @@ def fp8_quantizer(block=None, static=False):
         padded = torch.nn.functional.pad(weight, (0, -columns % c, 0, -rows % r))
         blocks = padded.unflatten(1, (-1, c)).unflatten(0, (-1, r))
         scale = blocks.abs().amax((1, 3)) / 448
+        if powers is not None:
+            scale = scale.log2().ceil().exp2()
         spread = scale.repeat_interleave(r, 0)[:rows].repeat_interleave(c, 1)[:, :columns]
         codes = (weight / spread).to(torch.float8_e4m3fn)
         found = {
@@ -96,6 +102,8 @@ def fp8_quantizer(block=None, static=False):
         }
         if static:
             found["input_scale"] = torch.tensor(0.01)
+        if powers is not None:
+            found["weight_scale_inv"] = (scale.log2() + 127).to(torch.uint8).view(powers)
         return found, codes.float() * spread
 
     return config, quantize
@@ -138,6 +146,14 @@ def test_layers_of_two_groups(tmp_path):
         config,
         lambda name, weight: (codes if name.endswith(("v_proj", "down_proj")) else nibbles)(name, weight),
     )
+    assert served(quantised) == expected(plain)
+
+
+@pytest.mark.parametrize(("family", "powers"), [("llama", torch.uint8), ("qwen3-moe", torch.float8_e8m0fnu)], ids=str)
+def test_fp8_with_scales_that_are_exponents(family, powers, tmp_path):
+    """Of layers that are fused, and of experts; bytes, and the type that safetensors has for them."""
+    config, quantize = fp8_quantizer((16, 32), powers=powers)
+    quantised, plain = write_pair(tmp_path, family, {**config, "scale_fmt": "ue8m0"}, quantize)
     assert served(quantised) == expected(plain)
 
 

@@ -160,6 +160,18 @@ def test_weights_and_products_are_those_of_the_file(kind):
         torch.testing.assert_close(model.up(x), wide, rtol=1e-5, atol=1e-4)
 
 
+def test_every_exponent_is_its_power_of_two():
+    """From the least, which float32 holds as a subnormal number, to the largest; 255 is no number."""
+    _, config, tensors, _ = stored_layers("MXFP8")
+    bytes_ = torch.arange(256).repeat(8).view(256, 8).to(torch.uint8)
+    wanted = torch.tensor([2.0 ** (int(x) - 127) for x in range(255)] + [float("nan")]).repeat(8).view(256, 8)
+    for dtype in (torch.uint8, torch.float8_e8m0fnu):
+        tensors |= {f"mlp.{part}.weight_scale": bytes_.view(dtype) for part in ("gate_proj", "up_proj")}
+        model = two_layers(ModelOpt, config, tensors=tensors)
+        load_weights(model, MemoryLoader(tensors))
+        torch.testing.assert_close(model.up.scales, torch.cat((wanted, wanted)), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_hold_their_parts(kind):
     format_, config, tensors, weights = stored_layers(kind)
@@ -265,7 +277,7 @@ def test_a_file_of_two_algorithms(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", ["NVFP4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("FP8", "compressed mxfp4"))]
+    "kind", ["NVFP4", "MXFP8", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("FP8", "compressed mxfp4"))]
 )
 def test_experts(kind, tmp_path):
     _, config, quantize = of(kind)
