@@ -16,21 +16,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import LOG2E
+from .attention import LOG2E, to_cache
 from .chain import await_previous, chained
+from .paged import limit_of
 
 #: The most parts that a row is read in.
 MAX_PARTS = 64
 
 
 class Latents(NamedTuple):
-    """What kernels are compiled for: the sizes of a latent's two parts, also as powers of two, and of a block."""
+    """What kernels are compiled for: the sizes of a latent's two parts, also as powers of two, and of a block.
+
+    `limit` is the largest number of a first part of 8-bit floats, 0 for others.
+    """
 
     rank: int
     rope: int
     padded_rank: int
     padded_rope: int
     block_size: int
+    limit: float
+
+
+class LatentCache(NamedTuple):
+    """Latents' two parts, each [blocks, block size, numbers]; strides in its own elements, that of numbers is 1."""
+
+    first: Any
+    turned: Any
+    stride_block: Any
+    stride_token: Any
+    stride_turned_block: Any
+    stride_turned_token: Any
 
 
 class LatentRows(NamedTuple):
@@ -79,48 +95,52 @@ def _part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _store_latent(cache, latent, place, SIZES: tl.constexpr):
+def _store_latent(cache, latent, slot, SIZES: tl.constexpr):
     wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
+    block, offset = slot // SIZES.block_size, slot % SIZES.block_size
     real = wide < SIZES.rank
-    tl.store(cache + place + wide, tl.load(latent + wide, real, other=0.0).to(cache.dtype.element_ty), real)
+    first = to_cache(tl.load(latent + wide, real, other=0.0), 1.0, cache.first.dtype.element_ty, SIZES.limit)
+    tl.store(cache.first + block * cache.stride_block + offset * cache.stride_token + wide, first, real)
     if SIZES.rope > 0:
         there = narrow < SIZES.rope
-        behind = SIZES.rank + narrow
-        tl.store(cache + place + behind, tl.load(latent + behind, there, other=0.0).to(cache.dtype.element_ty), there)
+        turned = tl.load(latent + SIZES.rank + narrow, there, other=0.0).to(cache.turned.dtype.element_ty)
+        place = block * cache.stride_turned_block + offset * cache.stride_turned_token
+        tl.store(cache.turned + place + narrow, turned, there)
 
 
 # Decodes come first in a step, so the alignment of the rest depends on their number.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
-def _write_latents(cache, latent, slots, stride_latent, stride_block, stride_token, SIZES: tl.constexpr):
+def _write_latents(cache, latent, slots, stride_latent, SIZES: tl.constexpr):
     """One program stores one token's latent."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot < 0:
         return
-    place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
-    _store_latent(cache, latent + token * stride_latent, place, SIZES)
+    _store_latent(cache, latent + token * stride_latent, slot, SIZES)
 
 
 @triton.jit
 def _latent_tile(
-    acc, peak, total, query, query_rope, at, high, cache, table, scale, stride_block, stride_token,
+    acc, peak, total, query, query_rope, at, high, cache, table, scale,
     SIZES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One tile of latents from `at` on: updates (acc, peak, total). Only tokens before `high` are read."""
     position = at + tl.arange(0, BLOCK_N)
     there = position < high
-    block = tl.load(table + position // SIZES.block_size, there, other=0)
-    place = block.to(tl.int64) * stride_block + (position % SIZES.block_size) * stride_token
+    block = tl.load(table + position // SIZES.block_size, there, other=0).to(tl.int64)
+    offset = position % SIZES.block_size
+    place = block * cache.stride_block + offset * cache.stride_token
     wide = tl.arange(0, SIZES.padded_rank)
     within = there[:, None]
     if SIZES.rank != SIZES.padded_rank:
         within = within & (wide < SIZES.rank)[None, :]
-    latents = tl.load(cache + place[:, None] + wide[None, :], within, other=0.0)
+    latents = tl.load(cache.first + place[:, None] + wide[None, :], within, other=0.0).to(query.dtype)
     scores = tl.dot(query, tl.trans(latents), input_precision="ieee")
     if SIZES.rope > 0:
         narrow = tl.arange(0, SIZES.padded_rope)
+        place = block * cache.stride_turned_block + offset * cache.stride_turned_token
         turned = tl.load(
-            cache + place[:, None] + (SIZES.rank + narrow)[None, :],
+            cache.turned + place[:, None] + narrow[None, :],
             there[:, None] & (narrow < SIZES.rope)[None, :], other=0.0,
         )  # fmt: skip
         scores = tl.dot(query_rope, tl.trans(turned), scores, input_precision="ieee")
@@ -135,8 +155,7 @@ def _latent_tile(
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _latent_decode(
-    out, lse, query, latent, cache, slots, rows, scale, stride_query, stride_head, stride_latent, stride_block,
-    stride_token,
+    out, lse, query, latent, cache, slots, rows, scale, stride_query, stride_head, stride_latent,
     SIZES: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -162,8 +181,7 @@ def _latent_decode(
     if high == seq_len:  # this part reads the newest token, so it stores it first
         slot = tl.load(slots + row)
         if slot >= 0:
-            place = (slot // SIZES.block_size) * stride_block + (slot % SIZES.block_size) * stride_token
-            _store_latent(cache, latent + row * stride_latent, place, SIZES)
+            _store_latent(cache, latent + row * stride_latent, slot, SIZES)
         tl.debug_barrier()
     source = query + row * stride_query + (head * stride_head)[:, None]
     of_rank = tl.load(source + wide[None, :], within, other=0.0)
@@ -178,7 +196,7 @@ def _latent_decode(
     acc = tl.zeros([BLOCK_H, RANK], tl.float32)
     for at in range(low, high, BLOCK_N):
         acc, peak, total = _latent_tile(
-            acc, peak, total, of_rank, of_rope, at, high, cache, table, scale, stride_block, stride_token,
+            acc, peak, total, of_rank, of_rope, at, high, cache, table, scale,
             SIZES, BLOCK_N,
         )  # fmt: skip
     acc = acc / total[:, None]
@@ -214,19 +232,30 @@ def _join_parts(
     tl.store(out + row * SIZES.rank + wide, acc.to(out.dtype.element_ty), wide < SIZES.rank)
 
 
-def latents_of(kv_cache: Tensor, rank: int) -> Latents:
-    """The sizes of a cache [blocks, block_size, rank + rope]."""
-    rope = kv_cache.shape[2] - rank
+def latents_of(first: Tensor, turned: Tensor) -> Latents:
+    """The sizes of a cache of [blocks, block_size, rank] and [blocks, block_size, rope]."""
+    rank, rope = first.shape[2], turned.shape[2]
     padded = max(16, triton.next_power_of_2(rank)), max(16, triton.next_power_of_2(max(rope, 1)))
-    return Latents(rank, rope, *padded, kv_cache.shape[1])
+    return Latents(rank, rope, *padded, first.shape[1], limit_of(first))
+
+
+def parts_of(kv_cache: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The cached latents' first parts [blocks, block_size, rank] and turned parts [blocks, block_size, rope].
+
+    A cache of bytes holds the first as e4m3, then the second as `dtype`; any other holds them side by side.
+    """
+    if kv_cache.dtype != torch.uint8:
+        return kv_cache[..., :rank], kv_cache[..., rank:]
+    return kv_cache[..., :rank].view(torch.float8_e4m3fn), kv_cache[..., rank:].view(dtype)
 
 
 def write_latents(latent: Tensor, kv_cache: Tensor, slots: Tensor, rank: int) -> None:
-    """Stores `latent` [T, rank + rope] at `slots` int64 [T] of [blocks, block_size, rank + rope]; -1 is not stored."""
+    """Stores `latent` [T, rank + rope] at `slots` int64 [T] of a cache as `parts_of` reads it; -1 is not stored."""
     if len(latent):
+        first, turned = parts_of(kv_cache, rank, latent.dtype)
         _write_latents[(len(latent),)](
-            kv_cache, latent, slots, latent.stride(0), kv_cache.stride(0), kv_cache.stride(1),
-            SIZES=latents_of(kv_cache, rank),
+            LatentCache(first, turned, *first.stride()[:2], *turned.stride()[:2]), latent, slots, latent.stride(0),
+            SIZES=latents_of(first, turned),
         )  # fmt: skip
 
 
@@ -246,8 +275,8 @@ def latent_decode(
     """Sums of latents [N, H, rank] for absorbed queries `query` [N, H, rank + rope]; zeros where `seq_lens` is 0.
 
     Query i sees the first seq_lens[i] tokens of row table_rows[i] of `block_table`, all int32 [N]. The cache is
-    [blocks, block_size, rank + rope]. The last token that query i sees, latent[i] [rank + rope], is stored at slots[i]
-    (int64) first, unless that is -1: then the cache holds it.
+    [blocks, block_size, rank + rope], or as `parts_of` reads it. The last token that query i sees, latent[i]
+    [rank + rope], is stored at slots[i] (int64) first, unless that is -1: then the cache holds it.
     """
     count, heads, _ = query.shape
     shape = (count, heads, rank)
@@ -258,11 +287,12 @@ def latent_decode(
     if splits > 1:
         parts = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=query.device)
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
-    sizes = latents_of(kv_cache, rank)
+    first, turned = parts_of(kv_cache, rank, query.dtype)
+    sizes = latents_of(first, turned)
     _latent_decode[(splits, triton.cdiv(heads, launch.block_h), count)](
-        parts, lse, query, latent, kv_cache, slots,
+        parts, lse, query, latent, LatentCache(first, turned, *first.stride()[:2], *turned.stride()[:2]), slots,
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value,
-        query.stride(0), query.stride(1), latent.stride(0), kv_cache.stride(0), kv_cache.stride(1),
+        query.stride(0), query.stride(1), latent.stride(0),
         SIZES=sizes, HEADS=heads, BLOCK_H=launch.block_h, BLOCK_N=launch.block_n, SPLIT=splits > 1,
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip

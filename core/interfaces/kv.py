@@ -85,13 +85,17 @@ class ChunkedKV(FullKV, frozen=True, tag=True, kw_only=True):
 
 
 class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
-    """One vector of `dim` numbers for each token, which all heads share, and which every tensor rank keeps."""
+    """One vector of `dim` numbers for each token, which all heads share, and which every tensor rank keeps.
+
+    `extra_bytes` hold what is kept of it in another type.
+    """
 
     dim: int
     dtype: str
+    extra_bytes: int = 0
 
     def block_bytes(self, block_size: int) -> int:
-        return block_size * self.dim * DTYPE_BYTES[self.dtype]
+        return block_size * (self.dim * DTYPE_BYTES[self.dtype] + self.extra_bytes)
 
 
 class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):

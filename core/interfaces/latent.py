@@ -25,7 +25,9 @@ class LatentSpec:
     """What a layer of latent attention asks of a backend.
 
     A latent has `rank` + `rope_dim` numbers, a query `nope_dim` + `rope_dim`, an output `value_dim`. With `top_k` > 0 a
-    token may attend to that many tokens at most, and the layer says to which. The rest is as in `AttentionSpec`.
+    token may attend to that many tokens at most, and the layer says to which. A `kv_dtype` of 8-bit floats is that of
+    the first `rank` numbers: the others, which would lose most, are cached as `dtype`. The rest is as in
+    `AttentionSpec`.
     """
 
     num_heads: int
@@ -46,6 +48,11 @@ class LatentSpec:
     def width(self) -> int:
         """Numbers of a latent."""
         return self.rank + self.rope_dim
+
+    @property
+    def turned_bytes(self) -> int:
+        """Bytes of a cached latent behind its first `rank` numbers, where these are 8-bit floats; else 0."""
+        return self.rope_dim * self.dtype.itemsize if self.kv_dtype.itemsize == 1 else 0
 
     @property
     def num_kv_heads(self) -> int:
@@ -93,7 +100,12 @@ class LatentBackend(CacheBackend):
 
     @classmethod
     def kv_format(cls, spec: LatentSpec) -> BlockFormat:
-        """`forward` gets a cache of [num_blocks, block_size, rank + rope_dim]."""
+        """`forward` gets a cache of [num_blocks, block_size, rank + rope_dim].
+
+        With 8-bit floats it gets bytes: those of the first `rank` numbers of a latent, then those of the others.
+        """
+        if spec.kv_dtype.itemsize == 1:
+            return BlockFormat((spec.block_size, spec.rank + spec.turned_bytes), (0, 1), torch.uint8)
         return BlockFormat((spec.block_size, spec.width), (0, 1), spec.kv_dtype)
 
     @abstractmethod

@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from frame.kv_scales.applied import attend_scaled
+from frame.kv_scales.applied import attend_with, take_heads
 from frame.kv_scales.calculated import measure
 
 from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
@@ -100,9 +100,7 @@ class Attention(CachedLayer):
         query, key, value = tensors
         backend = cast("AttentionBackend", self._backend)
         cache = _NOTHING if self.kv_cache is None else self.kv_cache
-        attend = partial(backend.forward, self.params)
-        if isinstance(self.params.key_scale, Tensor) and not backend.takes_head_scales:
-            attend = partial(attend_scaled, backend, self.params)
+        attend = attend_with(backend, self.params)
         if self.context is None:
             return cast("Tensor", attend(query, key, value, cache, plan))
         out, lse = attend(*self.context.gather(query, key, value), cache, plan)
@@ -122,14 +120,10 @@ class Attention(CachedLayer):
     def _scale_slots(self, name: str, part: int) -> list[WeightSlot]:
         """One for a number, and one for each form that the scales of all KV heads may have."""
         first, total = self.kv_heads
-        own, scales = (slice(first, first + self.spec.num_kv_heads),), self.kv_scales
-        take = partial(self._take_scales, part)
-        slots = [WeightSlot(name, (), scales, region=(slice(part, part + 1),), optional=True)]
+        own, take = (slice(first, first + self.spec.num_kv_heads),), partial(take_heads, self.kv_scales, part)
+        slots = [WeightSlot(name, (), self.kv_scales, region=(slice(part, part + 1),), optional=True)]
         forms: list[tuple[int, ...]] = [(total,), (total, 1, 1)] if total > 1 else [(1, 1, 1)]
-        return slots + [WeightSlot(name, form, scales, own, optional=True, take=take) for form in forms]
-
-    def _take_scales(self, part: int, scales: Tensor) -> None:
-        cast("Tensor", self.kv_scales)[part] = scales.flatten()
+        return slots + [WeightSlot(name, form, self.kv_scales, own, optional=True, take=take) for form in forms]
 
     def finish_load(self) -> None:
         """Takes over the scales that were loaded; raises `ValueError` for one that is not a positive number."""

@@ -225,8 +225,7 @@ class Build:
             deterministic=self.deterministic,
         )
         spec = replace(spec, kv_dtype=self.methods.kv_dtype(prefix, spec))
-        tensor = self.groups.tensor
-        first = (tensor.rank - self.groups.decode_context.rank) * num_kv_heads // tensor.size
+        first = (mine.start - heads * self.groups.decode_context.rank) * num_kv_heads // num_heads
         return Attention(
             self,
             prefix,

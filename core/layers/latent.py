@@ -113,8 +113,11 @@ class SparseIndex(CachedLayer):
 
 def latent_kv(spec: LatentSpec | IndexSpec) -> LatentKV:
     """What a layer that asks for `spec` keeps of a token: a latent, or a key of the index."""
-    width = spec.width if isinstance(spec, LatentSpec) else spec.head_dim
-    return LatentKV(dim=width, dtype=str(spec.kv_dtype).removeprefix("torch."))
+    dtype = str(spec.kv_dtype).removeprefix("torch.")
+    if isinstance(spec, IndexSpec):
+        return LatentKV(dim=spec.head_dim, dtype=dtype)
+    extra = spec.turned_bytes
+    return LatentKV(dim=spec.rank if extra else spec.width, dtype=dtype, extra_bytes=extra)
 
 
 def _refuse_shared_context(build: Build, name: str) -> None:

@@ -9,8 +9,7 @@ from torch import Tensor
 def quantize_kv(x: Tensor, dtype: torch.dtype, scale: float | Tensor = 1.0) -> Tensor:
     """Keys or values [..., Hk, D] as a cache of `dtype` holds them.
 
-    8-bit floats hold x · (1 / scale), clamped to the range of the type; other types ignore `scale`, which is a number
-    or float32 [Hk].
+    8-bit floats hold x · (1 / scale), clamped to the type's range; others ignore `scale`, a number or float32 [Hk].
     """
     if dtype.itemsize > 1:
         return x.to(dtype)
@@ -37,8 +36,7 @@ def write_kv(
 ) -> None:
     """Stores `key`, `value` [T, Hk, D] at `slot_mapping` int64 [T] (block · block_size + offset; negative: skipped).
 
-    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides; the scales, numbers or float32 [Hk], are those of a
-    cache of 8-bit floats.
+    `kv_cache` [2, num_blocks, block_size, Hk, D], any strides; scales are as in `quantize_kv`.
     """
     kept = slot_mapping >= 0
     slots, block_size = slot_mapping[kept], kv_cache.shape[2]
@@ -67,7 +65,7 @@ def paged_attention(
     `query` [T, H, D], `kv_cache` [2, num_blocks, block_size, Hk, D], `query_start` [B+1], `seq_lens` [B],
     `block_table` [B, max_blocks]. `sinks` [H] are logits that take part in the softmax without a value;
     `alibi_slopes` [H] add slope · (key position - query position). A cache of 8-bit floats holds keys and values
-    divided by the scales, numbers or float32 [Hk]. Returns [T, H, D].
+    divided by the scales. Returns [T, H, D].
     """
     out = torch.zeros_like(query)
     block_size, groups = kv_cache.shape[2], query.shape[1] // kv_cache.shape[3]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import BackendSetup, GroupBatch, LatentBackend, LatentParams, LatentSpec
+from frame.ops import quantize_kv
 
 from .latent_reasons import latent_reasons
 from .paging import StepRows, buckets, row_slots
@@ -81,6 +82,22 @@ def store(kv_cache: Tensor, slots: Tensor, rows: Tensor) -> None:
     kv_cache[slots // size, slots % size] = rows.to(kv_cache.dtype)
 
 
+def packed(latent: Tensor, spec: LatentSpec) -> Tensor:
+    """What a cache holds of `latent` [..., width]: of 8-bit floats the bytes of its two parts, one behind the other."""
+    if spec.kv_dtype.itemsize > 1:
+        return latent
+    codes = quantize_kv(latent[..., : spec.rank], spec.kv_dtype)
+    return torch.cat([part.contiguous().view(torch.uint8) for part in (codes, latent[..., spec.rank :])], -1)
+
+
+def unpacked(cached: Tensor, spec: LatentSpec) -> Tensor:
+    """The latents [..., width] that `packed` made `cached` of, up to rounding."""
+    if spec.kv_dtype.itemsize > 1:
+        return cached
+    codes, turned = cached[..., : spec.rank].contiguous(), cached[..., spec.rank :].contiguous()
+    return torch.cat((codes.view(spec.kv_dtype).to(spec.dtype), turned.view(spec.dtype)), -1)
+
+
 class TorchLatent(LatentBackend):
     """Latent attention in plain torch. Reads lengths on the host, which means a wait on devices other than the CPU."""
 
@@ -129,22 +146,22 @@ class TorchLatent(LatentBackend):
     def forward(
         self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, plan: Any, chosen: Tensor | None
     ) -> Tensor:
-        spec = self.spec
-        store(kv_cache, plan.slots, latent[plan.kept])
+        spec, kept = self.spec, packed(latent, self.spec)
+        store(kv_cache, plan.slots, kept[plan.kept])
         out = query.new_zeros(*query.shape[:2], spec.value_dim)
         for group in plan.groups:
-            latents = read(kv_cache, group.slots)
+            latents = unpacked(read(kv_cache, group.slots), spec)
             mixed = _mix(layer.absorb(query[group.tokens]), latents, spec, group.hidden)
             out[group.tokens] = layer.values_of(mixed)
         for row in plan.absorbed:
-            latents = read(kv_cache, row.slots)
+            latents = unpacked(read(kv_cache, row.slots), spec)
             for first in range(row.start, row.end, TILE):
                 part = slice(first, min(first + TILE, row.end))
                 picked = None if chosen is None else chosen[part]
                 mixed = _mix_row(layer.absorb(query[part]), latents, spec, row.num_cached + first - row.start, picked)
                 out[part] = layer.values_of(mixed)
         for row in plan.expanded:
-            out[row.start : row.end] = self._expanded(layer, query, latent, kv_cache, row)
+            out[row.start : row.end] = self._expanded(layer, query, unpacked(kept, spec), kv_cache, row)
         return out
 
     def _expanded(self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, row: LatentRow) -> Tensor:
@@ -153,7 +170,7 @@ class TorchLatent(LatentBackend):
         done, lse = _attend(query[new], *_expanded(layer, latent[new]), self.spec, True)
         for first in range(0, row.num_cached, self._piece):
             slots = row.slots[first : min(first + self._piece, row.num_cached)]
-            keys, values = _expanded(layer, read(kv_cache, slots))
+            keys, values = _expanded(layer, unpacked(read(kv_cache, slots), self.spec))
             part, of_part = _attend(query[new], keys, values, self.spec, False)
             done, lse = self.ops.merge_parts(torch.stack((done, part)), torch.stack((lse, of_part)))
         return done

@@ -14,7 +14,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def latent_reasons(spec: LatentSpec | IndexSpec, dtypes: Collection[torch.dtype] = FLOATS) -> list[str]:
-    """Sizes first, then types. A latent is cached as it is computed."""
+    """Sizes first, then types. A latent is cached as it is computed, or its first part as e4m3."""
     found = []
     sizes: dict[str, int] = {"heads": spec.num_heads, "tokens of a block": spec.block_size}
     if isinstance(spec, LatentSpec):
@@ -24,11 +24,16 @@ def latent_reasons(spec: LatentSpec | IndexSpec, dtypes: Collection[torch.dtype]
     found += [f"{count} {what} not supported" for what, count in sizes.items() if count < 1]
     if spec.dtype not in dtypes:
         found.append(f"dtype {name_of(spec.dtype)} not supported (there are: {', '.join(map(name_of, dtypes))})")
-    if spec.kv_dtype != spec.dtype:
+    own, eight = name_of(spec.dtype), isinstance(spec, LatentSpec) and spec.kv_dtype == torch.float8_e4m3fn
+    if spec.kv_dtype != spec.dtype and not eight:
+        kind = "latent attention" if isinstance(spec, LatentSpec) else "the index of sparse attention"
+        also = " or float8_e4m3fn" if isinstance(spec, LatentSpec) else ""
         found.append(
-            f"KV-cache dtype {name_of(spec.kv_dtype)} not supported by latent attention, which caches "
-            f"{name_of(spec.dtype)} (set kv_cache_dtype to auto)"
+            f"KV-cache dtype {name_of(spec.kv_dtype)} not supported by {kind}, which caches {own}{also} "
+            "(set kv_cache_dtype to auto)"
         )
+    if eight and isinstance(spec, LatentSpec) and spec.rank % spec.dtype.itemsize:  # behind which such numbers lie
+        found.append(f"{spec.rank} numbers of 8 bits before numbers of {own} not supported")
     if spec.context.ranks > 1:
         found.append("a share of the context not supported")
     return found

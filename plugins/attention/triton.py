@@ -112,7 +112,7 @@ class TritonAttention(AttentionBackend):
         # The interpreter multiplies bfloat16 as if its bits were integers.
         dtypes = FLOATS if spec.device_type == "cuda" or not interpreted else FLOATS[1:]
         devices = ("cuda", "cpu") if interpreted else ("cuda",)
-        eights = FLOATS8 if interpreted or _converts_e4m3() else FLOATS8[1:]
+        eights = FLOATS8 if interpreted or converts_e4m3() else FLOATS8[1:]
         can = Capabilities(
             devices=devices, dtypes=dtypes, kv_dtypes=(*dtypes, *eights), max_head_dim=256, returns_lse=True
         )
@@ -270,7 +270,7 @@ def _features(layer: LayerParams, *, plain: bool = False) -> dict[str, Any]:
     return {**found, **scales, "alibi_slopes": layer.alibi_slopes}
 
 
-def _converts_e4m3() -> bool:
+def converts_e4m3() -> bool:
     """Whether the device has that type: from compute capability 8.9 on. True where there is no device to ask."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 

@@ -20,8 +20,9 @@ from frame.kernels import latent_decode as decode_kernels
 from frame.kernels.latent_decode import LatentLaunch, latent_decode, write_latents
 from frame.kernels.latent_prefill import latent_prefill
 
-from .latent import least_expanded
+from .latent import least_expanded, packed, unpacked
 from .latent_reasons import latent_reasons
+from .triton import converts_e4m3
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 #: Of keys and values of cached tokens that are expanded at once, those of all rows together.
@@ -100,6 +101,8 @@ class TritonLatent(LatentBackend):
         found = latent_reasons(spec, dtypes)
         if spec.rank > MAX_RANK:
             found.append(f"latents of {spec.rank} numbers not supported (at most {MAX_RANK})")
+        if spec.kv_dtype == torch.float8_e4m3fn and not (interpreted or converts_e4m3()):
+            found.append("KV-cache dtype float8_e4m3fn not supported before compute capability 8.9")
         if spec.top_k:
             found.append("sparse attention not supported")
         if spec.deterministic:
@@ -218,11 +221,12 @@ class TritonLatent(LatentBackend):
             return
         lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
         how: dict[str, Any] = {"scale": spec.scale, "out": out, "lse": lse}
+        latent = unpacked(packed(latent, spec), spec)  # a token's result does not depend on how its prompt is cut
         key, value = layer.expand(latent)
         keys = key, latent[:, spec.rank :], value
         latent_prefill(query, keys, query_start, long.starts, long.lens, causal=True, merges=False, **how)
         for piece in long.pieces:
-            cached = kv_cache[piece.places]
+            cached = unpacked(kv_cache[piece.places], spec)
             key, value = layer.expand(cached)
             keys = key, cached[:, spec.rank :], value
             latent_prefill(query, keys, query_start, piece.starts, piece.lens, causal=False, merges=True, **how)

@@ -56,6 +56,14 @@ def test_half_precision(rows: list) -> None:
     check(make_latent_case(small(dtype=HALF), rows), stale=7.0)
 
 
+@pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
+def test_latents_whose_first_part_is_kept_in_8_bits(rows: list, dtype: torch.dtype) -> None:
+    case = make_latent_case(small(dtype=dtype, kv_dtype=torch.float8_e4m3fn), rows)
+    case.latents[0][0, 0] = 1e4  # beyond the type's range: its largest number is kept
+    check(case, padding_rows=2, padding_tokens=3 if rows is MIXED else 0)
+
+
 @pytest.mark.parametrize(
     ("name", "rows"),
     [

@@ -26,6 +26,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     "20 heads, values of 256": {"num_heads": 20, "nope_dim": 192, "value_dim": 256},
     "40 heads, latents of 288": {"num_heads": 40, "nope_dim": 64, "rope_dim": 32, "value_dim": 64, "rank": 256},
     "16 heads, float32": {"dtype": F32, "kv_dtype": F32},
+    "16 heads, e4m3 cache": {"kv_dtype": torch.float8_e4m3fn},
+    "128 heads, e4m3 cache": {"num_heads": 128, "kv_dtype": torch.float8_e4m3fn},
 }
 
 
@@ -41,7 +43,8 @@ def attend(spec: LatentSpec, rows: Rows) -> None:
 
     params = LatentParams(spec, empty(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank))
     query, latent = empty(tokens, spec.num_heads, spec.nope_dim + spec.rope_dim), empty(tokens, spec.width)
-    cache = empty(64, spec.block_size, spec.width)
+    block = TritonLatent.kv_format(spec)
+    cache = block.view(torch.empty(64, block.num_bytes, dtype=torch.uint8, device=DEVICE))
     backend.forward(params, query, latent, cache, backend.plan(batch_of(rows)), None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frame.interfaces import AnyKVSpec, FullKV, LatentKV, SlidingKV
+from frame.interfaces import DTYPE_BYTES, AnyKVSpec, FullKV, LatentKV, SlidingKV
 from frame.settings import Checkpoint, ConfigError, ModelConfig, Registry, read_model_config
 
 #: Families that use the sliding window in every layer; True: only where config.json sets `use_sliding_window`.
@@ -41,8 +41,8 @@ class Shape:
     read_share: float = 1.0
 
 
-def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
-    """Raises `ConfigError` for a configuration without the sizes."""
+def read_shape(checkpoint: Checkpoint, kv_dtype: str, dtype: str = "") -> Shape:
+    """`dtype` is the model's, by default as the checkpoint says; raises `ConfigError` without the sizes."""
     config, family = read_model_config(checkpoint, Registry.load()), checkpoint.model_type
     gpt2 = family == "gpt2"
     layers = _size(config, "n_layer" if gpt2 else "num_hidden_layers")
@@ -52,7 +52,9 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     heads = 0 if stateful else _size(config, "n_head" if gpt2 else "num_attention_heads")
     kv_heads = heads if gpt2 else int(getattr(config, "num_key_value_heads", None) or heads)
     head_dim = hidden // heads if gpt2 else int(getattr(config, "head_dim", None) or hidden // max(1, heads))
-    specs: dict[str, AnyKVSpec] = _latents(config, layers, kv_dtype) if family in LATENT else {}
+    specs: dict[str, AnyKVSpec] = {}
+    if family in LATENT:
+        specs = _latents(config, layers, kv_dtype, dtype or checkpoint.dtype)
     for index in range(0 if family in ENCODERS or stateful or specs else layers):
         window = _window(config, family, index)
         sizes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim, "dtype": kv_dtype}
@@ -69,10 +71,13 @@ def read_shape(checkpoint: Checkpoint, kv_dtype: str) -> Shape:
     )
 
 
-def _latents(config: ModelConfig, layers: int, kv_dtype: str) -> dict[str, AnyKVSpec]:
+def _latents(config: ModelConfig, layers: int, kv_dtype: str, dtype: str) -> dict[str, AnyKVSpec]:
     """A latent for each token in each layer, and a key in those that have an index."""
-    width = _size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim")
-    specs: dict[str, AnyKVSpec] = {f"layers.{index}": LatentKV(dim=width, dtype=kv_dtype) for index in range(layers)}
+    rank, rope = _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
+    latent = LatentKV(dim=rank + rope, dtype=kv_dtype)
+    if DTYPE_BYTES[kv_dtype] == 1:  # the turned part stays as it is computed
+        latent = LatentKV(dim=rank, dtype=kv_dtype, extra_bytes=rope * DTYPE_BYTES[dtype])
+    specs: dict[str, AnyKVSpec] = {f"layers.{index}": latent for index in range(layers)}
     if key := int(getattr(config, "index_head_dim", None) or 0):
         kinds = getattr(config, "indexer_types", None) or ["full"] * layers
         for index in (index for index in range(layers) if kinds[index] == "full"):

@@ -150,7 +150,7 @@ def _shape(
     config: FrameConfig, checkpoint: Checkpoint, sizes: Sizes, devices: Sequence[Device]
 ) -> tuple[Shape, RankPart | None]:
     """The sizes of the model, and the model itself without memory where the tables lack its family."""
-    shape = read_shape(checkpoint, sizes.kv_dtype)
+    shape = read_shape(checkpoint, sizes.kv_dtype, sizes.dtype)
     if shape.known or devices:
         built = None
     else:

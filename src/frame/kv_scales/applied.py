@@ -1,13 +1,28 @@
-"""Scales of a KV cache of 8-bit floats that are tensors, for attention backends that take numbers only."""
+"""Scales of a KV cache of 8-bit floats that are tensors, also for attention backends that take numbers only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
 
 from frame.core.interfaces.attention import AttentionBackend, LayerParams
+
+
+def attend_with(backend: AttentionBackend, layer: LayerParams) -> Callable[..., Any]:
+    """`forward` of the backend for a layer: called with (query, key, value, kv_cache, plan)."""
+    if isinstance(layer.key_scale, Tensor) and not backend.takes_head_scales:
+        return partial(attend_scaled, backend, layer)
+    return partial(backend.forward, layer)
+
+
+def take_heads(scales: Tensor | None, part: int, heads: Tensor) -> None:
+    """Puts a checkpoint's scales `heads` [n] or [n, 1, 1] into row `part` of `scales` [2, n], where there are some."""
+    if scales is not None:
+        scales.data[part] = heads.flatten()
 
 
 def attend_scaled(

@@ -79,8 +79,9 @@ class LatentBackendSuite(PluginSuite):
         for changes in ({"num_heads": 0}, {"rank": 0}, {"dtype": torch.int8}):
             assert kind.supports(replace(base, **changes)), f"supports must refuse a layer with {changes}"
 
-    def test_a_block_is_as_large_as_its_latents(self) -> None:
-        spec = self.spec()
+    @pytest.mark.parametrize("changes", [{}, {"kv_dtype": torch.float8_e4m3fn}], ids=["plain", "e4m3"])
+    def test_a_block_is_as_large_as_its_latents(self, changes: dict[str, Any]) -> None:
+        spec = self.spec(**changes)
         block, size = self.found().kv_format(spec), latent_kv(spec).block_bytes(spec.block_size)
         assert block.num_bytes == size, f"kv_format {block} fills {block.num_bytes} of the {size} bytes of a block"
 
@@ -96,6 +97,9 @@ class LatentBackendSuite(PluginSuite):
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
     def test_half_precision(self, dtype: torch.dtype) -> None:
         self.run(make_latent_case(self.spec(dtype=dtype), MIXED))
+
+    def test_a_cache_of_8_bit_floats(self) -> None:
+        self.run(make_latent_case(self.spec(kv_dtype=torch.float8_e4m3fn), MIXED))
 
     def test_sparse_attention(self) -> None:
         self.run(make_latent_case(self.spec(top_k=20), MIXED))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from frame.core.interfaces.attention import GroupBatch
 from frame.core.interfaces.latent import IndexBackend, IndexSpec, LatentBackend, LatentParams, LatentSpec
+from frame.core.ops.attention import quantize_kv
 
 
 class ReferenceLatent(LatentBackend):
@@ -25,11 +26,12 @@ class ReferenceLatent(LatentBackend):
     def forward(
         self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, plan: Any, chosen: Tensor | None
     ) -> Tensor:
-        _store(kv_cache, latent, plan)
         spec = layer.spec
+        _store(kv_cache, _packed(latent, spec), plan)
         exact = LatentParams(spec, layer.up.float())
         out = query.new_zeros(*query.shape[:2], spec.value_dim)
-        for tokens, seen in _rows(kv_cache, plan):
+        for tokens, cached in _rows(kv_cache, plan):
+            seen = _unpacked(cached, spec)
             nope, values = exact.expand(seen.float())
             turned = seen[:, None, spec.rank :].float().expand(-1, spec.num_heads, -1)
             keys = torch.cat((nope, turned), -1)
@@ -65,6 +67,22 @@ class ReferenceIndex(IndexBackend):
             found = torch.where(best.values == float("-inf"), -1, best.indices)
             chosen[tokens, : found.shape[1]] = found.to(torch.int32)
         return chosen
+
+
+def _packed(latent: Tensor, spec: LatentSpec) -> Tensor:
+    """What a cache holds of `latent` [n, width]; of 8-bit floats as bytes."""
+    if spec.kv_dtype.itemsize > 1:
+        return latent
+    codes = quantize_kv(latent[:, : spec.rank], spec.kv_dtype).view(torch.uint8)
+    return torch.cat((codes, latent[:, spec.rank :].contiguous().view(torch.uint8)), 1)
+
+
+def _unpacked(cached: Tensor, spec: LatentSpec) -> Tensor:
+    """The latents [n, width] that `_packed` made `cached` of, up to rounding."""
+    if spec.kv_dtype.itemsize > 1:
+        return cached
+    codes = cached[:, : spec.rank].contiguous().view(spec.kv_dtype)
+    return torch.cat((codes.to(spec.dtype), cached[:, spec.rank :].contiguous().view(spec.dtype)), 1)
 
 
 def _store(kv_cache: Tensor, rows: Tensor, batch: GroupBatch) -> None:

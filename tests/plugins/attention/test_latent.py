@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from frame.interfaces import ContextShare
+from frame.interfaces import ContextShare, IndexSpec
 from frame.plugins.attention import latent
 from frame.plugins.attention.latent import TorchLatent, least_expanded
+from frame.plugins.attention.latent_index import TorchIndex
 from frame.plugins.attention.triton_latent import TritonLatent, pieces_of
 from frame.testing.latent_case import latent_spec, make_latent_case
 
@@ -64,6 +65,36 @@ def test_padding_stores_nothing_and_is_finite() -> None:
     assert torch.isfinite(out).all()
 
 
+EIGHTS = {"kv_dtype": torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("numbers", [16 * 4 * 36, 1 << 22], ids=["16", "all"])
+@pytest.mark.parametrize("top_k", [0, 12])
+def test_latents_whose_first_part_is_kept_in_8_bits(numbers, top_k, monkeypatch) -> None:
+    """The reference reads the same bytes; a value beyond the range is kept as the largest."""
+    monkeypatch.setattr(latent, "PIECE_NUMBERS", numbers)
+    case = make_latent_case(latent_spec(top_k=top_k, **EIGHTS), MIXED)
+    check(case, case.run(TorchLatent, padding_tokens=3, padding_rows=2))
+    for dtype in (torch.float32, torch.bfloat16):
+        spec = latent_spec(dtype=dtype, **EIGHTS)
+        latents = torch.randn(5, spec.width, generator=torch.Generator().manual_seed(0)).to(dtype)
+        latents[0, 0], latents[1, 31] = 1e4, -460
+        cached = latent.packed(latents, spec)
+        assert (cached.dtype, cached.shape[1]) == (torch.uint8, 32 + 8 * dtype.itemsize)
+        found = latent.unpacked(cached, spec)
+        assert torch.equal(found[:, 32:], latents[:, 32:])
+        assert (found[0, 0], found[1, 31]) == (448, -448)
+        inside = latents[:, :32].abs() < 448
+        assert torch.allclose(found[:, :32][inside].float(), latents[:, :32][inside].float(), rtol=2**-4, atol=2**-10)
+
+
+def test_a_token_is_the_same_however_its_prompt_is_cut() -> None:
+    """Also what a prompt attends to of itself has been in 8 bits."""
+    spec = latent_spec(**EIGHTS)
+    whole, cut = make_latent_case(spec, [(0, 90)]), make_latent_case(spec, [(50, 40)])
+    assert torch.allclose(whole.run(TorchLatent)[50:], cut.run(TorchLatent), atol=1e-5)
+
+
 @pytest.mark.parametrize("top_k", [4, 32, 300])
 def test_sparse_attention_reads_the_chosen_tokens(top_k) -> None:
     """Rows of no more than `top_k` tokens are dense."""
@@ -90,9 +121,16 @@ def test_pieces_hold_all_rows_together() -> None:
 
 def test_what_is_refused_is_named() -> None:
     assert TorchLatent.supports(latent_spec()) is None
-    eights = TorchLatent.supports(latent_spec(kv_dtype=torch.float8_e4m3fn))
-    assert eights is not None
-    assert "KV-cache dtype float8_e4m3fn not supported by latent attention" in eights
+    other = TorchLatent.supports(latent_spec(kv_dtype=torch.float8_e5m2))
+    assert other == (
+        "KV-cache dtype float8_e5m2 not supported by latent attention, which caches float32 or float8_e4m3fn "
+        "(set kv_cache_dtype to auto)"
+    )
+    assert "30 numbers of 8 bits before numbers of float32" in str(TorchLatent.supports(latent_spec(rank=30, **EIGHTS)))
+    index = IndexSpec(8, 16, 12, 0.25, torch.float32, torch.float8_e4m3fn, 16, "cpu")
+    assert "float8_e4m3fn not supported by the index of sparse attention, which caches float32 (" in str(
+        TorchIndex.supports(index)
+    )
     assert "share of the context" in str(TorchLatent.supports(latent_spec(context=ContextShare(2, 0))))
     reasons = str(TritonLatent.supports(latent_spec(top_k=4, deterministic=True, rank=1024)))
     for what in ("sparse attention", "deterministic steps", "latents of 1024 numbers", "device 'cpu'"):
