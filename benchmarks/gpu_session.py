@@ -59,6 +59,7 @@ PARTS = (
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_expert_exchange_kernels.py "
                                    "tests/gpu/test_adapter_kernels.py tests/gpu/test_codebook_kernels.py "
                                    "tests/gpu/test_quantized_kernels.py tests/gpu/test_latent.py "
+                                   "tests/gpu/test_coded_experts.py "
                                    "tests/gpu/test_cascade.py "
                                    "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
@@ -87,6 +88,8 @@ PARTS = (
     Part("structured", "python benchmarks/structured.py --shape qwen3-0.6b --batches 64", 180,
          "python benchmarks/structured.py --batches 2 --length 4"),
     Part("experts", f"python {_KERNELS}/experts.py", 120),
+    Part("coded-experts", f"python {_KERNELS}/coded_experts.py --json {{json}}", 150,
+         f"python {_KERNELS}/coded_experts.py --device cpu --shape 4,2,96,64 --tokens 1,3 --json {{json}}"),
     Part("experts-hopper", f"python {_KERNELS}/experts_hopper.py --json {{json}}", 120),
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),

@@ -131,6 +131,31 @@ def invariant_launch(shape: Shape, chip: Chip = ANY_CHIP) -> Launch:
     return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)), chip)
 
 
+def coded_launch(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP, *, apart: bool = False) -> Launch:
+    """Tile sizes of experts whose weights are codes, for 16-bit tokens; of no tokens: one launch for every batch.
+
+    Weights take a quarter or half of the bytes of `rule`'s and some instructions each, so that few rows have narrow
+    tiles, many programs of which share a multiprocessor, and many rows tall ones, for which codes are read less often.
+    Where sums of a step stay `apart` tiles are smaller, as they take registers twice. No GPU has timed them.
+    """
+    pairs, rows = num_tokens * shape.top_k, num_tokens * shape.top_k / shape.num_experts
+    if num_tokens == 0:
+        launch = Launch(32, Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
+    elif pairs <= max(shape.top_k, shape.num_experts // 4):
+        launch = Launch(0, Tile(32, 128, 4, 4), Tile(32, 128, 4, 4))
+    elif rows <= 12:
+        launch = Launch(16, Tile(64, 128, 4, 4, True), Tile(64, 128, 4, 4, True))
+    elif rows <= 24:
+        launch = Launch(32, Tile(64, 128, 4, 4, True), Tile(64, 128, 4, 4, True))
+    elif apart:
+        launch = Launch(64, Tile(64, 128, 8, 3), Tile(128, 128, 8, 3))
+    elif rows <= 96:
+        launch = Launch(64, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4))
+    else:
+        launch = Launch(128, Tile(64, 64, 8, 4), Tile(128, 64, 8, 4))
+    return _fit(shape, launch, chip)
+
+
 @lru_cache(maxsize=1)
 def read_table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     """Chip → shape → number of tokens → launch; empty when there is no table."""

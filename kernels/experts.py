@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .chain import await_previous, chained
 from .expert_launch import Chip, Launch, Shape, Tile, invariant_launch, launch_for, many_rows
+from .expert_tiles import finish, place, product_of
 from .gating import SILU, Biases, Gating, constants, gate_alone, gate_times
 from .hopper import hopper_kernel
 from .routing import Blocks, align
@@ -38,9 +39,6 @@ class Parts(Protocol):
         """What is called."""
 
 
-_GROUP = tl.constexpr(8)  # blocks that share a weight tile while it is in the L2 cache
-
-
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped(
     x, stride_x, weight, bias, out, blocks, pairs, size, depth,
@@ -49,16 +47,11 @@ def _grouped(
     BIASED: tl.constexpr, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     slots, block_experts, num_blocks = blocks
-    # neighbours take the blocks of a group first, so that the blocks of one expert meet the same weights in the cache
     num_tiles = tl.cdiv(size, BLOCK_N)
     total = tl.load(num_blocks)
-    program = tl.program_id(0)
-    if program >= total * num_tiles:
+    if tl.program_id(0) >= total * num_tiles:
         return
-    group = program // (_GROUP * num_tiles)
-    rows = tl.minimum(total - group * _GROUP, _GROUP)
-    block = group * _GROUP + program % (_GROUP * num_tiles) % rows
-    tile = program % (_GROUP * num_tiles) // rows
+    block, tile = place(tl.program_id(0), total, num_tiles)
 
     slot = tl.load(slots + block * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     some = tl.load(slots + block * BLOCK_M)
@@ -82,42 +75,21 @@ def _grouped(
         a = tl.load(x_at) if EVEN else tl.load(x_at, mask=kept, other=0.0)
         x_at += BLOCK_K
         if COPIER:
-            acc = _product(a, weight.load([corner, first]), acc, SWAP)
+            acc = product_of(a, weight.load([corner, first]), acc, SWAP)
             if GATED:
-                acc_up = _product(a, weight.load([corner + size, first]), acc_up, SWAP)
+                acc_up = product_of(a, weight.load([corner + size, first]), acc_up, SWAP)
         else:
             w = tl.load(w_at) if EVEN else tl.load(w_at, mask=kept, other=0.0)
-            acc = _product(a, w, acc, SWAP)
+            acc = product_of(a, w, acc, SWAP)
             w_at += BLOCK_K
             if GATED:
                 w = tl.load(up_at) if EVEN else tl.load(up_at, mask=kept, other=0.0)
-                acc_up = _product(a, w, acc_up, SWAP)
+                acc_up = product_of(a, w, acc_up, SWAP)
                 up_at += BLOCK_K
-    if BIASED:
-        own = tl.load(bias + start + column, mask=column < size, other=0.0).to(tl.float32)
-        acc += own[:, None] if SWAP else own[None, :]
-        if GATED:
-            own = tl.load(bias + start + size + column, mask=column < size, other=0.0).to(tl.float32)
-            acc_up += own[:, None] if SWAP else own[None, :]
-    if GATED:
-        acc = gate_times(acc, acc_up, FUNCTION, ALPHA, SHIFT, LIMIT)
-    elif FUNCTION != "":
-        acc = gate_alone(acc, FUNCTION, ALPHA, LIMIT)
-    if SWAP:
-        at, kept = slot[None, :] * size + column[:, None], (slot < pairs)[None, :] & (column < size)[:, None]
-    else:
-        at, kept = slot[:, None] * size + column[None, :], (slot < pairs)[:, None] & (column < size)[None, :]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=kept)
-
-
-@triton.jit
-def _product(a, w, acc, SWAP: tl.constexpr):
-    """acc + a wᵀ, or its transpose."""
-    if SWAP:
-        acc = tl.dot(w, tl.trans(a), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(a, tl.trans(w), acc, input_precision="ieee")
-    return acc
+    finish(
+        acc, acc_up, bias + start, out, slot, pairs, column, size,
+        GATED, SWAP, BIASED, FUNCTION, ALPHA, SHIFT, LIMIT,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first"])

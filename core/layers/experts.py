@@ -174,16 +174,20 @@ class PlainExperts(ExpertMethod):
             return _by_slot(layer, values)
         if weights is None or slots is None:
             raise ValueError(f"{layer.prefix}: an exchange gave no slots to experts that take tokens with slots")
-        matrices, biases = (layer.gate_up, layer.down), (layer.gate_up_bias, layer.down_bias)
         how: dict[str, Any] = {"of_all": layer.num_all_slots, "first": layer.base, "gating": layer.spec.gating}
+        how["biases"] = layer.gate_up_bias, layer.down_bias
         if not layer.spec.weights_on_input:
             begun = layer.parts(values)
             parts = RowParts(begun, layer.group.begin_all_reduce) if begun else None
-            return layer.ops.fused_experts(values, *matrices, weights, slots, parts=parts, biases=biases, **how)
+            return self.multiply(layer, values, weights, slots, parts=parts, **how)
         scaled = (values[:, None] * weights[..., None]).to(values.dtype)  # [N, k, H]
         ones, each = weights.new_ones(weights.numel(), 1), slots.reshape(-1, 1)
-        out = layer.ops.fused_experts(scaled.flatten(0, 1), *matrices, ones, each, biases=biases, **how)
+        out = self.multiply(layer, scaled.flatten(0, 1), ones, each, **how)
         return out.view(scaled.shape).sum(1)
+
+    def multiply(self, layer: Experts, values: Tensor, weights: Tensor, slots: Tensor, **how: Any) -> Tensor:
+        """`Ops.fused_experts` of the layer's matrices: what experts with other weights replace."""
+        return layer.ops.fused_experts(values, layer.gate_up, layer.down, weights, slots, **how)
 
 
 def _by_slot(layer: Experts, values: Tensor) -> Tensor:

@@ -6,10 +6,14 @@ Tests compare kernels with the references, which are therefore written to be rea
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from ..interfaces.experts import SILU, Gating
 from . import adapters, attention, layers, logits, quantized, sampling, states, step
-from .layers import Norm
+from .layers import NO_BIASES, ExpertBiases, Norm, RowParts
+from .quantized import CodedWeights
 
 
 class Ops:
@@ -93,6 +97,24 @@ class Ops:
     route = staticmethod(layers.route)
     place_experts = staticmethod(layers.place_experts)
     fused_experts = staticmethod(layers.fused_experts)
+
+    def coded_experts(
+        self, hidden: Tensor, gate_up: CodedWeights, down: CodedWeights, weights: Tensor, ids: Tensor, *,
+        of_all: int = 0, first: int = 0, parts: RowParts | None = None, gating: Gating = SILU,
+        biases: ExpertBiases = NO_BIASES, rounds: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """`fused_experts` of the weights that codes stand for; fewer choices than experts dequantise the chosen alone.
+
+        If it `rounds`, a platform may round what the products are given to the codes' type, as in `scaled_linear`.
+        """
+        del rounds
+        if ids.numel() < len(gate_up.codes) and not self.invariant:
+            gate_up, down, biases, ids = quantized.only_chosen(gate_up, down, biases, ids, first)
+            of_all = first = 0
+        pair = gate_up.weight(self, hidden.dtype), down.weight(self, hidden.dtype)
+        how: dict[str, Any] = {"of_all": of_all, "first": first, "parts": parts, "gating": gating, "biases": biases}
+        return self.fused_experts(hidden, *pair, weights, ids, **how)
+
     # adapters
     group_slots = staticmethod(adapters.group_slots)
     add_adapters = staticmethod(adapters.add_adapters)
@@ -128,4 +150,4 @@ class Ops:
     advance = staticmethod(step.advance)
 
 
-__all__ = ["Norm", "Ops"]
+__all__ = ["CodedWeights", "Norm", "Ops"]

@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from . import Ops
+    from .layers import ExpertBiases
+
 _ROWS = 2048
+
+
+@dataclass(frozen=True)
+class CodedWeights:
+    """Weights [E, N, K] as codes [E, N, C] of `dequantize`, or int32 [E, N, C / 8] of `dequantize_packed`.
+
+    With a `table` they are those of `dequantize_table`, of 4-bit floats (e2m1) if it says so. `columns` are the K of C.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+    zeros: Tensor | None = None
+    table: Tensor | None = None
+    numbers: Tensor | None = None
+    columns: slice | None = None
+    is_float4: bool = False
+
+    def weight(self, ops: Ops, dtype: torch.dtype) -> Tensor:
+        """[E, N, K]."""
+        if self.table is not None:
+            found = ops.dequantize_table(self.codes, self.scales, self.table, self.numbers, dtype)
+        elif self.codes.dtype == torch.int32:
+            found = ops.dequantize_packed(self.codes, self.scales, self.zeros, dtype)
+        else:
+            found = ops.dequantize(self.codes, self.scales, self.block, self.zeros, dtype)
+        return found if self.columns is None else found[..., self.columns].contiguous()
+
+    def chosen(self, experts: Tensor) -> CodedWeights:
+        """Those of some experts, in their order."""
+        zeros, numbers = (None if one is None else one[experts] for one in (self.zeros, self.numbers))
+        return replace(self, codes=self.codes[experts], scales=self.scales[experts], zeros=zeros, numbers=numbers)
+
+
+def only_chosen(
+    gate_up: CodedWeights, down: CodedWeights, biases: ExpertBiases, ids: Tensor, first: int
+) -> tuple[CodedWeights, CodedWeights, ExpertBiases, Tensor]:
+    """A copy of the experts' weights for each of `ids` [T, top_k] that is in [first, first + E), and its number."""
+    own = (ids >= first) & (ids < first + len(gate_up.codes))
+    chosen = torch.where(own, ids - first, 0).flatten()
+    numbers = torch.arange(len(chosen), dtype=ids.dtype, device=ids.device).view(ids.shape)
+    inner, outer = (None if bias is None else bias[chosen] for bias in biases)
+    return gate_up.chosen(chosen), down.chosen(chosen), (inner, outer), torch.where(own, numbers, -1)
 
 
 def dequantize(

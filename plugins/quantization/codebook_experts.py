@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import Dispatched
-from frame.layers import PlainExperts, WeightSlot
+from frame.layers import WeightSlot
+from frame.ops import CodedWeights
 
 from .codebook import FP4, Floats, float_slots
-from .experts import PARTS, CodedExperts, Shown, elsewhere, linears
+from .experts import PARTS, CodedExperts, elsewhere, linears
 
 _ALL = slice(None)
 
@@ -22,11 +23,8 @@ class CodebookExperts(CodedExperts):
     """`gate_up` and `down` are nibbles int32 [slots, N, K / 8] with scales [slots, N, K / g].
 
     The columns of `down` are whole groups around those of this rank, so that ranks may share one. With numbers of their
-    own `gate_up_numbers` and `down_numbers` are float32 [slots, N, 1]. In steps with fewer choices of experts than
-    there are slots, only chosen experts are dequantised.
+    own `gate_up_numbers` and `down_numbers` are float32 [slots, N, 1].
     """
-
-    takes_all_slots = False
 
     def __init__(self, kind: Floats) -> None:
         super().__init__(None, (1, kind.group))
@@ -56,28 +54,11 @@ class CodebookExperts(CodedExperts):
         numbers = [getattr(layer, f"{name}_numbers") for name in PARTS] if self._kind.number else []
         return [*super().rows(layer), *numbers]
 
-    def _weight(self, layer: Any, name: str, dtype: torch.dtype, chosen: Tensor | None) -> Tensor:
-        held = [getattr(layer, name), getattr(layer, f"{name}_scales"), getattr(layer, f"{name}_numbers", None)]
-        codes, scales, numbers = (one if one is None or chosen is None else one[chosen] for one in held)
-        whole: Tensor = layer.ops.dequantize_table(codes, scales, layer.table, numbers, dtype)
-        return whole[..., self._lead : self._lead + layer.width].contiguous() if name == "down" else whole
-
-    def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
-        return self._weight(layer, name, dtype, None)
-
-    def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
-        slots = dispatched.slots
-        if slots is None or slots.numel() >= layer.num_slots or layer.ops.invariant:
-            return super().apply(layer, dispatched)
-        is_own = (slots >= 0) & (slots < layer.num_slots)
-        chosen = torch.where(is_own, slots, 0).flatten()
-        numbers = torch.arange(len(chosen), dtype=slots.dtype, device=slots.device).view(slots.shape)
-        dtype = dispatched.values.dtype
-        shown: dict[str, Any] = {name: self._weight(layer, name, dtype, chosen) for name in PARTS}
-        shown |= {f"{name}_bias": None if bias is None else bias[chosen] for name, bias in _biases(layer)}
-        few: Any = Shown(layer, num_slots=len(chosen), num_all_slots=len(chosen), base=0, **shown)
-        again = Dispatched(dispatched.values, None, dispatched.weights, torch.where(is_own, numbers, -1))
-        return PlainExperts.apply(self, few, again)
+    def stored(self, layer: Any, name: str) -> CodedWeights:
+        columns = slice(self._lead, self._lead + layer.width) if name == "down" else None
+        numbers = getattr(layer, f"{name}_numbers", None)
+        found = super().stored(layer, name)
+        return replace(found, table=layer.table, numbers=numbers, columns=columns, is_float4=True)
 
 
 class JoinedFloatExperts(CodebookExperts):
@@ -142,7 +123,3 @@ class FloatExperts(CodebookExperts):
 
 def _put_blocks(codes: Tensor, region: tuple[slice, ...], piece: Tensor) -> None:
     codes.data[region] = piece.contiguous().view(torch.int32).flatten(-2)
-
-
-def _biases(layer: Any) -> list[tuple[str, Tensor | None]]:
-    return [(name, getattr(layer, f"{name}_bias")) for name in PARTS]

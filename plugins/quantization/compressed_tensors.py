@@ -126,6 +126,7 @@ class CompressedTensors(Quantization):
             per_tensor=not stored.block[0],
             ignored=("input_scale",),
             exponents=stored.exponents,
+            rounds=stored.rounds,
         )
 
     def cache(self, prefix: str, spec: AttentionSpec) -> CacheQuantization | None:

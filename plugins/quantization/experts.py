@@ -1,7 +1,4 @@
-"""Routed experts whose weights are codes times scales.
-
-They are dequantised layer by layer for each step, then computed as plain ones are.
-"""
+"""Routed experts whose weights are codes times scales, by which `Ops.coded_experts` multiplies."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from torch import Tensor, nn
 
 from frame.interfaces import Dispatched, ExpertMatrices, LinearSpec
 from frame.layers import PlainExperts, Rows, WeightSlot
-from frame.ops import quantize_rows
+from frame.ops import CodedWeights, quantize_rows
 
 from .packed import SCALES, round_groups
 from .packing import pack_nibbles
@@ -39,11 +36,11 @@ class CodedExperts(PlainExperts):
     """`gate_up`, `down` are codes [slots, N, K] of `dtype`, or nibbles int32 [slots, N, K / 8] where that is None.
 
     `gate_up_scales`, `down_scales` are [slots, ⌈N / r⌉, ⌈K / c⌉] for blocks of (r, c), 0 for all rows or columns;
-    those of nibbles are [slots, N, K / c].
+    those of nibbles are [slots, N, K / c]. Where it `rounds`, a platform may round what the products are given as well.
     """
 
-    def __init__(self, dtype: torch.dtype | None, block: tuple[int, int] = (1, 0)) -> None:
-        self._dtype, self._block = dtype, block
+    def __init__(self, dtype: torch.dtype | None, block: tuple[int, int] = (1, 0), *, rounds: bool = False) -> None:
+        self._dtype, self._block, self.rounds = dtype, block, rounds
         self.blocks: dict[str, tuple[int, int]] = {}
 
     def create(self, layer: Any) -> None:
@@ -84,13 +81,13 @@ class CodedExperts(PlainExperts):
     def rows(self, layer: Any) -> list[Tensor]:
         return [*super().rows(layer), *(getattr(layer, f"{name}_scales") for name in PARTS)]
 
-    def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
-        """[slots, N, K] of "gate_up" or "down"."""
-        codes, scales = getattr(layer, name), getattr(layer, f"{name}_scales")
-        if self._dtype is None:
-            nibbles: Tensor = layer.ops.dequantize_packed(codes, scales, None, dtype)
-            return nibbles
-        out: Tensor = layer.ops.dequantize(codes, scales, self.blocks[name], None, dtype)
+    def stored(self, layer: Any, name: str) -> CodedWeights:
+        """How a matrix, "gate_up" or "down", is kept."""
+        return CodedWeights(getattr(layer, name), getattr(layer, f"{name}_scales"), self.blocks[name])
+
+    def multiply(self, layer: Any, values: Tensor, weights: Tensor, slots: Tensor, **how: Any) -> Tensor:
+        pair = [self.stored(layer, name) for name in PARTS]
+        out: Tensor = layer.ops.coded_experts(values, *pair, weights, slots, rounds=self.rounds, **how)
         return out
 
     def matrices(self, layer: Any, dtype: torch.dtype) -> ExpertMatrices | None:
@@ -98,8 +95,10 @@ class CodedExperts(PlainExperts):
         return (gate_up, down), (layer.gate_up_bias, layer.down_bias)
 
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
-        dtype = dispatched.values.dtype
-        shown: Any = Shown(layer, **{name: self.dequantized(layer, name, dtype) for name in PARTS})
+        if dispatched.counts is None:
+            return super().apply(layer, dispatched)
+        given = layer.ops, dispatched.values.dtype
+        shown: Any = Shown(layer, **{name: self.stored(layer, name).weight(*given) for name in PARTS})
         return super().apply(shown, dispatched)
 
 
@@ -107,7 +106,7 @@ class RoundedExperts(CodedExperts):
     """Weights that come in 16 or 32 bits: rounded by rows to 8-bit codes, or by groups of columns to nibbles."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
-        super().__init__(dtype, (1, 0))
+        super().__init__(dtype, (1, 0), rounds=dtype is not None and dtype.is_floating_point)
 
     def _block_for(self, layer: Any, name: str, rows: int, columns: int) -> tuple[int, int]:
         if self._dtype is None:
@@ -148,8 +147,9 @@ class StoredExperts(CodedExperts):
         per_tensor: bool = False,
         ignored: Sequence[str] = (),
         exponents: torch.dtype | None = None,
+        rounds: bool = False,
     ) -> None:
-        super().__init__(dtype, (1, 0) if per_tensor else block)
+        super().__init__(dtype, (1, 0) if per_tensor else block, rounds=rounds)
         self._exponents = exponents
         self._names, self._per_tensor, self._ignored = names, per_tensor, ignored
 

@@ -67,6 +67,7 @@ class Fp8(Quantization):
             per_tensor=not stored.block[0],
             ignored=ignored,
             exponents=stored.exponents,
+            rounds=stored.rounds,
         )
 
     @property

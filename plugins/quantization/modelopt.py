@@ -113,7 +113,13 @@ class ModelOpt(Quantization):
         if scheme.algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             raise ValueError(f"{prefix}: experts of {scheme.algorithm} are not supported")
         return StoredExperts(
-            E4M3, block, names, per_tensor=not block[0], ignored=("input_scale",), exponents=stored.exponents
+            E4M3,
+            block,
+            names,
+            per_tensor=not block[0],
+            ignored=("input_scale",),
+            exponents=stored.exponents,
+            rounds=scheme.algorithm == "FP8",
         )
 
     def cache(self, prefix: str, spec: AttentionSpec) -> CacheQuantization | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from frame.interfaces import LinearSpec
 from frame.layers import WeightSlot
+from frame.ops import CodedWeights
 
 from .experts import PARTS, CodedExperts, elsewhere, linears
 
@@ -38,10 +40,8 @@ class PackedExperts(CodedExperts):
     def rows(self, layer: Any) -> list[Tensor]:
         return [*super().rows(layer), *(getattr(layer, f"{name}_zeros") for name in PARTS)]
 
-    def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
-        held = (getattr(layer, f"{name}{end}") for end in ("", "_scales", "_zeros"))
-        out: Tensor = layer.ops.dequantize_packed(*held, dtype)
-        return out
+    def stored(self, layer: Any, name: str) -> CodedWeights:
+        return replace(super().stored(layer, name), zeros=getattr(layer, f"{name}_zeros"))
 
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
         slots: list[WeightSlot] = []

@@ -147,7 +147,7 @@ def _examined(name: str, cubin: bytes, shared_bytes: int) -> Build:
     registers = re.search(r"\bREG:(\d+)", usage)
     if registers is None:
         raise ValueError(f"cuobjdump tells no registers of {name}: {usage}")
-    found = frozenset(re.findall(r"\b(HGMMA|HMMA|IMMA|DMMA|UTC\w*MMA|UTMALDG|LDGSTS)\b", code))
+    found = frozenset(re.findall(r"\b(HGMMA|QGMMA|HMMA|IMMA|DMMA|UTC\w*MMA|UTMALDG|LDGSTS)\b", code))
     spills, size = (
         len(re.findall(r"\b(?:STL|LDL)\b", code)),
         len(re.findall(r"^ +/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)),

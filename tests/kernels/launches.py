@@ -23,6 +23,7 @@ def launches() -> dict[str, Callable[[], None]]:
     from .attention_launches import LAYERS, attention_launches, hopper_launches
     from .latent_launches import latent_launches
     from .layer_launches import (
+        coded_launches,
         expert_launches,
         hopper_experts,
         hopper_products,
@@ -40,6 +41,7 @@ def launches() -> dict[str, Callable[[], None]]:
         quantized_launches(),
         rows_launches(),
         expert_launches(),
+        coded_launches(),
         hopper_experts(),
         small_launches(),
     ]
@@ -60,12 +62,13 @@ def plain_launches() -> list[str]:
     """The names of those of them that every chip from compute capability 8.0 on must be able to run."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
     from .latent_launches import latent_launches
-    from .layer_launches import hopper_experts, hopper_products, quantized_launches, rows_launches
+    from .layer_launches import coded_launches, hopper_experts, hopper_products, quantized_launches, rows_launches
 
     left_out = {name for layer in LAYERS if layer not in _PLAIN_LAYERS for name in attention_launches(layer)}
     left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts(), *rows_launches()}
     left_out |= {name for name in quantized_launches() if name.startswith("fp8")}
     left_out |= {name for name in latent_launches() if "e4m3" in name}
+    left_out |= {name for name in coded_launches() if "fp8" in name or "nvfp4" in name}
     return [name for name in launches() if name not in left_out]
 
 

@@ -14,6 +14,7 @@ from frame.kernels import (
     activation,
     adapters,
     all_reduce,
+    coded_experts,
     expert_adapters,
     expert_exchange,
     experts,
@@ -37,7 +38,7 @@ from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
-from frame.ops import AdapterWeights, ExpertAdapters, SlotGroups
+from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.platforms.cuda.platform import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
@@ -273,6 +274,51 @@ def expert_launches() -> dict[str, Callable[[], None]]:
         for tokens in (1, 64, 512):
             found[f"experts with gating {place}, {tokens} tokens"] = partial(gated_experts, tokens, gating)
     found["float16 experts, 512 tokens"] = partial(routed, 512, *shape, F16)
+    return found
+
+
+def _coded(kind: str, rows: int, depth: int, experts: int = 32) -> CodedWeights:
+    """Experts of `kind` "FORMAT by GROUP", of blocks "fp8 by blocks"."""
+    form, per = kind.split(" by ")
+    block = (128, 128) if per == "blocks" else (1, depth if per == "rows" else int(per))
+    shape = experts, -(-rows // block[0]), -(-depth // block[1])
+    if form in ("fp8", "int8"):
+        codes = _empty(experts, rows, depth, dtype=torch.float8_e4m3fn if form == "fp8" else torch.int8)
+    else:
+        codes = _empty(experts, rows, depth // 8, dtype=torch.int32)
+    types = {"mxfp4": torch.uint8, "nvfp4": torch.float8_e4m3fn}
+    zeros = _empty(*shape, dtype=torch.uint8) if form == "zeros" else None
+    numbers = _empty(experts, rows, 1, dtype=F32) if form == "nvfp4" else None
+    table = _empty(16, dtype=F32) if "fp4" in form else None
+    scales = _empty(*shape, dtype=types.get(form, F32))
+    return CodedWeights(codes, scales, block, zeros, table, numbers, is_float4=table is not None)
+
+
+def coded_layer(kind: str, tokens: int, hidden: int = 2880, inner: int = 2880, *, how: str = "") -> None:
+    """gpt-oss's experts by their codes; `how`: "" as steps do, "rounded" or "deterministic"."""
+    pair = _coded(kind, 2 * inner, hidden), _coded(kind, hidden, inner)
+    weights, ids = _empty(tokens, 4, dtype=F32), _empty(tokens, 4, dtype=torch.int32)
+    biases = _empty(32, 2 * inner), _empty(32, hidden)
+    coded_experts.fused_experts(
+        _empty(tokens, hidden), *pair, weights, ids, gating=GATINGS[3], biases=biases,
+        rounds=how == "rounded", invariant=how == "deterministic",
+    )  # fmt: skip
+
+
+def coded_launches() -> dict[str, Callable[[], None]]:
+    """Experts by their codes: of each format for one token, decodes, mixed steps and prompts."""
+    found: dict[str, Callable[[], None]] = {}
+    sizes = {"mxfp4 by 32": 2880, "nvfp4 by 16": 2880, "zeros by 32": 2880, "int4 by 128": 2048, "int4 by rows": 2048,
+             "int8 by rows": 2048, "fp8 by rows": 2048, "fp8 by blocks": 2048}  # fmt: skip
+    for kind, size in sizes.items():
+        for tokens in (1, 64, 150, 512, 2048) if kind.startswith("mxfp4") else (1, 64, 2048):
+            found[f"experts of {kind}, {tokens} tokens"] = partial(coded_layer, kind, tokens, size, size)
+        if kind.startswith("fp8"):
+            for tokens in (150, 2048):
+                name = f"experts of {kind}, {tokens} rounded tokens"
+                found[name] = partial(coded_layer, kind, tokens, size, size, how="rounded")
+    found["experts of mxfp4, deterministic"] = partial(coded_layer, "mxfp4 by 32", 64, how="deterministic")
+    found["experts of mxfp4, uneven sizes"] = partial(coded_layer, "mxfp4 by 32", 64, 96, 1440)
     return found
 
 

@@ -33,6 +33,7 @@ USUAL = (
     "many rows, 8192 x 6144",
     "many gated rows, 8192 x 14336",
     "many rows of 128 experts, 8192 tokens",
+    "experts of mxfp4 by 32, 64 tokens",
     "one gated row, 1024 x 1024",
     "some gated rows, 6144 x 1024",
     "rotary, offset",
@@ -56,6 +57,7 @@ UNITS = {
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
     "experts._grouped": {"HMMA", "HGMMA"},
+    "coded_experts._coded": {"HMMA", "HGMMA"},
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
@@ -83,6 +85,7 @@ SPILLS = {
     "linear_rows._some_rows": 0,
     "experts_hopper._grouped": 0,
     "experts._grouped": 0,
+    "coded_experts._coded": 0,
     "experts._vector_gate_up": 0,
     "experts._vector_down": 0,
     "norm._rms_norm": 0,
@@ -118,9 +121,11 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     if chip is H200 and not wide and UNFIT not in name and one.spills > SPILLS.get(one.name, one.spills):
         found.append(f"{one.spills} accesses to memory for want of registers")
     meant = set() if wide else UNITS.get(one.name, set())
+    if meant and "rounded tokens" in name:  # of 8-bit floats
+        meant = {"QGMMA"}
     if chip is not H200 and meant:
         meant = {"HMMA"}
-    used = one.instructions & {"HMMA", "HGMMA"}
+    used = one.instructions & {"HMMA", "HGMMA", *meant}
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
     if (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from frame.interfaces import (
 from frame.kernels import (
     activation,
     adapters,
+    coded_experts,
     convolution,
     delta,
     experts,
@@ -52,8 +53,19 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize_table, fits
 from frame.kernels.expert_adapters import adapted_experts
+from frame.kernels.hopper import is_hopper
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
-from frame.ops import NO_BIASES, ExpertAdapters, ExpertBiases, Norm, Ops, RowParts, StepBuffers, StepSizes
+from frame.ops import (
+    NO_BIASES,
+    CodedWeights,
+    ExpertAdapters,
+    ExpertBiases,
+    Norm,
+    Ops,
+    RowParts,
+    StepBuffers,
+    StepSizes,
+)
 
 from ..options import CudaOptions, HopperProducts
 from .agreement import Agreement
@@ -156,6 +168,27 @@ class CudaOps(Ops):
             hidden, gate_up, down, weights, ids, adapters, slots,
             of_all=of_all, first=first, gating=gating, biases=biases, invariant=self.invariant,
         )  # fmt: skip
+
+    def coded_experts(
+        self, hidden: Tensor, gate_up: CodedWeights, down: CodedWeights, weights: Tensor, ids: Tensor, *,
+        of_all: int = 0, first: int = 0, parts: RowParts | None = None, gating: Gating = SILU,
+        biases: ExpertBiases = NO_BIASES, rounds: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """From the codes where the kernel takes them; of very many rows from weights that are put together before."""
+        how: dict[str, Any] = {"of_all": of_all, "first": first, "parts": parts, "gating": gating, "biases": biases}
+        given = hidden, gate_up, down, weights, ids
+        several = len(ids) * ids.shape[1] >= coded_experts.DEQUANTIZED_ROWS * max(of_all, len(gate_up.codes))
+        dequantizes = several and self._groups and not self.invariant and is_hopper(hidden.device)
+        if dequantizes or not all(self._takes_codes(hidden, one) for one in (gate_up, down)):
+            return super().coded_experts(*given, rounds=rounds, **how)
+        rounded = rounds and torch.cuda.get_device_capability(hidden.device) >= (8, 9)
+        return coded_experts.fused_experts(*given, **how, rounds=rounded, invariant=self.invariant)
+
+    def _takes_codes(self, hidden: Tensor, weight: CodedWeights) -> bool:
+        """Whether the experts' kernel multiplies `hidden` by the weight."""
+        floats = any(one.dtype.itemsize == 1 and one.dtype.is_floating_point for one in (weight.codes, weight.scales))
+        old = floats and torch.cuda.get_device_capability(hidden.device) < (8, 9)
+        return not old and hidden.dtype.itemsize == 2 and hidden.stride(1) == 1 and coded_experts.fits(weight)
 
     def dequantize_table(
         self,

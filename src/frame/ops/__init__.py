@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         gated as gated,
     )
     from frame.core.ops.quantized import (
+        CodedWeights as CodedWeights,
         quantize_rows as quantize_rows,
         unpack_nibbles as unpack_nibbles,
     )

@@ -7,6 +7,7 @@ compared by their arguments afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.core.interfaces.experts import Gating, RouterSpec
+from frame.core.interfaces.experts import SILU, Gating, RouterSpec
 from frame.core.ops.adapters import AdapterWeights, ExpertAdapters, SlotGroups, group_slots
+from frame.core.ops.layers import route
+from frame.core.ops.quantized import CodedWeights
 from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers, StepSizes
 
@@ -228,6 +231,31 @@ def _codes(draw: Draw, bits: int, block: tuple[int, int]) -> tuple[Tensor, Tenso
     return codes, scales, block
 
 
+def _coded(draw: Draw, kind: str, rows: int, columns: int) -> CodedWeights:
+    """Weights of four experts, of size one: codes of `kind` with scales of 16 columns or of a whole row."""
+    if kind == "bytes":
+        codes = draw.ints(255, 4, rows, columns, dtype=torch.int32).sub_(127).to(torch.int8)
+        return CodedWeights(codes, draw.float32(4, rows, 1).abs().add_(0.5) / 512, (1, columns))
+    codes, group = draw.ints(2**31 - 1, 4, rows, columns // 8), (1, 16)
+    zeros = draw.ints(16, 4, rows, columns // 16, dtype=torch.uint8)
+    if kind == "nibbles":
+        return CodedWeights(codes, draw.float32(4, rows, columns // 16).abs().add_(0.5) / 32, group, zeros)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    scales = draw.ints(3, 4, rows, columns // 16, dtype=torch.uint8).add_(123)
+    return CodedWeights(codes, scales, group, None, torch.cat((table, -table)), is_float4=True)
+
+
+def _coded_experts(draw: Draw, kind: str, tokens: int, gating: Gating = SILU, first: int = 0) -> Arguments:
+    weights, ids = route(draw.float32(tokens, 6), RouterSpec(6, 2))
+    down = _coded(draw, kind, 40, 32)
+    if kind == "floats":  # one of two ranks, which share a group
+        down = replace(down, columns=slice(8, 32))
+    inner = 32 if down.columns is None else 24
+    given = draw.floats(tokens, 48), _coded(draw, kind, inner * (2 if gating.gated else 1), 48), down, weights, ids
+    biases = draw.floats(*given[1].codes.shape[:2]), draw.floats(4, 40)
+    return given, {"gating": gating, "biases": biases, "of_all": 6, "first": first}
+
+
 def _nibbles(draw: Draw, groups: int) -> tuple[Tensor, Tensor]:
     return draw.ints(2**31 - 1, 40, 6), draw.float32(40, groups).abs().add_(0.5) / 16
 
@@ -339,6 +367,9 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
         lambda d: _experts(d, 3),
         *(partial(_gated_experts, gating=gating) for gating in GATINGS),
     ],
+    "coded_experts": [partial(_coded_experts, kind=kind, tokens=tokens, gating=gating, first=tokens // 5)
+                      for kind, gating in (("floats", GATINGS[3]), ("nibbles", SILU), ("bytes", GATINGS[4]))
+                      for tokens in (1, 9)],
     "copy_blocks": [
         lambda d: (
             (_state(d, 5, 3), torch.tensor([1, 4], dtype=torch.int32), torch.tensor([4, 6], dtype=torch.int32)),

@@ -15,6 +15,7 @@ from frame.core.interfaces.platform import Platform, PlatformSpec
 from frame.core.ops import Ops
 from frame.core.ops.adapters import AdapterWeights, ExpertAdapters, SlotGroups
 from frame.core.ops.layers import RowParts
+from frame.core.ops.quantized import CodedWeights
 from frame.core.ops.states import ScanWeights, StateRows
 from frame.core.ops.step import StepBuffers
 
@@ -64,7 +65,7 @@ class OpChecks(PlatformChecks):
 
     def check_op(self, name: str, got: Any, want: Any, dtype: torch.dtype) -> None:
         """`got` equals `want` up to rounding, in shape and dtype exactly."""
-        if isinstance(want, (StepBuffers, StateRows)):
+        if isinstance(want, (StepBuffers, StateRows, CodedWeights)):
             for part in fields(want):
                 self.check_op(f"{name}: {part.name}", getattr(got, part.name), getattr(want, part.name), dtype)
         elif isinstance(want, (tuple, list)):
@@ -132,6 +133,6 @@ def _to(value: Any, device: torch.device) -> Any:
         return ScanWeights(*(_to(one, device) for one in value))
     if isinstance(value, (tuple, list)):
         return type(value)(_to(one, device) for one in value)
-    if isinstance(value, (StepBuffers, StateRows, AdapterWeights, ExpertAdapters, SlotGroups)):
+    if isinstance(value, (StepBuffers, StateRows, AdapterWeights, ExpertAdapters, SlotGroups, CodedWeights)):
         return type(value)(**{part.name: _to(getattr(value, part.name), device) for part in fields(value)})
     return value
