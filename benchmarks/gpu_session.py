@@ -89,7 +89,7 @@ PARTS = (
          "python benchmarks/structured.py --batches 2 --length 4"),
     Part("experts", f"python {_KERNELS}/experts.py", 120),
     Part("coded-experts", f"python {_KERNELS}/coded_experts.py --json {{json}}", 150,
-         f"python {_KERNELS}/coded_experts.py --device cpu --shape 4,2,96,64 --tokens 1,3 --json {{json}}"),
+         f"python {_KERNELS}/coded_experts.py --device cpu --shape 4,2,128,64 --tokens 1,3 --json {{json}}"),
     Part("experts-hopper", f"python {_KERNELS}/experts_hopper.py --json {{json}}", 120),
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
@@ -121,6 +121,7 @@ PLANS = {
         *(part.name for part in PARTS if part.name.startswith("target-")),
         "table",
         "products",
+        "coded-experts",
         "shared-prefix",
     ),
 }

@@ -44,6 +44,10 @@ def numbers_of(
     if KIND == "bytes":
         lane = first + tl.arange(0, BLOCK_K)
         codes = tl.load(at) if EVEN else tl.load(at, mask=there[:, None] & (lane < depth)[None, :], other=0.0)
+        if (
+            codes.dtype.is_fp8() and dtype == tl.bfloat16
+        ):  # one instruction makes it of a float16, at a quarter of the rate
+            codes = codes.to(tl.float16).to(tl.float32)
         found = codes.to(dtype)
     else:
         word = first // 8 + tl.arange(0, BLOCK_K // 8)

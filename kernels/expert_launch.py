@@ -75,6 +75,8 @@ class Chip:
 
 
 ANY_CHIP = Chip()
+#: Outputs of all pairs from which tiles of 64 are as many as a Hopper chip has multiprocessors.
+_WIDE = 64 * 132
 #: Rows that experts must have on average for `experts_hopper`: with fewer, its blocks of 128 are half empty.
 MANY_ROWS = 128
 
@@ -134,15 +136,18 @@ def invariant_launch(shape: Shape, chip: Chip = ANY_CHIP) -> Launch:
 def coded_launch(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP, *, apart: bool = False) -> Launch:
     """Tile sizes of experts whose weights are codes, for 16-bit tokens; of no tokens: one launch for every batch.
 
-    Weights take a quarter or half of the bytes of `rule`'s and some instructions each, so that few rows have narrow
-    tiles, many programs of which share a multiprocessor, and many rows tall ones, for which codes are read less often.
+    Weights take a quarter or half of the bytes of `rule`'s and some instructions each, so that few rows have tiles
+    of which several share a multiprocessor, and many rows tall ones, for which codes are read less often.
     Where sums of a step stay `apart` tiles are smaller, as they take registers twice. No GPU has timed them.
     """
     pairs, rows = num_tokens * shape.top_k, num_tokens * shape.top_k / shape.num_experts
     if num_tokens == 0:
         launch = Launch(32, Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))
     elif pairs <= max(shape.top_k, shape.num_experts // 4):
-        launch = Launch(0, Tile(32, 128, 4, 4), Tile(32, 128, 4, 4))
+        sizes = shape.intermediate_size, shape.hidden_size
+        launch = Launch(
+            0, *(Tile(64, 128, 4, 4, True) if pairs * size >= _WIDE else Tile(32, 128, 4, 4) for size in sizes)
+        )
     elif rows <= 12:
         launch = Launch(16, Tile(64, 128, 4, 4, True), Tile(64, 128, 4, 4, True))
     elif rows <= 24:
