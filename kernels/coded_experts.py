@@ -32,6 +32,8 @@ _ALONE = 16
 _FEW_SUMS = 32
 #: The least columns of a scale that are served, of nibbles and of bytes.
 _LEAST_GROUPS = (8, 32)
+#: The fewest tokens that are rounded; a power of two, which a warm-up meets.
+MANY_TOKENS = 2 * FEW_ROWS
 #: Rows that experts must have on average for a Hopper chip to be quicker with weights that are dequantised before, if
 #: the kernel does half as many operations as `experts_hopper` in a time. That is reckoned, not measured.
 DEQUANTIZED_ROWS = 512
@@ -167,6 +169,11 @@ def _coded(
     )  # fmt: skip
 
 
+def many_rows(num_tokens: int, top_k: int, num_experts: int) -> bool:
+    """Whether a Hopper chip is quicker with dequantised weights; as `expert_launch.many_rows` decides."""
+    return (1 << num_tokens.bit_length() >> 1) * top_k >= DEQUANTIZED_ROWS * num_experts
+
+
 def fits(weight: Weights) -> bool:
     """Whether the kernel takes the codes of a matrix."""
     if weight.table is not None and not weight.is_float4:
@@ -192,7 +199,7 @@ def fused_experts(
     if not hidden.shape[0]:
         return torch.empty_like(hidden)
     held = range(first, first + len(gate_up.codes))
-    rounds = rounds and not invariant and len(hidden) > FEW_ROWS and gate_up.codes.dtype == torch.float8_e4m3fn
+    rounds = rounds and not invariant and len(hidden) >= MANY_TOKENS and gate_up.codes.dtype == torch.float8_e4m3fn
     if launch is None:
         shape = shape_of(hidden, down, ids.shape[1], of_all)
         apart = rounds or (gate_up.codes.dtype != torch.int32 and gate_up.scales.shape[2] > 1)

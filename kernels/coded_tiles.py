@@ -58,12 +58,12 @@ def numbers_of(
             found = whole_numbers(words, zero[:, :, None], dtype, BLOCK_N, BLOCK_K, SPAN)
         if EARLY:
             scale = as_factors(own, EXPONENTS)[:, :, None]
-            if KIND == "float4":
-                scale *= float_unit(dtype)
             if KIND == "float4" and dtype == tl.bfloat16:
                 # exact: of the 8 bits of such a number codes need 2, and scales 4 at most
-                found *= (scale * (1.0 / _LATE)).to(dtype)
+                found *= (scale * (float_unit(dtype) / _LATE)).to(dtype)
             else:
+                if KIND == "float4":
+                    scale *= float_unit(dtype)
                 found = (found.to(tl.float32) * scale).to(dtype)
         found = tl.reshape(found, (BLOCK_N, BLOCK_K))
     return found

@@ -133,13 +133,16 @@ def invariant_launch(shape: Shape, chip: Chip = ANY_CHIP) -> Launch:
     return _fit(shape, Launch(32, Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)), chip)
 
 
+@lru_cache(maxsize=1024)
 def coded_launch(shape: Shape, num_tokens: int, chip: Chip = ANY_CHIP, *, apart: bool = False) -> Launch:
     """Tile sizes of experts whose weights are codes, for 16-bit tokens; of no tokens: one launch for every batch.
 
     Weights take a quarter or half of the bytes of `rule`'s and some instructions each, so that few rows have tiles
     of which several share a multiprocessor, and many rows tall ones, for which codes are read less often.
-    Where sums of a step stay `apart` tiles are smaller, as they take registers twice. No GPU has timed them.
+    Where sums of a step stay `apart` tiles are smaller, as they take registers twice. Counts of tokens from a power of
+    two to the next are decided alike, as in `many_rows`. No GPU has timed these tiles.
     """
+    num_tokens = 1 << num_tokens.bit_length() >> 1
     pairs, rows = num_tokens * shape.top_k, num_tokens * shape.top_k / shape.num_experts
     if num_tokens == 0:
         launch = Launch(32, Tile(64, 64, 4, 3), Tile(64, 64, 4, 3))

@@ -35,7 +35,6 @@ from frame.core.ops import Ops, layers as reference
 from frame.interfaces import Gating, RouterSpec
 from frame.kernels import coded_experts, experts
 from frame.kernels.expert_launch import Launch, Tile, coded_launch
-from frame.kernels.quantized import FEW_ROWS
 from frame.ops import CodedWeights
 from frame.plugins.platforms.cuda.platform import CudaOps
 from frame.plugins.quantization.codebook import FP4
@@ -180,7 +179,7 @@ def error(kind: str, case: Case) -> float:
     """Relative error of the kernel against float32; raises `RuntimeError` for one that rounding does not explain."""
     expected = case.exact()
     wrong = float((case.run().float() - expected).norm() / expected.norm())
-    if not wrong < (6e-2 if case.rounds and len(case.hidden) > FEW_ROWS else 1e-2):
+    if not wrong < (6e-2 if case.rounds and len(case.hidden) >= coded_experts.MANY_TOKENS else 1e-2):
         raise RuntimeError(f"relative error {wrong} of {kind} with {len(case.hidden)} tokens")
     return wrong
 

@@ -177,7 +177,7 @@ class CudaOps(Ops):
         """From the codes where the kernel takes them; of very many rows from weights that are put together before."""
         how: dict[str, Any] = {"of_all": of_all, "first": first, "parts": parts, "gating": gating, "biases": biases}
         given = hidden, gate_up, down, weights, ids
-        several = len(ids) * ids.shape[1] >= coded_experts.DEQUANTIZED_ROWS * max(of_all, len(gate_up.codes))
+        several = coded_experts.many_rows(len(ids), ids.shape[1], max(of_all, len(gate_up.codes)))
         dequantizes = several and self._groups and not self.invariant and is_hopper(hidden.device)
         if dequantizes or not all(self._takes_codes(hidden, one) for one in (gate_up, down)):
             return super().coded_experts(*given, rounds=rounds, **how)
