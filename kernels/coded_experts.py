@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
 from .coded_tiles import add_step, ahead, numbers_of, scale_sums, zeros_of
 from .expert_launch import Launch, Shape, Tile, coded_launch
 from .expert_tiles import finish, place
@@ -30,6 +31,8 @@ _X_GROUP = 128
 _ALONE = 16
 #: Rows of a tile above which no second sums are kept for what has one scale in a step: they would take all registers.
 _FEW_SUMS = 32
+#: Columns from which a step of nibbles is long enough to have the columns of one scale.
+_LONG_STEP = 64
 #: The least columns of a scale that are served, of nibbles and of bytes.
 _LEAST_GROUPS = (8, 32)
 #: The fewest tokens that are rounded; a power of two, which a warm-up meets.
@@ -79,13 +82,15 @@ class Weights(Protocol):
 def _coded(
     x, stride_x, x_scales, x_groups, weight, bias, out, blocks, pairs, experts, first_id, size, depth, units, inputs,
     scale_rows, groups,
-    SHARED: tl.constexpr, ALONE: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr, EVEN: tl.constexpr,
-    LEAD: tl.constexpr, KIND: tl.constexpr, WORD: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr,
-    EARLY: tl.constexpr, ROWS_PER: tl.constexpr, ZEROS: tl.constexpr, NUMBERS: tl.constexpr, EXPONENTS: tl.constexpr,
-    ROUNDED: tl.constexpr, X_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BIASED: tl.constexpr, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr, LIMIT: tl.constexpr,
+    SHARED: tl.constexpr, ALONE: tl.constexpr, CHAINED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
+    EVEN: tl.constexpr, LEAD: tl.constexpr, KIND: tl.constexpr, WORD: tl.constexpr, GROUP: tl.constexpr,
+    SPAN: tl.constexpr, EARLY: tl.constexpr, ROWS_PER: tl.constexpr, ZEROS: tl.constexpr, NUMBERS: tl.constexpr,
+    EXPONENTS: tl.constexpr, ROUNDED: tl.constexpr, X_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BIASED: tl.constexpr, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):  # fmt: skip
     """One program: the rows of a block of one expert, and BLOCK_N columns of its result."""
+    await_previous(CHAINED)
     codes, scales, zeros, numbers = weight
     slots, block_experts, num_blocks = blocks
     num_tiles = tl.cdiv(size, BLOCK_N)
@@ -240,6 +245,7 @@ def coded_product(
     source = (ids, ids, ids) if blocks is None else (blocks.slots, blocks.experts, blocks.used)
     extra = [weight.codes if one is None else one for one in (weight.zeros, weight.numbers)]
     depth, groups = _stored(weight), weight.scales.shape[2]
+    chain = chained(x.device) if blocks is None else {"CHAINED": False}
     _coded[(most * triton.cdiv(size, tile.block_n),)](
         x, x.stride(0), x_scales, triton.cdiv(inputs, x_group) if x_group else 1,
         (weight.codes, weight.scales, *extra), out if bias is None else bias, out, source,
@@ -247,7 +253,7 @@ def coded_product(
         weight.scales.shape[1], groups,
         SHARED=shared, ALONE=blocks is None, GATED=gated, SWAP=tile.swap,
         EVEN=depth % how["BLOCK_K"] == 0 and depth == inputs, ROUNDED=rounds, X_GROUP=x_group, BLOCK_M=block_m,
-        BLOCK_N=tile.block_n, BIASED=bias is not None, **how, **constants(gating),
+        BLOCK_N=tile.block_n, BIASED=bias is not None, **how, **constants(gating), **chain,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
@@ -258,7 +264,8 @@ def _reading(weight: Weights, block_k: int, block_m: int) -> dict[str, Any]:
     nibbles, depth = weight.codes.dtype == torch.int32, _stored(weight)
     group = weight.block[1] if weight.scales.shape[2] > 1 or weight.is_float4 else 0
     shared = group & -group or block_k
-    block_k = block_k if nibbles else min(block_k, shared)
+    if not nibbles or shared >= _LONG_STEP:
+        block_k = min(block_k, shared)
     span = min(shared, block_k)
     early = nibbles and group > 0 and (weight.is_float4 or span < block_k or block_m > _FEW_SUMS)
     kind = "bytes" if not nibbles else "float4" if weight.is_float4 else "nibbles"
