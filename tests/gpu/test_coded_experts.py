@@ -238,16 +238,38 @@ def test_decodes_have_small_tiles_and_prompts_tall_ones() -> None:
     assert [kernels.many_rows(tokens, 4, 32) for tokens in (1, 4095, 4096, 8192)] == [False, False, True, True]
 
 
+def ops_of_the_platform() -> Ops:
+    from frame.plugins.platforms.cuda.platform import CudaOps
+
+    return CudaOps()
+
+
+@pytest.mark.parametrize("dtype", [DTYPES[0], torch.float32])
+@pytest.mark.parametrize("kind", ["mxfp4", "zeros by 32"])
+def test_steps_multiply_by_codes_what_the_kernel_takes(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And dequantise for other types, the chosen experts alone where these are fewer."""
+    inputs, ops = case(kind, 1, (5, 2, 64, 32)), ops_of_the_platform()
+    calls, kernel = [], kernels.fused_experts
+    monkeypatch.setattr(kernels, "fused_experts", lambda *args, **how: calls.append(1) or kernel(*args, **how))
+    inputs["hidden"], inputs["biases"] = inputs["hidden"].to(dtype), tuple(one.to(dtype) for one in inputs["biases"])
+    expected = dequantised(inputs)
+    given = [inputs.pop(name) for name in ("hidden", "gate_up", "down", "weights", "ids")]
+    found = ops.coded_experts(*given, **inputs)
+    assert bool(calls) == (dtype != torch.float32)
+    assert found.dtype == dtype
+    assert (found.float() - expected).norm() <= CLOSE.get(dtype, 1e-5) * expected.norm()
+
+
 @pytest.mark.skipif(INTERPRETED, reason="asks a device for its capability")
 @pytest.mark.parametrize("tokens", [1, 64, 3000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ops_of_the_platform(kind: str, tokens: int) -> None:
     """As steps call them: from codes, dequantised where that is quicker, and deterministic."""
-    from frame.plugins.platforms.cuda.platform import CudaOps
-
-    inputs, ops = case(kind, tokens, (8, 4, 256, 128)), CudaOps()
+    inputs, ops = case(kind, tokens, (8, 4, 256, 128)), ops_of_the_platform()
+    expected = dequantised(inputs)
     given = [inputs.pop(name) for name in ("hidden", "gate_up", "down", "weights", "ids")]
-    expected = dequantised({**inputs, **dict(zip(("hidden", "gate_up", "down", "weights", "ids"), given, strict=True))})
     for invariant in (False, True):
         ops.invariant = invariant
         found = ops.coded_experts(*given, **inputs, rounds=kind.startswith("fp8"))
