@@ -85,6 +85,11 @@ class CodedExperts(PlainExperts):
         """How a matrix, "gate_up" or "down", is kept."""
         return CodedWeights(getattr(layer, name), getattr(layer, f"{name}_scales"), self.blocks[name])
 
+    def dequantized(self, layer: Any, name: str, dtype: torch.dtype) -> Tensor:
+        """[slots, N, K] of "gate_up" or "down"."""
+        out: Tensor = self.stored(layer, name).weight(layer.ops, dtype)
+        return out
+
     def multiply(self, layer: Any, values: Tensor, weights: Tensor, slots: Tensor, **how: Any) -> Tensor:
         pair = [self.stored(layer, name) for name in PARTS]
         out: Tensor = layer.ops.coded_experts(values, *pair, weights, slots, rounds=self.rounds, **how)
@@ -97,8 +102,8 @@ class CodedExperts(PlainExperts):
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
         if dispatched.counts is None:
             return super().apply(layer, dispatched)
-        given = layer.ops, dispatched.values.dtype
-        shown: Any = Shown(layer, **{name: self.stored(layer, name).weight(*given) for name in PARTS})
+        dtype = dispatched.values.dtype
+        shown: Any = Shown(layer, **{name: self.dequantized(layer, name, dtype) for name in PARTS})
         return super().apply(shown, dispatched)
 
 

@@ -120,8 +120,7 @@ def test_few_tokens_compute_what_many_do(num_tokens, tmp_path):
     ids = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(num_tokens)]).to(torch.int32)
     routing = Routing(torch.rand(num_tokens, 2, generator=generator), ids)
     layer = made(tmp_path)
-    stored = {name: layer.method.stored(layer, name) for name in ("gate_up", "down")}
-    weights = {name: one.weight(Ops(), torch.float32) for name, one in stored.items()}
+    weights = {name: layer.method.dequantized(layer, name, torch.float32) for name in ("gate_up", "down")}
     wanted = torch.zeros_like(x)
     for token, (chosen, shares) in enumerate(zip(ids.tolist(), routing.weights, strict=True)):
         for expert, share in zip(chosen, shares, strict=True):
