@@ -89,6 +89,13 @@ class Ops:
         """x Wᵀ + b for x [..., K] and W = `dequantize_packed(packed, scales, zeros)` [N, K]."""
         return self.linear(x, self.dequantize_packed(packed, scales, zeros, x.dtype), bias)
 
+    def table_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """x Wᵀ + b for x [..., K] and W = `dequantize_table(packed, scales, table, numbers)` [N, K]."""
+        return self.linear(x, self.dequantize_table(packed, scales, table, numbers, x.dtype), bias)
+
     # attention
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)

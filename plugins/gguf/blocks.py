@@ -6,6 +6,7 @@ The layouts are ggml's. All scales are float16; products are taken in float32, i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,8 +43,15 @@ def _fifths(blocks: Tensor, at: int) -> Tensor:
     return (bits & 1).flatten(-2) << 4
 
 
+def codes_and_scale(blocks: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """(codes, float16 scale [..., 1]) of Q8_0, int8 [..., 32], or of Q4_0, uint8 whose zero is 8."""
+    scale = blocks[..., :2].contiguous().view(torch.float16)
+    return blocks[..., 2:].view(torch.int8) if kind == "Q8_0" else _nibbles(blocks[..., 2:]), scale
+
+
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[..., 2:]).float() - 8)
+    codes, scale = codes_and_scale(blocks, "Q4_0")
+    return scale.float() * (codes.float() - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
@@ -59,7 +67,8 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * blocks[..., 2:].view(torch.int8).float()
+    codes, scale = codes_and_scale(blocks, "Q8_0")
+    return scale.float() * codes.float()
 
 
 def _scaled(scales: Tensor, codes: Tensor, minima: Tensor | None = None) -> Tensor:
@@ -92,25 +101,28 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
     minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
-    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * minima.float()
+    return scales, minima
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    scales, minima = _six_bits(blocks)
-    return _scaled(scales, _shifted(blocks[..., 16:], 32, 4), minima)
+def codes_of(blocks: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(codes uint8 [..., 256], scales, minima) of Q4_K, Q5_K and Q6_K, as the file has them.
 
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    scales, minima = _six_bits(blocks)
+    Scales and minima are uint8 [..., 8]; of Q6_K scales are int8 [..., 16], and there are no minima.
+    """
+    if kind == "Q6_K":  # 128 bytes of lower bits, 64 of upper ones, 16 scales of 8 bits, d
+        codes = _shifted(blocks[..., :128], 64, 4) | _shifted(blocks[..., 128:192], 32, 2) << 4
+        return codes, blocks[..., 192:208].contiguous().view(torch.int8), None
+    if kind == "Q4_K":
+        return _shifted(blocks[..., 16:], 32, 4), *_six_bits(blocks)
     codes = _shifted(blocks[..., 48:], 32, 4) | _shifted(blocks[..., 16:48], 32, 1) << 4
-    return _scaled(scales, codes, minima)
+    return codes, *_six_bits(blocks)
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
-    """128 bytes of lower bits, 64 of upper ones, 16 scales of 8 bits, d."""
-    codes = _shifted(blocks[..., :128], 64, 4) | _shifted(blocks[..., 128:192], 32, 2) << 4
-    scales = blocks[..., 192:208].view(torch.int8).float()
-    return _scaled(_half(blocks, 208) * scales, codes.to(torch.int8) - 32)
+def _by_codes(blocks: Tensor, kind: str) -> Tensor:
+    codes, scales, minima = codes_of(blocks, kind)
+    if minima is None:
+        return _scaled(_half(blocks, 208) * scales.float(), codes.to(torch.int8) - 32)
+    return _scaled(_half(blocks, 0) * scales.float(), codes, _half(blocks, 2) * minima.float())
 
 
 _READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -121,9 +133,9 @@ _READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q4_K": partial(_by_codes, kind="Q4_K"),
+    "Q5_K": partial(_by_codes, kind="Q5_K"),
+    "Q6_K": partial(_by_codes, kind="Q6_K"),
 }
 #: The types whose blocks hold codes.
 PACKED = tuple(kind.name for kind in BY_NAME.values() if kind.values > 1)

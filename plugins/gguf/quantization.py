@@ -1,14 +1,14 @@
-"""gguf: weights that stay in the blocks of their file, and are given their values for each product."""
+"""gguf: weights that stay in the codes of their file's blocks, and are given their values for each product."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from frame.interfaces import (
     EmbeddingMethod,
@@ -22,84 +22,73 @@ from frame.interfaces import (
 from frame.layers import Rows, WeightSlot
 
 from ..quantization.joined import by_parts
-from .blocks import PACKED, dequantize
+from .blocks import PACKED
 from .experts import PackedExperts
+from .held import Held, held_as
 from .types import BY_NAME
 
-#: Values that are made at once of a weight's blocks.
-_AT_ONCE = 1 << 25
 #: What bytes of made-up blocks are near: as the two bytes of a float16 scale they are about a thousandth.
 DUMMY_BYTES = (20.0, 4.0)
 
 
-def block_slots(parameter: Tensor, kind: str, spec: LinearSpec) -> list[WeightSlot]:
-    """The slots of uint8 `parameter` [rows, blocks, bytes] for tensors "PART.KIND" of whole blocks.
+def block_slots(held: Held, layer: Any, parameter: Tensor, spec: LinearSpec) -> list[WeightSlot]:
+    """The slots of tensors "PART.KIND" of whole blocks [rows, blocks, bytes], which `held` takes into `layer`.
 
     Raises `ValueError` where this rank's share cuts a block.
     """
-    block = BY_NAME[kind]
-    slots = WeightSlot.sharded(kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=DUMMY_BYTES)
-    return [replace(slot, shape=(*slot.shape, block.num_bytes)) for slot in slots]
+    block = BY_NAME[held.kind]
+    slots = WeightSlot.sharded(held.kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=DUMMY_BYTES)
+    return [
+        replace(slot, shape=(*slot.shape, block.num_bytes), take=partial(held.put, layer, slot.region[0]))
+        for slot in slots
+    ]
 
 
-def require_whole_blocks(kind: str, spec: LinearSpec) -> int:
-    """The blocks of a row of this rank's share; raises `ValueError` where it cuts one."""
+def require_whole_blocks(kind: str, spec: LinearSpec) -> None:
+    """Raises `ValueError` where this rank's share cuts a block."""
     values = BY_NAME[kind].values
     if spec.width % values or spec.columns.start % values:
         raise ValueError(
             f"{spec.prefix}: this rank holds columns {spec.columns.start} to {spec.columns.stop} of "
             f"{spec.in_features}, which cut blocks of {values} ({kind}); divide the model over fewer devices"
         )
-    return spec.width // values
 
 
 class BlockLinear(LinearMethod):
-    """`layer.blocks` uint8 [out_features, blocks of a row, bytes of a block], of one type."""
+    """A weight of one type of blocks, whose parameters are those of `held_as`."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self._held = held_as(kind)
 
     def create(self, layer: Any) -> list[WeightSlot]:
         spec: LinearSpec = layer.spec
-        blocks = require_whole_blocks(self._kind, spec)
-        layer.blocks = layer.empty(spec.out_features, blocks, BY_NAME[self._kind].num_bytes, dtype=torch.uint8)
-        return block_slots(layer.blocks, self._kind, spec)
+        require_whole_blocks(self._held.kind, spec)
+        first, *_ = self._held.create(layer, spec.out_features, spec.width)
+        return block_slots(self._held, layer, first, spec)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return product(layer, layer.blocks, self._kind, x, bias)
-
-
-def product(layer: Any, blocks: Tensor, kind: str, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b of W in blocks, some rows after the other, so that little of it is there in full."""
-    step = max(1, _AT_ONCE // (blocks.shape[1] * BY_NAME[kind].values))
-    if len(blocks) <= step:
-        whole: Tensor = layer.ops.linear(x, dequantize(blocks, kind, x.dtype), bias)
-        return whole
-    biases = [None] * -(-len(blocks) // step) if bias is None else bias.split(step)
-    parts = zip(blocks.split(step), biases, strict=True)
-    return torch.cat([layer.ops.linear(x, dequantize(rows, kind, x.dtype), own) for rows, own in parts], -1)
+        return self._held.apply(layer, x, bias)
 
 
 class BlockEmbedding(EmbeddingMethod):
-    """`layer.blocks` uint8 [num_rows, blocks of a row, bytes of a block], looked up, multiplied, or both."""
+    """As `BlockLinear`, looked up, multiplied, or both."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self._held = held_as(kind)
 
     def create(self, layer: Any) -> list[WeightSlot]:
         spec: EmbeddingSpec = layer.spec
-        block = BY_NAME[self._kind]
-        layer.blocks = layer.empty(spec.num_rows, spec.dim // block.values, block.num_bytes, dtype=torch.uint8)
-        layer.blocks.data[spec.used :].zero_()
+        made = self._held.create(layer, spec.num_rows, spec.dim)
+        for parameter in made:
+            parameter.data[spec.used :].zero_()
         rows = Rows(layer.prefix, spec.vocab_size, spec.start, spec.used)
-        return block_slots(layer.blocks, self._kind, LinearSpec((rows,), slice(0, spec.dim), spec.dim))
+        return block_slots(self._held, layer, made[0], LinearSpec((rows,), slice(0, spec.dim), spec.dim))
 
     def rows(self, layer: Any, ids: Tensor) -> Tensor:
-        return dequantize(functional.embedding(ids, layer.blocks.flatten(1)).unflatten(1, layer.blocks.shape[1:]),
-                          self._kind, layer.dtype)  # fmt: skip
+        return self._held.values(layer, ids, layer.dtype)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return product(layer, layer.blocks, self._kind, x, bias)
+        return self._held.apply(layer, x, bias)
 
 
 class Gguf(Quantization):

@@ -30,6 +30,7 @@ from frame.ops import (
     ssd_scan_chunked,
 )
 
+from .cpu_codes import byte_linear, multiplies_bytes
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
@@ -60,6 +61,15 @@ class CpuOps(Ops):
             return Ops.linear(x, weight, bias)
         product = torch.mm(weight, x.t()).t().contiguous()
         return product if bias is None else product.add_(bias)
+
+    def scaled_linear(
+        self, x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None = None,
+        zeros: Tensor | None = None, input_scale: Tensor | None = None, *, rounds: bool = False,
+    ) -> Tensor:  # fmt: skip
+        by_rows = codes.dtype == torch.int8 and scales.shape == (len(codes), 1) and block[0] == 1 and zeros is None
+        if by_rows and not self.invariant and x.numel() and multiplies_bytes():
+            return byte_linear(x, codes, scales, bias)
+        return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
 
     def add_adapters(self, y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGroups) -> Tensor:
         if not self.invariant:

@@ -77,8 +77,7 @@ class CodebookLinear(LinearMethod):
         layer.table.data.copy_(torch.tensor(table, device=layer.device))
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        weight = layer.ops.dequantize_table(layer.packed, layer.scales, layer.table, layer.numbers, x.dtype)
-        out: Tensor = layer.ops.linear(x, weight, bias)
+        out: Tensor = layer.ops.table_linear(x, layer.packed, layer.scales, layer.table, layer.numbers, bias)
         return out
 
 

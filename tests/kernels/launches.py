@@ -27,6 +27,7 @@ def launches() -> dict[str, Callable[[], None]]:
         expert_launches,
         hopper_experts,
         hopper_products,
+        nibble_launches,
         product_launches,
         quantized_launches,
         rows_launches,
@@ -39,6 +40,7 @@ def launches() -> dict[str, Callable[[], None]]:
     layers = [
         product_launches(),
         quantized_launches(),
+        nibble_launches(),
         rows_launches(),
         expert_launches(),
         coded_launches(),

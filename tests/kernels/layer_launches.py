@@ -23,6 +23,7 @@ from frame.kernels import (
     linear,
     linear_hopper,
     linear_rows,
+    nibble_rows,
     merge,
     norm,
     norm_linear,
@@ -32,13 +33,15 @@ from frame.kernels import (
     rotary,
     routing,
 )
-from frame.kernels.codebook import dequantize_table
+from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
+from frame.kernels.nibbles import Nibbles
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
+from frame.plugins.gguf.superblocks import SUPER, sizes_of
 from frame.plugins.platforms.cuda.platform import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
@@ -351,6 +354,38 @@ def product_launches() -> dict[str, Callable[[], None]]:
     return found
 
 
+def tabled(rows: int, group: int, scales: torch.dtype = F32, *, numbered: bool = False) -> None:
+    """A product with a weight of nibbles from a table."""
+    given = _empty(6144, 512, dtype=torch.int32), _empty(6144, 4096 // group, dtype=scales), _empty(16, dtype=F32)
+    weight = Nibbles(*given, _empty(6144, 1, dtype=F32) if numbered else None)
+    nibble_rows.product(_empty(rows, 4096), weight, _empty(6144) if rows > 1 else None)
+
+
+def superblocks(rows: int, kind: str) -> None:
+    """A product with a weight whose scales are codes too; of no rows, the weight itself."""
+    tensors = {}
+    for name, (size, dtype) in sizes_of(kind, 4096).items():
+        tensors[name] = _empty(6144, *size, dtype=dtype)
+    weight = Nibbles(tensors.pop("low"), tensors.pop("scales"), zero=SUPER[kind].zero, **tensors)
+    if rows:
+        nibble_rows.product(_empty(rows, 4096), weight, _empty(6144))
+    else:
+        dequantize(weight, BF16)
+
+
+def nibble_launches() -> dict[str, Callable[[], None]]:
+    """Products of nibbles from a table, and with scales that are codes."""
+    found: dict[str, Callable[[], None]] = {}
+    for rows in (1, 16, 32, 64):
+        found[f"nf4, {rows} rows"] = partial(tabled, rows, 64)
+        found[f"mxfp4, {rows} rows"] = partial(tabled, rows, 32, torch.uint8)
+        for kind in SUPER:
+            found[f"{kind}, {rows} rows"] = partial(superblocks, rows, kind)
+    for kind in SUPER:
+        found[f"{kind}, put together"] = partial(superblocks, 0, kind)
+    return found
+
+
 def quantized_launches() -> dict[str, Callable[[], None]]:
     """Products with quantised weights, by type of codes, block and number of rows; those of floats are for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -366,6 +401,7 @@ def quantized_launches() -> dict[str, Callable[[], None]]:
             found[f"{kind} by {name}, dequantised"] = partial(coded, 0, codes, block)
     found["nibbles with zeros, 5 rows"] = partial(coded, 5, torch.int32, (1, 128), zeros=True)
     found["int8 with zeros, 5 rows"] = partial(coded, 5, torch.int8, (1, 128), zeros=True)
+    found["fp8 scales of nibbles, 8 rows"] = partial(tabled, 8, 16, torch.float8_e4m3fn, numbered=True)
     return found
 
 

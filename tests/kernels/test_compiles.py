@@ -43,6 +43,7 @@ USUAL = (
     "latent, 16 heads, one row",
     "Mamba-2, single tokens",
     "delta net, single tokens",
+    "mxfp4, 16 rows",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
@@ -61,6 +62,7 @@ UNITS = {
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
+    "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
     "expert_adapters._down": {"HMMA"},
@@ -94,6 +96,7 @@ SPILLS = {
     "scans._ssd_step": 0,
     "delta._delta_step": 0,
     "quantized._few_rows": 0,
+    "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
     "adapters._up": 0,

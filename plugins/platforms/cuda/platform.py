@@ -42,6 +42,7 @@ from frame.kernels import (
     logits,
     logprobs,
     merge,
+    nibble_rows,
     norm,
     norm_linear,
     quantized,
@@ -55,6 +56,7 @@ from frame.kernels.codebook import dequantize_table, fits
 from frame.kernels.expert_adapters import adapted_experts
 from frame.kernels.hopper import is_hopper
 from frame.kernels.linear_invariant import hopper_product, linear_invariant, linear_silu_mul_invariant
+from frame.kernels.nibbles import Nibbles
 from frame.ops import (
     NO_BIASES,
     CodedWeights,
@@ -199,12 +201,21 @@ class CudaOps(Ops):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """In one launch, where the chip has the type of the scales and the kernel takes their groups."""
-        floats = scales.dtype.itemsize == 1 and scales.dtype.is_floating_point
-        old = floats and torch.cuda.get_device_capability(packed.device) < (8, 9)
-        ours = not old and packed.is_contiguous() and scales.is_contiguous()
+        ours = not self._lacks(scales.dtype, packed.device) and packed.is_contiguous() and scales.is_contiguous()
         if not ours or not fits(packed.shape[-1] * 8 // scales.shape[-1]):
             return super().dequantize_table(packed, scales, table, numbers, dtype)
         return dequantize_table(packed, scales, table, numbers, dtype)
+
+    def table_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Of few rows from the nibbles, of many from the weight that is put together before."""
+        weight = Nibbles(packed, scales, table, numbers)
+        is_few = self._reads_codes(x) and len(x) <= nibble_rows.FEW_ROWS and nibble_rows.fits(weight)
+        if is_few and not self._lacks(scales.dtype, packed.device):
+            return nibble_rows.product(x, weight, bias)
+        return super().table_linear(x, packed, scales, table, numbers, bias)
 
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `linear`; the gate is in the product's kernel where that is quicker."""
@@ -284,8 +295,15 @@ class CudaOps(Ops):
         return not self.invariant and x.dim() == 2 and x.stride(1) == 1 and x.dtype.itemsize == 2 and len(x) > 0
 
     def _has_kernels(self, codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
-        floats = codes.dtype.is_floating_point and torch.cuda.get_device_capability(codes.device) < (8, 9)
-        return not floats and bool(quantized.columns_of_step(block[1], codes.shape[-1], scales.shape[-1]))
+        return not self._lacks(codes.dtype, codes.device) and bool(
+            quantized.columns_of_step(block[1], codes.shape[-1], scales.shape[-1])
+        )
+
+    @staticmethod
+    def _lacks(dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the chip has no 8-bit floats and these are some."""
+        floats = dtype.is_floating_point and dtype.itemsize == 1
+        return floats and torch.cuda.get_device_capability(device) < (8, 9)
 
     def _is_one_row(self, x: Tensor) -> bool:
         return not self.invariant and x.dim() == 2 and x.shape[0] == 1 and x.shape[1] <= norm_linear.MAX_INPUTS

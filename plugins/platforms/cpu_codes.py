@@ -1,0 +1,72 @@
+"""Products with weights of eight bits on processors that multiply bytes, from the codes themselves.
+
+A row of x becomes one to three rows of bytes, each the rest of the one before, divided by 254. Their products with the
+codes are exact integers, so that what is lost is what the last of them leaves: a 2^-16 of the row's largest value for
+16-bit floats, which is less than their own rounding of it, and a 2^-24 for float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+#: Rows of bfloat16 up to which torch's product with int8 weights is the quickest; it rounds each result twice.
+FEW_ROWS = 3
+#: What must divide the outputs and inputs of that product, which reads beyond others.
+_TILE = (16, 32)
+#: Rows of x that are multiplied at once, so that little lies beside the result.
+_ROWS = 256
+#: What a row of bytes leaves is as many times smaller than it.
+_BASE = 254
+
+
+@cache
+def multiplies_bytes() -> bool:
+    """Whether this processor has instructions for products of bytes, and torch's are exact with them."""
+    if not getattr(torch.cpu, "_is_vnni_supported", bool)() or not hasattr(torch, "_int_mm"):
+        return False
+    codes = torch.tensor([[127], [-127], [1]], dtype=torch.int8).expand(3, 256).contiguous()
+    try:
+        for rows in (1, 3):
+            x = codes[:rows] if rows > 1 else -codes[:1]
+            wide = x.int() @ codes.t().int()
+            if not torch.equal(torch._int_mm(x, codes.t()), wide):
+                return False
+    except RuntimeError:
+        return False
+    return True
+
+
+def byte_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b for x [..., K] and W[n, k] = codes[n, k] · scales[n], of int8 [N, K] and float32 [N, 1]."""
+    given = x.reshape(-1, x.shape[-1])
+    whole = all(size % tile == 0 for size, tile in zip(codes.shape, _TILE, strict=True))
+    if x.dtype == torch.bfloat16 and len(given) <= FEW_ROWS and whole:
+        ones = torch.ones(len(codes), dtype=x.dtype)
+        out = torch._weight_int8pack_mm(given.contiguous(), codes, ones).mul_(scales.t())
+    else:
+        parts = [_by_bytes(rows, codes, scales) for rows in given.split(_ROWS)]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if bias is not None:
+        out += bias
+    return out.view(*x.shape[:-1], len(codes))
+
+
+def _by_bytes(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """x Wᵀ for x [M, K], in x's type."""
+    rest, count = x.float(), 3 if x.dtype == torch.float32 else 2
+    own = rest.abs().amax(-1, keepdim=True).clamp_min_(1e-30) / 127
+    rest = rest / own
+    digits = torch.empty(count, *x.shape, dtype=torch.int8)
+    for place in range(count):
+        rounded = rest.round()
+        digits[place] = rounded
+        if place + 1 < count:
+            rest = rest.sub_(rounded).mul_(_BASE)
+    sums = torch._int_mm(digits.flatten(0, 1), codes.t()).view(count, len(x), -1)
+    total = sums[-1].float()
+    for place in reversed(range(count - 1)):
+        total = total.mul_(1 / _BASE).add_(sums[place])
+    return total.mul_(own).mul_(scales.t()).to(x.dtype)
