@@ -48,6 +48,8 @@ class Held(ABC):
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         """x Wᵀ + b."""
+        if x.device.type == "cpu" and not layer.ops.invariant:
+            return self._widened(layer, x, bias)
         return self._in_parts(layer, x, bias, lambda rows: self.values(layer, rows, x.dtype))
 
     def _in_parts(self, layer: Any, x: Tensor, bias: Tensor | None, weight: Callable[[slice], Tensor]) -> Tensor:
@@ -57,6 +59,12 @@ class Held(ABC):
         parts = [slice(first, min(first + step, count)) for first in range(0, count, step)]
         found = [layer.ops.linear(x, weight(rows), None if bias is None else bias[rows]) for rows in parts]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+    def _widened(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        """As `apply`, in float32: on a processor that costs less than rounding the weight to 16 bits."""
+        wide = None if bias is None else bias.float()
+        out = self._in_parts(layer, x.float(), wide, lambda rows: self.values(layer, rows, torch.float32))
+        return out.to(x.dtype)
 
     @abstractmethod
     def _rows(self, layer: Any) -> int:

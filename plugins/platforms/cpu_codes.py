@@ -1,16 +1,20 @@
-"""Products with weights of eight bits on processors that multiply bytes, from the codes themselves.
+"""Products with codes in host memory.
 
-A row of x becomes one to three rows of bytes, each the rest of the one before, divided by 254. Their products with the
-codes are exact integers, so that what is lost is what the last of them leaves: a 2^-16 of the row's largest value for
-16-bit floats, which is less than their own rounding of it, and a 2^-24 for float32.
+Codes of eight bits with a scale for each row are multiplied themselves, on processors that multiply bytes. A row of x
+becomes two or three rows of bytes, each the rest of the one before times 254. Their products with the codes are exact
+integers, so that what is lost is what the last of them leaves: a 2^-16 of the row's largest value for 16-bit floats,
+and a 2^-24 for float32. Other weights are put together in float32, some rows after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from frame.ops import Ops
 
 #: Rows of bfloat16 up to which torch's product with int8 weights is the quickest; it rounds each result twice.
 FEW_ROWS = 3
@@ -18,6 +22,8 @@ FEW_ROWS = 3
 _TILE = (16, 32)
 #: Rows of x that are multiplied at once, so that little lies beside the result.
 _ROWS = 256
+#: Weights that are put together at once.
+_IN_CACHE = 1 << 19
 #: What a row of bytes leaves is as many times smaller than it.
 _BASE = 254
 
@@ -70,3 +76,18 @@ def _by_bytes(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     for place in reversed(range(count - 1)):
         total = total.mul_(1 / _BASE).add_(sums[place])
     return total.mul_(own).mul_(scales.t()).to(x.dtype)
+
+
+def linear_in_parts(
+    x: Tensor, shape: tuple[int, int], weight: Callable[[slice], Tensor], bias: Tensor | None, rows_per: int = 1
+) -> Tensor:
+    """x Wᵀ + b for x [..., K] and W [N, K] = `shape`, of which `weight(rows)` puts runs of rows together in float32.
+
+    Runs begin at multiples of `rows_per` and stay in a processor's cache. Products are float32 as well: that costs less
+    than rounding the weight to 16 bits.
+    """
+    step = -(-max(1, _IN_CACHE // shape[1]) // rows_per) * rows_per
+    wide = x.float()
+    parts = [Ops.linear(wide, weight(slice(first, first + step))) for first in range(0, shape[0], step)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return (out if bias is None else out.add_(bias)).to(x.dtype)

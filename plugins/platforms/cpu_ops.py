@@ -30,7 +30,7 @@ from frame.ops import (
     ssd_scan_chunked,
 )
 
-from .cpu_codes import byte_linear, multiplies_bytes
+from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
@@ -69,7 +69,38 @@ class CpuOps(Ops):
         by_rows = codes.dtype == torch.int8 and scales.shape == (len(codes), 1) and block[0] == 1 and zeros is None
         if by_rows and not self.invariant and x.numel() and multiplies_bytes():
             return byte_linear(x, codes, scales, bias)
-        return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
+        if self.invariant or not x.numel():
+            return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
+        per = block[0]
+
+        def weight(rows: slice) -> Tensor:
+            units = slice(rows.start // per, -(-rows.stop // per))
+            return self.dequantize(codes[rows], scales[units], block, None if zeros is None else zeros[units])
+
+        return linear_in_parts(x, (len(codes), codes.shape[1]), weight, bias, per)
+
+    def packed_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+    ) -> Tensor:
+        if self.invariant or not x.numel():
+            return super().packed_linear(x, packed, scales, zeros, bias)
+
+        def weight(rows: slice) -> Tensor:
+            return self.dequantize_packed(packed[rows], scales[rows], None if zeros is None else zeros[rows])
+
+        return linear_in_parts(x, (len(packed), x.shape[-1]), weight, bias)
+
+    def table_linear(
+        self, x: Tensor, packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        if self.invariant or not x.numel():
+            return super().table_linear(x, packed, scales, table, numbers, bias)
+
+        def weight(rows: slice) -> Tensor:
+            return self.dequantize_table(packed[rows], scales[rows], table, None if numbers is None else numbers[rows])
+
+        return linear_in_parts(x, (len(packed), x.shape[-1]), weight, bias)
 
     def add_adapters(self, y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGroups) -> Tensor:
         if not self.invariant:
