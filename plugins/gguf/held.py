@@ -107,7 +107,8 @@ class HeldCodes(Held):
     def values(self, layer: Any, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         codes, scales = layer.codes[rows], layer.scales[rows]
         wide = codes.float() if self.kind == "Q8_0" else unpack_nibbles(codes).float().sub_(_ZERO)
-        return wide.unflatten(-1, (-1, _GROUP)).mul_(scales.float()[..., None]).flatten(-2).to(dtype)
+        found: Tensor = wide.unflatten(-1, (-1, _GROUP)).mul_(scales.float()[..., None]).flatten(-2)
+        return found.to(dtype)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         many = x.numel() > _FEW_ROWS * x.shape[-1] or layer.ops.invariant

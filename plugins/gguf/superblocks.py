@@ -113,7 +113,7 @@ def values_of(planes: Planes, kind: str, dtype: torch.dtype = torch.float32) -> 
     runs = 256 // group
     outer = planes.outer.float()
     scales = (planes.scales.float().unflatten(1, (-1, runs)) * outer[..., :1]).flatten(1)
-    weight = (codes.float() - zero).unflatten(1, (-1, group)) * scales[..., None]
+    weight: Tensor = (codes.float() - zero).unflatten(1, (-1, group)) * scales[..., None]
     if planes.minima is not None:
         minima = (planes.minima.float().unflatten(1, (-1, runs)) * outer[..., 1:]).flatten(1)
         weight -= minima[..., None]

@@ -82,3 +82,46 @@ def test_rows_with_a_stride() -> None:
 def test_weights_put_together(kind: str) -> None:
     weight, values = made(kind, 37, 512)
     torch.testing.assert_close(codebook.dequantize(weight, torch.float32).cpu(), values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="asks a device for its capability")
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_ops_of_the_platform(rows: int) -> None:
+    """As steps call them: of few rows and of many, deterministic too."""
+    from frame.plugins.platforms.cuda.platform import CudaOps
+
+    ops = CudaOps()
+    for kind in TABLED:
+        weight, values = made(kind, 256, 512)
+        x = torch.randn(rows, 512).to(DTYPE).to(DEVICE)
+        for ops.invariant in (False, True):
+            found = ops.table_linear(x, weight.low, weight.scales, weight.table, weight.numbers)
+            expected = x.float().cpu() @ values.T
+            assert (found.float().cpu() - expected).abs().max() / expected.abs().max() < 4e-2
+
+
+@pytest.mark.skipif(INTERPRETED, reason="asks a device for its capability")
+@pytest.mark.parametrize("rows", [1, 40, 300])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", *SUPER])
+def test_blocks_of_files(kind: str, rows: int) -> None:
+    """As GGUF layers call them; of many rows of a large weight in parts."""
+    from types import SimpleNamespace
+
+    from frame.plugins.gguf.held import held_as
+    from frame.plugins.platforms.cuda.platform import CudaOps
+
+    draw = torch.Generator().manual_seed(rows)
+    block = BY_NAME[kind]
+    blocks = torch.randint(0, 256, (96, 512 // block.values, block.num_bytes), generator=draw).to(torch.uint8)
+    for at in SUPER[kind].outer if kind in SUPER else (0,):
+        half = torch.rand((96, 512 // block.values, 1), generator=draw).div(64).half()
+        blocks[..., at : at + 2] = half.view(torch.uint8)
+    layer = SimpleNamespace(ops=CudaOps(), empty=lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=DEVICE))
+    held = held_as(kind)
+    held.create(layer, 96, 512)
+    held.put(layer, slice(0, 96), blocks.to(DEVICE))
+    x = torch.randn(rows, 512).to(DTYPE).to(DEVICE)
+    expected = x.float().cpu() @ dequantize(blocks, kind).T
+    for layer.ops.invariant in (False, True):
+        found = held.apply(layer, x, None).float().cpu()
+        assert (found - expected).abs().max() / expected.abs().max() < 4e-2
