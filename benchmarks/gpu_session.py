@@ -58,8 +58,9 @@ PARTS = (
                                    "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_expert_exchange_kernels.py "
                                    "tests/gpu/test_adapter_kernels.py tests/gpu/test_codebook_kernels.py "
-                                   "tests/gpu/test_quantized_kernels.py tests/gpu/test_latent.py "
-                                   "tests/gpu/test_coded_experts.py "
+                                   "tests/gpu/test_quantized_kernels.py tests/gpu/test_latent*.py "
+                                   "tests/gpu/test_coded_experts.py tests/gpu/test_nibble_kernels.py "
+                                   "tests/gpu/test_expert_adapter_kernels.py "
                                    "tests/gpu/test_cascade.py "
                                    "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                    "tests/gpu/test_library.py") + " -n 8", 300),
@@ -93,6 +94,7 @@ PARTS = (
     Part("experts-hopper", f"python {_KERNELS}/experts_hopper.py --json {{json}}", 120),
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
+    Part("latent-sparse", "python -m benchmarks.kernels.latent_sparse --json {json}", 120),
     Part("linear-rows", f"python {_KERNELS}/linear_rows.py --json {{json}}", 90),
     Part("layers", f"python {_KERNELS}/layers.py", 60),
     Part("share", "python -m benchmarks.server_share --shape llama-8b", 120,

@@ -87,7 +87,7 @@ def _is_hopper() -> bool:
 
 
 @triton.jit
-def _part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr):
+def part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr):
     """[low, high) of the tokens of a row that part `split` reads; empty for parts that a short row does not need."""
     span = tl.cdiv(tl.cdiv(seq_len, splits), BLOCK_N) * BLOCK_N
     low = split * span
@@ -165,7 +165,7 @@ def _latent_decode(
     split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     seq_len = tl.load(rows.seq_lens + row)
     splits = tl.num_programs(0)
-    low, high = _part_of_row(seq_len, split, splits, BLOCK_N)
+    low, high = part_of_row(seq_len, split, splits, BLOCK_N)
     head = group * BLOCK_H + tl.arange(0, BLOCK_H)
     real = head < HEADS
     wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
@@ -297,8 +297,13 @@ def latent_decode(
         num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     if splits > 1:
-        _join_parts[(count * heads,)](
-            out, parts, lse, splits, SIZES=sizes, MOST=MAX_PARTS, TOGETHER=4, num_warps=2,
-            **chained(query.device),
-        )  # fmt: skip
+        join_parts(out, parts, lse, sizes)
     return out
+
+
+def join_parts(out: Tensor, parts: Tensor, lse: Tensor, sizes: Latents) -> None:
+    """Fills `out` [N, H, rank] from `parts` float32 [N, H, splits, rank] and `lse` [N, H, splits] in base 2."""
+    count, heads, splits = lse.shape
+    _join_parts[(count * heads,)](
+        out, parts, lse, splits, SIZES=sizes, MOST=MAX_PARTS, TOGETHER=4, num_warps=2, **chained(out.device)
+    )

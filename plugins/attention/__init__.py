@@ -64,6 +64,20 @@ def frame_attention_backends() -> list[Provider]:
             aliases=("TRITON_MLA",),
         ),
         Provider(
+            "triton-sparse",
+            f"{_HERE}.triton_sparse:TritonSparse",
+            api=">=0.2.dev1,<0.3",
+            summary="sparse latent attention (DeepSeek V3.2) by Triton kernels, absorbed",
+            preference=20,
+        ),
+        Provider(
+            "triton-index",
+            f"{_HERE}.triton_sparse:TritonIndex",
+            api=">=0.2.dev1,<0.3",
+            summary="the index of sparse latent attention by Triton kernels",
+            preference=20,
+        ),
+        Provider(
             "torch-index",
             f"{_HERE}.latent_index:TorchIndex",
             api=">=0.2.dev1,<0.3",

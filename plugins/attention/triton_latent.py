@@ -7,7 +7,6 @@ Knows no model.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +20,13 @@ from frame.kernels.latent_decode import LatentLaunch, latent_decode, write_laten
 from frame.kernels.latent_prefill import latent_prefill
 
 from .latent import least_expanded, packed, unpacked
-from .latent_reasons import latent_reasons
+from .latent_reasons import is_interpreted, kernel_reasons, num_multiprocessors
 from .triton import converts_e4m3
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 #: Of keys and values of cached tokens that are expanded at once, those of all rows together.
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
-#: Numbers of a latent, padded, beyond which a program's registers hold no sum of 64 heads.
-MAX_RANK = 512
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class TritonLatent(LatentBackend):
     def __init__(self, setup: BackendSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         self._least_expanded = least_expanded(self.spec)
-        self._multiprocessors = _num_multiprocessors(self.spec.device_type)
+        self._multiprocessors = num_multiprocessors(self.spec.device_type)
         # captured steps keep the one that they were captured with
         self._counted = [torch.arange(1024, dtype=torch.int32, device=self.spec.device_type)]
         numbers = self.spec.num_heads * (self.spec.nope_dim + self.spec.value_dim)
@@ -95,21 +91,11 @@ class TritonLatent(LatentBackend):
 
     @classmethod
     def supports(cls, spec: LatentSpec) -> str | None:
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        # The interpreter multiplies bfloat16 as if its bits were integers.
-        dtypes = FLOATS if spec.device_type == "cuda" or not interpreted else FLOATS[1:]
-        found = latent_reasons(spec, dtypes)
-        if spec.rank > MAX_RANK:
-            found.append(f"latents of {spec.rank} numbers not supported (at most {MAX_RANK})")
-        if spec.kv_dtype == torch.float8_e4m3fn and not (interpreted or converts_e4m3()):
-            found.append("KV-cache dtype float8_e4m3fn not supported before compute capability 8.9")
-        if spec.top_k:
-            found.append("sparse attention not supported")
-        if spec.deterministic:
-            found.append("deterministic steps not supported")
-        if spec.device_type != "cuda" and not interpreted:
-            found.append(f"device {spec.device_type!r} not supported (there are: cuda)")
-        return "; ".join(found) or None
+        eight = spec.kv_dtype == torch.float8_e4m3fn and not (is_interpreted() or converts_e4m3())
+        old = "KV-cache dtype float8_e4m3fn not supported before compute capability 8.9" if eight else ""
+        sparse = "sparse attention not supported (triton-sparse serves it)" if spec.top_k else ""
+        alike = "deterministic steps not supported" if spec.deterministic else ""
+        return "; ".join(kernel_reasons(spec, old, sparse, alike)) or None
 
     @classmethod
     def preference(cls, spec: LatentSpec) -> int | None:
@@ -267,9 +253,3 @@ def pieces_of(cached: np.ndarray, most: int) -> list[list[tuple[int, int, int]]]
 
 def _int32(values: np.ndarray, device: torch.device) -> Tensor:
     return torch.as_tensor(values.astype(np.int32), device=device)
-
-
-def _num_multiprocessors(device_type: str) -> int:
-    if device_type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

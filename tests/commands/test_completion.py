@@ -50,7 +50,7 @@ def test_bash_completes_commands_flags_and_choices(script: dict[str, Path]) -> N
     assert bash(file, "frame serve model --load-f") == ["--load-format"]
     assert bash(file, "frame plugins ch") == ["check"]
     assert "attention" in bash(file, "frame plugins --kind ")
-    backends = ["triton", "triton-latent", "torch", "torch-index", "torch-latent"]
+    backends = ["triton", "triton-index", "triton-latent", "triton-sparse", "torch", "torch-index", "torch-latent"]
     assert bash(file, "frame serve --attention-backend t") == backends
     assert bash(file, "frame bench la") == ["latency"]
     assert bash(file, "frame bench serve --num-p") == ["--num-prompts"]

@@ -86,7 +86,7 @@ def test_greedy_equals_transformers(family: str, dtype: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-5", "mamba2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-5", "mamba2", "deepseek-v32"])
 def test_captured_steps_equal_eager_ones_and_async_sync(family: str, temperature: float, tmp_path) -> None:
     folder = make_checkpoint(tmp_path, family)
     prompts = make_prompts()

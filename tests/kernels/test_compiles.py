@@ -41,6 +41,8 @@ USUAL = (
     "one normed row, 4096 inputs",
     "one gated row, one output",
     "latent, 16 heads, one row",
+    "sparse latents, 16 heads, one row",
+    "index, 64 heads",
     "Mamba-2, single tokens",
     "delta net, single tokens",
     "mxfp4, 16 rows",
@@ -56,6 +58,8 @@ UNITS = {
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
+    "latent_sparse._latent_sparse": {"HMMA", "HGMMA"},
+    "latent_index._index_scores": {"HMMA", "HGMMA"},
     "cascade._prefix_attention_kernel": {"HMMA", "HGMMA"},
     "experts._grouped": {"HMMA", "HGMMA"},
     "coded_experts._coded": {"HMMA", "HGMMA"},
@@ -79,6 +83,9 @@ SPILLS = {
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
     "latent_prefill._latent_prefill": 0,
+    "latent_sparse._latent_sparse": 40,  # as above
+    "latent_index._index_scores": 0,
+    "latent_index._choose_best": 0,
     "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,

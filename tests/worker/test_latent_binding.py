@@ -63,4 +63,19 @@ def test_vllms_name_of_the_kernels() -> None:
 
 def test_a_gpu_gets_the_kernels() -> None:
     assert [one.name for one in chosen(index=False, device_type="cuda").providers.values()] == ["triton-latent"]
+    assert [one.name for one in chosen(device_type="cuda").providers.values()] == ["triton-sparse", "triton-index"]
+    torch_index = chosen(device_type="cuda", attention_backend="torch-index").providers.values()
+    assert [one.name for one in torch_index] == ["triton-sparse", "torch-index"]
+
+
+def test_the_kernels_of_sparse_attention_serve_nothing_else() -> None:
+    with pytest.raises(PluginError, match=r"'triton-sparse' cannot .* attention to all tokens not supported"):
+        chosen(index=False, device_type="cuda", attention_backend="triton-sparse")
+
+
+def test_what_of_sparse_attention_is_not_deterministic() -> None:
+    """The index is: only attention says why not."""
+    assert chosen(device_type="cuda").not_deterministic == (
+        "attention backend 'triton-sparse': deterministic steps not supported"
+    )
     assert "deterministic steps not supported" in chosen(index=False, device_type="cuda").not_deterministic

@@ -11,6 +11,7 @@ from frame.plugins.attention import latent
 from frame.plugins.attention.latent import TorchLatent, least_expanded
 from frame.plugins.attention.latent_index import TorchIndex
 from frame.plugins.attention.triton_latent import TritonLatent, pieces_of
+from frame.plugins.attention.triton_sparse import TritonIndex, TritonSparse
 from frame.testing.latent_case import latent_spec, make_latent_case
 
 MIXED = [(0, 1), (5, 1), (0, 7), (70, 5), (3, 1), (30, 2), (0, 33), (200, 40), (16, 16), (0, 64)]
@@ -135,3 +136,15 @@ def test_what_is_refused_is_named() -> None:
     reasons = str(TritonLatent.supports(latent_spec(top_k=4, deterministic=True, rank=1024)))
     for what in ("sparse attention", "deterministic steps", "latents of 1024 numbers", "device 'cpu'"):
         assert what in reasons
+    reasons = str(TritonSparse.supports(latent_spec(deterministic=True, rank=1024)))
+    for what in ("attention to all tokens", "deterministic steps", "latents of 1024 numbers", "device 'cpu'"):
+        assert what in reasons
+    index = IndexSpec(200, 300, 0, 1.0, torch.float64, torch.float32, 16, "cpu", deterministic=True)
+    assert str(TritonIndex.supports(index)).split("; ") == [
+        "0 chosen tokens not supported",
+        "dtype float64 not supported (there are: float32, bfloat16, float16)",
+        "KV-cache dtype float32 not supported by latent attention, which caches float64 (set kv_cache_dtype to auto)",
+        "200 heads not supported (at most 128)",
+        "keys of 300 numbers not supported (at most 256)",
+        "device 'cpu' not supported (there are: cuda)",
+    ]

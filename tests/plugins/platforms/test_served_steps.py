@@ -38,6 +38,11 @@ LATENTS: dict[str, Any] = {
     "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "topk_method": "greedy",
     "norm_topk_prob": False, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
 }  # fmt: skip
+SPARSE: dict[str, Any] = {
+    **LATENTS, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 1536,
+    "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_group": 1, "topk_group": 1,
+    "topk_method": "noaux_tc", "norm_topk_prob": True,
+}  # fmt: skip
 CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
@@ -55,6 +60,7 @@ CASES = {
     ),
     "experts": (EXPERTS, {"max_model_len": 4096}),
     "latents": (LATENTS, {"max_model_len": 4096}),
+    "sparse latents": (SPARSE, {"max_model_len": 4096}),
 }
 
 
