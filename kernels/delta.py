@@ -2,7 +2,9 @@
 
 A program owns some columns of the state of a head. Rows of one token take one update; longer ones go chunk by chunk:
 what a chunk's tokens change depends on one another through a unit triangular matrix, I + A with A below the diagonal,
-whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yang et al. 2024, section 3).
+whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yang et al. 2024, section 3). What long rows do
+is computed in segments at once (kernels/segments.py): a state behind a segment is M S + B, where S is the state before
+it, and neither the matrix M nor B depends on that.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from torch import Tensor
 from .chain import await_previous, chained
 from .convolution import row_of, step_rows
 from .scans import Operand, precision
+from .segments import num_pieces, piece_of, segment_for, span_of
 
 #: Tokens of a chunk: `_inverse` squares as often as this size asks for.
 CHUNK = 16
+#: Tokens of a segment of long rows: what it does to a state takes twice as many products as the state itself.
+SEGMENT = 1024
 #: Columns of a state that one program keeps in registers, of a single token and of longer rows.
 STEP_COLUMNS, COLUMNS = 32, 32
 _UNIT_EPS = tl.constexpr(1e-6)
@@ -97,58 +102,135 @@ def _pairs(one, key, logs, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _delta_rows(
-    query, key, value, decay, beta, state, stride_block, rows, out, heads, width, size, share, scale,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
-    CHAINED: tl.constexpr,
+def _delta_chunk(
+    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width, size, share,
+    scale,
+    FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: some columns of the state of a head, over all tokens of a row."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    lane, place = tl.arange(0, WIDTH), tl.arange(0, CHUNK)
-    in_width, in_size = lane < width, column < size
+    """One chunk of tokens, from `first` to before `high`: what becomes of columns `held` of a state.
+
+    Columns that are not `in_size` have no values: the state's part in the change alone.
+    """
+    place, in_width, own = tl.arange(0, CHUNK), lane < width, (head // share) * width + lane
+    strictly, behind = place[:, None] > place[None, :], place[:, None] >= place[None, :]
+    used = first + place < high
+    token = (first + place).to(tl.int64)
+    some, mine = used[:, None] & in_width[None, :], used[:, None] & in_size[None, :]
+    k = tl.load(key.source + token[:, None] * key.stride + own[None, :], some, other=0.0).to(tl.float32)
+    k = _unit(k)
+    v = value.source + token[:, None] * value.stride + head * size + column[None, :]
+    v = tl.load(v, mine, other=0.0).to(tl.float32)
+    strength = tl.load(beta.source + token * beta.stride + head, used, other=0.0).to(tl.float32)[:, None]
+    if FEATURES:
+        fades = decay.source + token[:, None] * decay.stride + (head * width + lane)[None, :]
+        fades = tl.load(fades, some, other=0.0)
+        logs, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)
+        scores, between = _pairs(k, k, logs, CHUNK), logs
+    else:
+        fades = tl.load(decay.source + token * decay.stride + head, used, other=0.0)
+        one = tl.cumsum(fades, 0)
+        between = tl.exp(tl.where(behind, one[:, None] - one[None, :], -float("inf")))
+        scores = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+        logs = one[:, None] + tl.zeros(k.shape, tl.float32)
+        whole = tl.sum(fades, 0) + tl.zeros(lane.shape, tl.float32)
+    inverse = _inverse(tl.where(strictly, strength * scores, 0.0), CHUNK)
+    grown = tl.exp(logs)
+    seen = tl.dot(k * grown, held, input_precision=PRECISION)
+    change = tl.dot(inverse, strength * (v - seen), input_precision=PRECISION)
+    if OUTPUTS:
+        q = tl.load(query.source + token[:, None] * query.stride + own[None, :], some, other=0.0).to(tl.float32)
+        q = _unit(q) * scale
+        if FEATURES:
+            reads = _pairs(q, k, logs, CHUNK)
+        else:
+            reads = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+        total = tl.dot(q * grown, held, input_precision=PRECISION)
+        total += tl.dot(tl.where(behind, reads, 0.0), change, input_precision=PRECISION)
+        target = out + (token[:, None] * heads + head) * size + column[None, :]
+        tl.store(target, total.to(out.dtype.element_ty), mine)
+    left = tl.trans(k * tl.exp(whole[None, :] - logs))
+    return held * tl.exp(whole)[:, None] + tl.dot(left, change, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["segment"])
+def _delta_rows(
+    query, key, value, decay, beta, state, stride_block, rows, out, between, moves, segment, heads, width, size, share,
+    scale,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    LATER: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some columns of the state of a head, over the tokens of a row in a segment.
+
+    First those at the beginning of a row; of others what they add to a state, which lies `between` segments behind
+    them, and by programs of further columns the matrix that `moves` a state before that. LATER all but the beginnings.
+    """
+    piece, head, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    lane = tl.arange(0, WIDTH)
     await_previous(CHAINED)
+    row, number = piece_of(rows, piece, segment)
     start, count, block, goes_on = row_of(rows, row)
-    if count > 0:
-        kept = in_width[:, None] & in_size[None, :]
+    low, high = span_of(start, count, number, segment)
+    begins, ends = low == start, high == start + count
+    groups = tl.cdiv(size, COLUMNS)
+    moving = group >= groups
+    works = low < high
+    if LATER:
+        works = works & (begins == 0)
+    else:
+        works = works & ((begins & (moving == 0)) | ((begins == 0) & (ends == 0)))
+    if works:
+        column = tl.where(moving, group - groups, group) * COLUMNS + tl.arange(0, COLUMNS)
+        in_size = (column < size) & (moving == 0)
+        kept = (lane < width)[:, None] & (column < tl.where(moving, width, size))[None, :]
         where = state + block * stride_block + (head * width + lane)[:, None] * size + column[None, :]
-        held = tl.load(where, kept & goes_on, other=0.0)
-        own = (head // share) * width + lane
-        strictly, behind = place[:, None] > place[None, :], place[:, None] >= place[None, :]
-        for first in range(0, count, CHUNK):
-            used = first + place < count
-            token = (start + first + place).to(tl.int64)
-            some, mine = used[:, None] & in_width[None, :], used[:, None] & in_size[None, :]
-            q = tl.load(query.source + token[:, None] * query.stride + own[None, :], some, other=0.0).to(tl.float32)
-            k = tl.load(key.source + token[:, None] * key.stride + own[None, :], some, other=0.0).to(tl.float32)
-            q, k = _unit(q) * scale, _unit(k)
-            v = value.source + token[:, None] * value.stride + head * size + column[None, :]
-            v = tl.load(v, mine, other=0.0).to(tl.float32)
-            strength = tl.load(beta.source + token * beta.stride + head, used, other=0.0).to(tl.float32)[:, None]
-            if FEATURES:
-                fades = decay.source + token[:, None] * decay.stride + (head * width + lane)[None, :]
-                fades = tl.load(fades, some, other=0.0)
-                logs, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)
-                scores, reads = _pairs(k, k, logs, CHUNK), _pairs(q, k, logs, CHUNK)
-            else:
-                fades = tl.load(decay.source + token * decay.stride + head, used, other=0.0)
-                one = tl.cumsum(fades, 0)
-                between = tl.exp(tl.where(behind, one[:, None] - one[None, :], -float("inf")))
-                scores = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-                reads = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
-                logs = one[:, None] + tl.zeros((CHUNK, WIDTH), tl.float32)
-                whole = tl.sum(fades, 0) + tl.zeros((WIDTH,), tl.float32)
-            inverse = _inverse(tl.where(strictly, strength * scores, 0.0), CHUNK)
-            grown = tl.exp(logs)
-            seen = tl.dot(k * grown, held, input_precision=PRECISION)
-            change = tl.dot(inverse, strength * (v - seen), input_precision=PRECISION)
-            total = tl.dot(q * grown, held, input_precision=PRECISION)
-            total += tl.dot(tl.where(behind, reads, 0.0), change, input_precision=PRECISION)
-            target = out + (token[:, None] * heads + head) * size + column[None, :]
-            tl.store(target, total.to(out.dtype.element_ty), mine)
-            left = tl.trans(k * tl.exp(whole[None, :] - logs))
-            held = held * tl.exp(whole)[:, None] + tl.dot(left, change, input_precision=PRECISION)
-        tl.store(where, held, kept)
+        border = number.to(tl.int64) * heads + head
+        inside = between + (border * width + lane[:, None]) * size + column[None, :]
+        if LATER:
+            held = tl.load(inside - heads.to(tl.int64) * width * size, kept, other=0.0)
+        else:
+            held = tl.load(where, kept & goes_on & begins, other=0.0)
+            held = tl.where(moving & (lane[:, None] == column[None, :]), 1.0, held)
+        if LATER | begins:
+            for first in range(low, high, CHUNK):
+                held = _delta_chunk(
+                    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width,
+                    size, share, scale, FEATURES, CHUNK, PRECISION, True,
+                )  # fmt: skip
+        else:
+            for first in range(low, high, CHUNK):
+                held = _delta_chunk(
+                    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width,
+                    size, share, scale, FEATURES, CHUNK, PRECISION, False,
+                )  # fmt: skip
+        if ends:
+            tl.store(where, held, kept)
+        elif LATER == 0:
+            move = moves + (border * width + lane[:, None]) * width + column[None, :]
+            tl.store(tl.where(moving, move, inside), held, kept)
+
+
+@triton.jit(do_not_specialize=["segment"])
+def _pass_moved(
+    between, moves, rows, segment, heads, width, size,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some columns of a head's state, over the borders of segments that a row goes over."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    column, lane = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
+    await_previous(CHAINED)
+    start, count, _, _ = row_of(rows, row)
+    first, last = start // segment, (start + count - 1) // segment
+    if first + 1 < last:
+        in_width = lane < width
+        kept, square = in_width[:, None] & (column < size)[None, :], in_width[:, None] & in_width[None, :]
+        border = first.to(tl.int64) * heads + head
+        held = tl.load(between + (border * width + lane[:, None]) * size + column[None, :], kept, other=0.0)
+        for _later in range(first + 1, last):
+            border += heads
+            move = tl.load(moves + (border * width + lane[:, None]) * width + lane[None, :], square, other=0.0)
+            where = between + (border * width + lane[:, None]) * size + column[None, :]
+            held = tl.dot(move, held, input_precision=PRECISION) + tl.load(where, kept, other=0.0)
+            tl.store(where, held, kept)
 
 
 def gated_delta(
@@ -169,9 +251,31 @@ def gated_delta(
         )
         return out
     out = torch.zeros((num_tokens, heads, size), dtype=value.dtype, device=value.device)
-    columns = max(16, min(COLUMNS, triton.next_power_of_2(size)))
-    _delta_rows[(given.number, heads, triton.cdiv(size, columns))](
-        *inputs, state, state.stride(0), given, out, *sizes,
-        COLUMNS=columns, CHUNK=CHUNK, PRECISION=precision(value), num_warps=4, **options,
-    )  # fmt: skip
+    _whole_rows(inputs, state, out, rows, sizes, {**options, "PRECISION": precision(value)})
     return out
+
+
+def _whole_rows(
+    inputs: list[Operand], state: Tensor, out: Tensor, rows: Any, sizes: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Fills `out` [T, H, V] and moves `state` on, for rows of any length."""
+    (num_tokens, heads, size), width, given = out.shape, sizes[1], step_rows(rows)
+    columns = max(16, min(COLUMNS, triton.next_power_of_2(size)))
+    segment = segment_for(rows.max_query_len, SEGMENT)
+    borders, groups = num_tokens // segment, triton.cdiv(size, columns)
+    between = moves = state  # not written where rows are whole
+    if borders:
+        between = torch.empty((borders, heads, width, size), dtype=torch.float32, device=out.device)
+        moves = torch.empty((borders, heads, width, width), dtype=torch.float32, device=out.device)
+    pieces = num_pieces(num_tokens, given.number, segment), heads
+    how = {**options, "COLUMNS": columns, "num_warps": 4}
+    arguments = (*inputs, state, state.stride(0), given, out, between, moves, segment, *sizes)
+    moved = triton.cdiv(width, columns) if borders else 0
+    _delta_rows[(*pieces, groups + moved)](*arguments, CHUNK=CHUNK, LATER=False, **how)
+    if borders:
+        _pass_moved[(given.number, heads, groups)](
+            between, moves, given, segment, heads, width, size,
+            WIDTH=options["WIDTH"], COLUMNS=columns, PRECISION=options["PRECISION"], num_warps=8,
+            num_stages=1, **chained(out.device),
+        )  # fmt: skip
+        _delta_rows[(*pieces, groups)](*arguments, CHUNK=CHUNK, LATER=True, **how)

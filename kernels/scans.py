@@ -2,7 +2,8 @@
 
 A program owns a part of a row's state that no other program touches, so that it is read once, kept in registers over
 all of the row's tokens, and written back in place. Rows of one token take one update; longer ones go chunk by chunk,
-inside which a few products of matrices do what a loop over tokens would (Dao & Gu 2024).
+inside which a few products of matrices do what a loop over tokens would (Dao & Gu 2024). Where rows of Mamba-2 are
+long, their segments are computed at once (kernels/segments.py).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 from .convolution import row_of, step_rows
+from .segments import num_pieces, piece_of, segment_for, span_of
 
-#: Tokens of a chunk.
-CHUNK = 32
+#: Tokens of a chunk, and of a segment of long rows.
+CHUNK, SEGMENT = 32, 256
 #: Numbers of a state that one program keeps in registers.
 STATE_PART = 8192
 
@@ -90,48 +92,110 @@ def _ssd_step(
 
 
 @triton.jit
-def _ssd_rows(
-    x, b, c, steps, state, stride_block, rows, out, heads, size, width, share,
-    PART: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
+def _ssd_chunk(
+    held, gone, x, b, c, steps, out, first, high, head, part, lane, heads, size, width, share,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One program: some rows of the state of a head, over all tokens of a row."""
+    """One chunk of tokens, from `first` to before `high`: what becomes of a state `held` and of its faded logarithm."""
+    place = tl.arange(0, CHUNK)
+    in_part, in_width = part < size, lane < width
+    decay, group = tl.load(steps.decay + head), (head // share) * width + lane
+    used = first + place < high
+    token = (first + place).to(tl.int64)
+    raw = tl.load(steps.dt + token * steps.stride + head, used, other=0.0)
+    step = tl.where(used, _step_of(steps, raw, head, True), 0.0)
+    some = used[:, None] & in_width[None, :]
+    into = tl.load(b.source + token[:, None] * b.stride + group[None, :], some, other=0.0).to(tl.float32)
+    mine = used[:, None] & in_part[None, :]
+    value = x.source + token[:, None] * x.stride + head * size + part[None, :]
+    value = tl.load(value, mine, other=0.0).to(tl.float32)
+    moved = step[:, None] * value
+    logs = tl.cumsum(step * decay, 0)
+    if OUTPUTS:
+        read = tl.load(c.source + token[:, None] * c.stride + group[None, :], some, other=0.0).to(tl.float32)
+        behind = place[:, None] >= place[None, :]
+        fades = tl.exp(tl.where(behind, logs[:, None] - logs[None, :], -float("inf")))
+        scores = tl.dot(read, tl.trans(into), input_precision=PRECISION) * fades
+        total = tl.dot(scores, moved, input_precision=PRECISION)
+        total += tl.dot(read * tl.exp(logs)[:, None], tl.trans(held), input_precision=PRECISION)
+        if steps.skip is not None:
+            total += value * tl.load(steps.skip + head)
+        target = out + (token[:, None] * heads + head) * size + part[None, :]
+        tl.store(target, total.to(out.dtype.element_ty), mine)
+    whole = tl.sum(step * decay, 0)
+    added = tl.dot(tl.trans(moved * tl.exp(whole - logs)[:, None]), into, input_precision=PRECISION)
+    return held * tl.exp(whole) + added, gone + whole
+
+
+@triton.jit(do_not_specialize=["segment"])
+def _ssd_rows(
+    x, b, c, steps, state, stride_block, rows, out, between, faded, segment, heads, size, width, share,
+    PART: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, LATER: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some rows of the state of a head, over the tokens of a row in a segment.
+
+    First those at the beginning of a row, and of others what they add to a state, which lies `between` segments behind
+    them with what a state has `faded` by; LATER all but the beginnings, from the states between.
+    """
+    piece, head = tl.program_id(0), tl.program_id(1)
+    part = tl.program_id(2) * PART + tl.arange(0, PART)
+    lane = tl.arange(0, WIDTH)
+    await_previous(CHAINED)
+    row, number = piece_of(rows, piece, segment)
+    start, count, block, goes_on = row_of(rows, row)
+    low, high = span_of(start, count, number, segment)
+    begins, ends = low == start, high == start + count
+    works = low < high
+    if LATER:
+        works = works & (begins == 0)
+    else:
+        works = works & (begins | (ends == 0))
+    if works:
+        kept = (part < size)[:, None] & (lane < width)[None, :]
+        inside = (head * size + part)[:, None] * width + lane[None, :]
+        border = between + number.to(tl.int64) * heads * size * width + inside
+        where = state + block * stride_block + inside
+        gone = 0.0
+        if LATER:
+            held = tl.load(border - heads * size * width, kept, other=0.0)
+        else:
+            held = tl.load(where, kept & goes_on & begins, other=0.0)
+        if LATER | begins:
+            for first in range(low, high, CHUNK):
+                held, gone = _ssd_chunk(
+                    held, gone, x, b, c, steps, out, first, high, head, part, lane, heads, size, width, share,
+                    CHUNK, PRECISION, True,
+                )  # fmt: skip
+        else:
+            for first in range(low, high, CHUNK):
+                held, gone = _ssd_chunk(
+                    held, gone, x, b, c, steps, out, first, high, head, part, lane, heads, size, width, share,
+                    CHUNK, PRECISION, False,
+                )  # fmt: skip
+        if ends:
+            tl.store(where, held, kept)
+        elif LATER == 0:
+            tl.store(border, held, kept)
+            tl.store(faded + number * heads + head, gone, tl.program_id(2) == 0)
+
+
+@triton.jit
+def _pass_states(between, faded, rows, segment, heads, size, PART: tl.constexpr, CHAINED: tl.constexpr):
+    """One program: some of the `size` numbers of a head's state, over the borders of segments that a row goes over."""
     row, head = tl.program_id(0), tl.program_id(1)
     part = tl.program_id(2) * PART + tl.arange(0, PART)
-    lane, place = tl.arange(0, WIDTH), tl.arange(0, CHUNK)
-    in_part, in_width = part < size, lane < width
     await_previous(CHAINED)
-    start, count, block, goes_on = row_of(rows, row)
-    if count > 0:
-        kept = in_part[:, None] & in_width[None, :]
-        where = state + block * stride_block + (head * size + part)[:, None] * width + lane[None, :]
-        held = tl.load(where, kept & goes_on, other=0.0)
-        decay, group = tl.load(steps.decay + head), (head // share) * width + lane
-        for first in range(0, count, CHUNK):
-            used = first + place < count
-            token = (start + first + place).to(tl.int64)
-            raw = tl.load(steps.dt + token * steps.stride + head, used, other=0.0)
-            step = tl.where(used, _step_of(steps, raw, head, True), 0.0)
-            some = used[:, None] & in_width[None, :]
-            into = tl.load(b.source + token[:, None] * b.stride + group[None, :], some, other=0.0).to(tl.float32)
-            read = tl.load(c.source + token[:, None] * c.stride + group[None, :], some, other=0.0).to(tl.float32)
-            mine = used[:, None] & in_part[None, :]
-            value = x.source + token[:, None] * x.stride + head * size + part[None, :]
-            value = tl.load(value, mine, other=0.0).to(tl.float32)
-            moved = step[:, None] * value
-            logs = tl.cumsum(step * decay, 0)
-            behind = place[:, None] >= place[None, :]
-            fades = tl.exp(tl.where(behind, logs[:, None] - logs[None, :], -float("inf")))
-            scores = tl.dot(read, tl.trans(into), input_precision=PRECISION) * fades
-            total = tl.dot(scores, moved, input_precision=PRECISION)
-            total += tl.dot(read * tl.exp(logs)[:, None], tl.trans(held), input_precision=PRECISION)
-            if steps.skip is not None:
-                total += value * tl.load(steps.skip + head)
-            target = out + (token[:, None] * heads + head) * size + part[None, :]
-            tl.store(target, total.to(out.dtype.element_ty), mine)
-            whole = tl.sum(step * decay, 0)
-            added = tl.dot(tl.trans(moved * tl.exp(whole - logs)[:, None]), into, input_precision=PRECISION)
-            held = held * tl.exp(whole) + added
-        tl.store(where, held, kept)
+    start, count, _, _ = row_of(rows, row)
+    first, last = start // segment, (start + count - 1) // segment
+    if first + 1 < last:
+        each = heads.to(tl.int64) * size
+        border = between + first * each + head * size + part
+        held = tl.load(border, part < size, other=0.0)
+        for number in range(first + 1, last):
+            border += each
+            held = held * tl.exp(tl.load(faded + number * heads + head)) + tl.load(border, part < size, other=0.0)
+            tl.store(border, held, part < size)
 
 
 @triton.jit
@@ -183,9 +247,21 @@ def ssd_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: T
     out = torch.zeros((num_tokens, heads, size), dtype=x.dtype, device=x.device)
     lanes = max(16, lanes)
     options |= {"WIDTH": lanes, "PART": max(16, min(options["PART"], STATE_PART // 2 // lanes))}
-    _ssd_rows[(given.number, heads, triton.cdiv(size, options["PART"]))](
-        *inputs, out, *sizes, CHUNK=CHUNK, PRECISION=precision(x), num_warps=4, **options
-    )
+    options |= {"CHUNK": CHUNK, "PRECISION": precision(x), "num_warps": 4}
+    segment = segment_for(rows.max_query_len, SEGMENT)
+    borders = num_tokens // segment
+    between, faded = state, weights.decay  # not written where rows are whole
+    if borders:
+        between = torch.empty((borders, heads, size, width), dtype=torch.float32, device=x.device)
+        faded = torch.empty((borders, heads), dtype=torch.float32, device=x.device)
+    grid = (num_pieces(num_tokens, given.number, segment), heads, triton.cdiv(size, options["PART"]))
+    places = (out, between, faded, segment)
+    _ssd_rows[grid](*inputs, *places, *sizes, LATER=False, **options)
+    if borders:
+        _pass_states[(given.number, heads, triton.cdiv(size * width, STATE_PART))](
+            between, faded, given, segment, heads, size * width, PART=STATE_PART, num_warps=8, **chained(x.device)
+        )
+        _ssd_rows[grid](*inputs, *places, *sizes, LATER=True, **options)
     return out
 
 

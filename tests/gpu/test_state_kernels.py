@@ -84,6 +84,40 @@ def test_padding_tokens_get_finite_numbers(name: str, given: Any) -> None:
     torch.testing.assert_close(found[:num_tokens], expected[:num_tokens], atol=2e-5, rtol=1e-4)
 
 
+#: Of every length about the borders of segments of 16 or 32: rows that begin and that go on, and some that lie in one.
+FEW_ROWS = ((50, True, 3), (1, False, 1), (13, False, 6), (0, True, 0), (17, True, 2), (33, False, 5))
+LONG_ROWS = ((200, True, 3), (1, False, 1), (65, False, 6), (0, True, 0), (63, True, 2), (64, False, 5), (97, False, 4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "given", "segment"),
+    [
+        *((name, FEW_ROWS, 16) for name in ("ssd", "delta", "delta by features")),
+        *(
+            pytest.param(name, LONG_ROWS, 32, marks=pytest.mark.slow, id=f"{name}, long rows")
+            for name in ("ssd", "delta", "delta by features")
+        ),
+    ],
+)
+def test_rows_in_segments(name: str, given: Any, segment: int, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (scans, delta):
+        monkeypatch.setattr(module, "SEGMENT", segment)
+    arguments, _ = OPS[name][2](Draw(dtype), given)
+    compare(name, arguments, dtype, absolute=1e-4 if dtype == torch.float32 else 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ssd", "delta"])
+def test_segments_of_states_that_fade_fast_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (scans, delta):
+        monkeypatch.setattr(module, "SEGMENT", 32)
+    for factor in (0.0, 100.0):
+        arguments = list(OPS[name][2](Draw(torch.float32), LONG_ROWS)[0])
+        arguments[1 if name == "ssd" else 3] = arguments[1 if name == "ssd" else 3] * factor
+        compare(name, arguments, torch.float32, absolute=3e-4)
+
+
 @pytest.mark.parametrize("name", ["ssd", "delta", "delta by features"])
 def test_states_that_fade_fast(name: str) -> None:
     """Decays of e^-30 a token, whose quotients would overflow."""

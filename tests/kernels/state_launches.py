@@ -27,6 +27,11 @@ def _rows(longest: int) -> StateRows:
     return StateRows(_empty(65, dtype=torch.int32), blocks, begins, longest)
 
 
+def _tokens(longest: int) -> int:
+    """Of a step whose longest row has so many."""
+    return 256 if longest <= 256 else 4 * longest
+
+
 def _state(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return _empty(65, *shape, dtype=dtype)
 
@@ -35,17 +40,19 @@ def mixer(name: str, longest: int, dtype: torch.dtype = BF16) -> None:
     """The convolution and the scan of a Mamba-2 mixer, of rows of up to so many tokens."""
     heads, size, width, groups = SCANS[name]
     ops, rows, channels = CudaOps(), _rows(longest), heads * size + 2 * groups * width
-    given = _empty(256, channels, dtype=dtype), _empty(channels, 4, dtype=dtype), _empty(channels, dtype=dtype)
+    count = _tokens(longest)
+    given = _empty(count, channels, dtype=dtype), _empty(channels, 4, dtype=dtype), _empty(channels, dtype=dtype)
     ops.causal_conv(*given, _state(channels, 3, dtype=dtype), rows)
     weights = ScanWeights(*(_empty(heads, dtype=F32) for _ in range(3)))
-    x, dt = _empty(256, heads, size, dtype=dtype), _empty(256, heads, dtype=dtype)
-    b, c = (_empty(256, groups, width, dtype=dtype) for _ in range(2))
+    x, dt = _empty(count, heads, size, dtype=dtype), _empty(count, heads, dtype=dtype)
+    b, c = (_empty(count, groups, width, dtype=dtype) for _ in range(2))
     ops.ssd_scan(x, dt, b, c, weights, _state(heads, size, width), rows)
 
 
 def lightning(longest: int) -> None:
     """MiniMax-01's, a scan without a bias of steps."""
-    x, ones, weights = _empty(256, 64, 128), _empty(256, 64, dtype=BF16), ScanWeights(_empty(64, dtype=F32))
+    count, weights = _tokens(longest), ScanWeights(_empty(64, dtype=F32))
+    x, ones = _empty(count, 64, 128), _empty(count, 64, dtype=BF16)
     CudaOps().ssd_scan(x, ones, x, x, weights, _state(64, 128, 128), _rows(longest))
 
 
@@ -59,21 +66,22 @@ def channels(longest: int) -> None:
 
 def delta_net(longest: int, dtype: torch.dtype = BF16, *, by_feature: bool = False) -> None:
     """Qwen3-Next's, or with a decay for each feature Kimi-Linear's."""
-    keys, heads = (32, 32) if by_feature else (16, 32)
-    decay = _empty(256, heads, *((128,) if by_feature else ()), dtype=F32)
-    query, key, value = (_empty(256, count, 128, dtype=dtype) for count in (keys, keys, heads))
-    beta = _empty(256, heads, dtype=dtype)
+    (keys, heads), tokens = (32, 32) if by_feature else (16, 32), _tokens(longest)
+    decay = _empty(tokens, heads, *((128,) if by_feature else ()), dtype=F32)
+    query, key, value = (_empty(tokens, count, 128, dtype=dtype) for count in (keys, keys, heads))
+    beta = _empty(tokens, heads, dtype=dtype)
     CudaOps().gated_delta(query, key, value, decay, beta, _state(heads, 128, 128), _rows(longest))
 
 
 def state_launches() -> dict[str, Callable[[], None]]:
     """By name."""
     found: dict[str, Callable[[], None]] = {}
-    for kind, longest in {"single tokens": 1, "prompts": 200}.items():
+    for kind, longest in {"single tokens": 1, "prompts": 200, "long prompts": 4000}.items():
         found |= {f"{name}, {kind}": partial(mixer, name, longest) for name in SCANS}
         found[f"Mamba-2 in float32, {kind}"] = partial(mixer, "Mamba-2", longest, F32)
         found[f"lightning, {kind}"] = partial(lightning, longest)
-        found[f"Mamba-1 and short convolution, {kind}"] = partial(channels, longest)
+        if longest <= 256:
+            found[f"Mamba-1 and short convolution, {kind}"] = partial(channels, longest)
         found[f"delta net, {kind}"] = partial(delta_net, longest)
         found[f"delta net in float32, {kind}"] = partial(delta_net, longest, F32)
         found[f"delta net by features, {kind}"] = partial(delta_net, longest, by_feature=True)

@@ -65,6 +65,7 @@ UNITS = {
     "coded_experts._coded": {"HMMA", "HGMMA"},
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
+    "delta._pass_moved": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
