@@ -95,6 +95,7 @@ PARTS = (
     Part("sampling", f"python {_KERNELS}/sampling.py --rows 1,64,256", 120),
     Part("linear", f"python {_KERNELS}/linear_invariant.py", 120),
     Part("latent-sparse", "python -m benchmarks.kernels.latent_sparse --json {json}", 120),
+    Part("scans", f"python {_KERNELS}/scans.py --json {{json}}", 180),
     Part("linear-rows", f"python {_KERNELS}/linear_rows.py --json {{json}}", 90),
     Part("layers", f"python {_KERNELS}/layers.py", 60),
     Part("share", "python -m benchmarks.server_share --shape llama-8b", 120,

@@ -2,9 +2,10 @@
 
 A program owns some columns of the state of a head. Rows of one token take one update; longer ones go chunk by chunk:
 what a chunk's tokens change depends on one another through a unit triangular matrix, I + A with A below the diagonal,
-whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yang et al. 2024, section 3). What long rows do
-is computed in segments at once (kernels/segments.py): a state behind a segment is M S + B, where S is the state before
-it, and neither the matrix M nor B depends on that.
+whose inverse (I - A)(I + A²)(I + A⁴)… ends with the size of the chunk (Yang et al. 2024, section 3). Where rows are
+longer, that is computed once for all columns (kernels/delta_tables.py), unless keys fade by feature. Segments of long
+rows are computed at once (kernels/segments.py): the state behind one is M S + B, where S is the state before it, and
+neither the matrix M nor B depends on that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 from .convolution import row_of, step_rows
+from .delta_tables import CHUNK as WIDE_CHUNK, Tables, chunk_tables, unit_rows
 from .scans import Operand, precision
 from .segments import num_pieces, piece_of, segment_for, span_of
 
@@ -27,14 +29,9 @@ CHUNK = 16
 SEGMENT = 1024
 #: Columns of a state that one program keeps in registers, of a single token and of longer rows.
 STEP_COLUMNS, COLUMNS = 32, 32
-_UNIT_EPS = tl.constexpr(1e-6)
-
-
-@triton.jit
-def _unit(values):
-    """Rows, or a vector, scaled to length 1."""
-    axis: tl.constexpr = len(values.shape) - 1
-    return values * tl.rsqrt(tl.sum(values * values, axis, keep_dims=True) + _UNIT_EPS)
+#: Bytes of the widest inputs that chunks with tables suit: products of float32 are sums in registers.
+MOST_BYTES = 2
+_WIDE_WARPS, _WIDE_STAGES = 4, 1
 
 
 @triton.jit
@@ -55,8 +52,8 @@ def _delta_step(
     else:
         token = start.to(tl.int64)
         own = (head // share) * width + lane
-        q = _unit(tl.load(query.source + token * query.stride + own, in_width, other=0.0).to(tl.float32)) * scale
-        k = _unit(tl.load(key.source + token * key.stride + own, in_width, other=0.0).to(tl.float32))
+        q = unit_rows(query.source + token * query.stride + own, in_width) * scale
+        k = unit_rows(key.source + token * key.stride + own, in_width)
         v = tl.load(value.source + token * value.stride + head * size + column, in_size, other=0.0).to(tl.float32)
         if FEATURES:
             fade = tl.exp(tl.load(decay.source + token * decay.stride + head * width + lane, in_width, other=0.0))
@@ -103,44 +100,49 @@ def _pairs(one, key, logs, CHUNK: tl.constexpr):
 
 @triton.jit
 def _delta_chunk(
-    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width, size, share,
-    scale,
+    held, query, key, value, decay, beta, out, tables, low, first, high, head, lane, column, in_size, heads, width,
+    size, share, scale,
     FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of tokens, from `first` to before `high`: what becomes of columns `held` of a state.
+    """A chunk of tokens from `first` on, those in [low, high): what becomes of columns `held` of a state.
 
     Columns that are not `in_size` have no values: the state's part in the change alone.
     """
     place, in_width, own = tl.arange(0, CHUNK), lane < width, (head // share) * width + lane
     strictly, behind = place[:, None] > place[None, :], place[:, None] >= place[None, :]
-    used = first + place < high
     token = (first + place).to(tl.int64)
+    used = (token >= low) & (token < high)
     some, mine = used[:, None] & in_width[None, :], used[:, None] & in_size[None, :]
-    k = tl.load(key.source + token[:, None] * key.stride + own[None, :], some, other=0.0).to(tl.float32)
-    k = _unit(k)
+    k = unit_rows(key.source + token[:, None] * key.stride + own[None, :], some)
     v = value.source + token[:, None] * value.stride + head * size + column[None, :]
     v = tl.load(v, mine, other=0.0).to(tl.float32)
     strength = tl.load(beta.source + token * beta.stride + head, used, other=0.0).to(tl.float32)[:, None]
+    listed = (token[:, None] * heads + head) * CHUNK + place[None, :]
     if FEATURES:
         fades = decay.source + token[:, None] * decay.stride + (head * width + lane)[None, :]
         fades = tl.load(fades, some, other=0.0)
-        logs, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)
+        logs, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)[:, None]
+        left = tl.trans(k * tl.exp(tl.sum(fades, 0)[None, :] - logs))
         scores, between = _pairs(k, k, logs, CHUNK), logs
     else:
         fades = tl.load(decay.source + token * decay.stride + head, used, other=0.0)
-        one = tl.cumsum(fades, 0)
-        between = tl.exp(tl.where(behind, one[:, None] - one[None, :], -float("inf")))
-        scores = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
-        logs = one[:, None] + tl.zeros(k.shape, tl.float32)
-        whole = tl.sum(fades, 0) + tl.zeros(lane.shape, tl.float32)
-    inverse = _inverse(tl.where(strictly, strength * scores, 0.0), CHUNK)
+        one, whole = tl.cumsum(fades, 0), tl.sum(fades, 0)
+        logs, left = one[:, None], tl.trans(k * tl.exp(whole - one)[:, None])
+        if tables.inverse is None:
+            between = tl.exp(tl.where(behind, one[:, None] - one[None, :], -float("inf")))
+            scores = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+    if tables.inverse is None:
+        inverse = _inverse(tl.where(strictly, strength * scores, 0.0), CHUNK)
+    else:
+        inverse = tl.load(tables.inverse + listed, used[:, None], other=0.0)
     grown = tl.exp(logs)
     seen = tl.dot(k * grown, held, input_precision=PRECISION)
     change = tl.dot(inverse, strength * (v - seen), input_precision=PRECISION)
     if OUTPUTS:
-        q = tl.load(query.source + token[:, None] * query.stride + own[None, :], some, other=0.0).to(tl.float32)
-        q = _unit(q) * scale
-        if FEATURES:
+        q = unit_rows(query.source + token[:, None] * query.stride + own[None, :], some) * scale
+        if tables.inverse is not None:
+            reads = tl.load(tables.reads + listed, used[:, None], other=0.0)
+        elif FEATURES:
             reads = _pairs(q, k, logs, CHUNK)
         else:
             reads = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
@@ -148,14 +150,13 @@ def _delta_chunk(
         total += tl.dot(tl.where(behind, reads, 0.0), change, input_precision=PRECISION)
         target = out + (token[:, None] * heads + head) * size + column[None, :]
         tl.store(target, total.to(out.dtype.element_ty), mine)
-    left = tl.trans(k * tl.exp(whole[None, :] - logs))
-    return held * tl.exp(whole)[:, None] + tl.dot(left, change, input_precision=PRECISION)
+    return held * tl.exp(whole) + tl.dot(left, change, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["segment"])
 def _delta_rows(
-    query, key, value, decay, beta, state, stride_block, rows, out, between, moves, segment, heads, width, size, share,
-    scale,
+    query, key, value, decay, beta, state, stride_block, rows, out, between, moves, tables, segment, heads, width, size,
+    share, scale,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     LATER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -190,17 +191,20 @@ def _delta_rows(
         else:
             held = tl.load(where, kept & goes_on & begins, other=0.0)
             held = tl.where(moving & (lane[:, None] == column[None, :]), 1.0, held)
+        origin = low
+        if tables.inverse is not None:
+            origin = low // CHUNK * CHUNK
         if LATER | begins:
-            for first in range(low, high, CHUNK):
+            for first in range(origin, high, CHUNK):
                 held = _delta_chunk(
-                    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width,
-                    size, share, scale, FEATURES, CHUNK, PRECISION, True,
+                    held, query, key, value, decay, beta, out, tables, low, first, high, head, lane, column, in_size,
+                    heads, width, size, share, scale, FEATURES, CHUNK, PRECISION, True,
                 )  # fmt: skip
         else:
-            for first in range(low, high, CHUNK):
+            for first in range(origin, high, CHUNK):
                 held = _delta_chunk(
-                    held, query, key, value, decay, beta, out, first, high, head, lane, column, in_size, heads, width,
-                    size, share, scale, FEATURES, CHUNK, PRECISION, False,
+                    held, query, key, value, decay, beta, out, tables, low, first, high, head, lane, column, in_size,
+                    heads, width, size, share, scale, FEATURES, CHUNK, PRECISION, False,
                 )  # fmt: skip
         if ends:
             tl.store(where, held, kept)
@@ -268,14 +272,17 @@ def _whole_rows(
         between = torch.empty((borders, heads, width, size), dtype=torch.float32, device=out.device)
         moves = torch.empty((borders, heads, width, width), dtype=torch.float32, device=out.device)
     pieces = num_pieces(num_tokens, given.number, segment), heads
-    how = {**options, "COLUMNS": columns, "num_warps": 4}
-    arguments = (*inputs, state, state.stride(0), given, out, between, moves, segment, *sizes)
+    tables, how = Tables(None, None), {**options, "COLUMNS": columns, "CHUNK": CHUNK, "num_warps": 4}
+    if rows.max_query_len > WIDE_CHUNK and not options["FEATURES"] and out.dtype.itemsize <= MOST_BYTES:
+        tables = chunk_tables(inputs, given, out, sizes, options)
+        how |= {"CHUNK": WIDE_CHUNK, "num_warps": _WIDE_WARPS, "num_stages": _WIDE_STAGES}
+    arguments = (*inputs, state, state.stride(0), given, out, between, moves, tables, segment, *sizes)
     moved = triton.cdiv(width, columns) if borders else 0
-    _delta_rows[(*pieces, groups + moved)](*arguments, CHUNK=CHUNK, LATER=False, **how)
+    _delta_rows[(*pieces, groups + moved)](*arguments, LATER=False, **how)
     if borders:
         _pass_moved[(given.number, heads, groups)](
             between, moves, given, segment, heads, width, size,
             WIDTH=options["WIDTH"], COLUMNS=columns, PRECISION=options["PRECISION"], num_warps=8,
             num_stages=1, **chained(out.device),
         )  # fmt: skip
-        _delta_rows[(*pieces, groups)](*arguments, CHUNK=CHUNK, LATER=True, **how)
+        _delta_rows[(*pieces, groups)](*arguments, LATER=True, **how)

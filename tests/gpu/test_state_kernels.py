@@ -84,7 +84,7 @@ def test_padding_tokens_get_finite_numbers(name: str, given: Any) -> None:
     torch.testing.assert_close(found[:num_tokens], expected[:num_tokens], atol=2e-5, rtol=1e-4)
 
 
-#: Of every length about the borders of segments of 16 or 32: rows that begin and that go on, and some that lie in one.
+#: Of every length about the borders of segments of 16 or 64: rows that begin and that go on, and some that lie in one.
 FEW_ROWS = ((50, True, 3), (1, False, 1), (13, False, 6), (0, True, 0), (17, True, 2), (33, False, 5))
 LONG_ROWS = ((200, True, 3), (1, False, 1), (65, False, 6), (0, True, 0), (63, True, 2), (64, False, 5), (97, False, 4))
 
@@ -93,9 +93,10 @@ LONG_ROWS = ((200, True, 3), (1, False, 1), (65, False, 6), (0, True, 0), (63, T
 @pytest.mark.parametrize(
     ("name", "given", "segment"),
     [
-        *((name, FEW_ROWS, 16) for name in ("ssd", "delta", "delta by features")),
+        *((name, FEW_ROWS, 16) for name in ("ssd", "delta")),
+        ("delta by features", ((37, False, 3), (1, True, 1)), 16),
         *(
-            pytest.param(name, LONG_ROWS, 32, marks=pytest.mark.slow, id=f"{name}, long rows")
+            pytest.param(name, LONG_ROWS, 64, marks=pytest.mark.slow, id=f"{name}, long rows")
             for name in ("ssd", "delta", "delta by features")
         ),
     ],
@@ -107,11 +108,24 @@ def test_rows_in_segments(name: str, given: Any, segment: int, dtype: Any, monke
     compare(name, arguments, dtype, absolute=1e-4 if dtype == torch.float32 else 0.0)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="inputs of 32 bits have no tables on a GPU")
+@pytest.mark.parametrize("alike", [False, True])
+def test_tables_of_chunks_are_exact(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all keys are alike, nothing fades and changes are whole: the powers of such a matrix would cancel."""
+    monkeypatch.setattr(delta, "SEGMENT", 64)
+    monkeypatch.setattr(delta, "MOST_BYTES", 4)
+    arguments = list(_delta(Draw(torch.float32), ((140, False, 3), (1, False, 1), (20, True, 6)))[0])
+    if alike:
+        arguments[:2] = [one[:1].expand(one.shape).contiguous() for one in arguments[:2]]
+        arguments[3:5] = [torch.zeros_like(arguments[3]), torch.ones_like(arguments[4])]
+    compare("delta", arguments, torch.float32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssd", "delta"])
 def test_segments_of_states_that_fade_fast_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (scans, delta):
-        monkeypatch.setattr(module, "SEGMENT", 32)
+        monkeypatch.setattr(module, "SEGMENT", 64)
     for factor in (0.0, 100.0):
         arguments = list(OPS[name][2](Draw(torch.float32), LONG_ROWS)[0])
         arguments[1 if name == "ssd" else 3] = arguments[1 if name == "ssd" else 3] * factor

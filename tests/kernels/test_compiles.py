@@ -46,6 +46,7 @@ USUAL = (
     "Mamba-2, single tokens",
     "delta net, single tokens",
     "mxfp4, 16 rows",
+    "delta net, long prompts",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
@@ -66,6 +67,7 @@ UNITS = {
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "delta._pass_moved": {"HMMA", "HGMMA"},
+    "delta_tables._chunk_tables": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},

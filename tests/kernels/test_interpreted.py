@@ -19,7 +19,8 @@ STEPS = (
 )  # fmt: skip
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels")
 FORMATS = (
-    "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels", "adapter_kernels",
+    "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels",
+    "adapter_kernels",
     "expert_adapter_kernels", "coded_experts", "nibble_kernels",
 )  # fmt: skip
 
