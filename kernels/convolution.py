@@ -20,7 +20,10 @@ CHANNELS, TOKENS = 256, 32
 
 
 class StepRows(NamedTuple):
-    """`StateRows` as kernels take it, with the number of rows."""
+    """`StateRows` as kernels take it, with the number of rows of a step of single tokens.
+
+    Other kernels ask of no row behind the last: None, or each would be compiled for one row, for 16 and for others.
+    """
 
     query_start: Any
     blocks: Any
@@ -38,13 +41,16 @@ class Window(NamedTuple):
 
 def step_rows(rows: Any) -> StepRows:
     """What kernels are given of a step's `StateRows`."""
-    return StepRows(rows.query_start, rows.blocks, rows.begins, rows.blocks.shape[0])
+    number = rows.blocks.shape[0] if rows.max_query_len == 1 else None
+    return StepRows(rows.query_start, rows.blocks, rows.begins, number)
 
 
 @triton.jit
 def row_of(rows, row):
     """(first token, tokens, block, whether it goes on from a state) of a row; no tokens behind the last row."""
-    there = row < rows.number
+    there = row >= 0
+    if rows.number is not None:
+        there = row < rows.number
     start = tl.load(rows.query_start + row, there, other=0)
     count = tl.load(rows.query_start + row + 1, there, other=0) - start
     block = tl.load(rows.blocks + row, there, other=0).to(tl.int64)
@@ -140,18 +146,18 @@ def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, rows: Any, *, silu: bool = True
 ) -> Tensor:
     """As `frame.core.ops.states.causal_conv` for its `StateRows`; the channels of a token contiguous."""
-    (num_tokens, channels), width = x.shape, weight.shape[1]
+    (num_tokens, channels), width, number = x.shape, weight.shape[1], rows.blocks.shape[0]
     window, given, blocks = Window(state, *state.stride()[:2]), step_rows(rows), triton.cdiv(channels, CHANNELS)
     options = {"WIDTH": width, "CHANNELS": CHANNELS, **chained(x.device)}
     if rows.max_query_len == 1:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _conv_step[(max(num_tokens, given.number), blocks)](
+        _conv_step[(max(num_tokens, number), blocks)](
             x, x.stride(0), weight, bias, window, given, out, num_tokens, channels, SILU=silu, num_warps=2, **options
         )
         return out
     out = torch.zeros((num_tokens, channels), dtype=x.dtype, device=x.device)
-    _conv_rows[(given.number, blocks, triton.cdiv(rows.max_query_len, TOKENS))](
+    _conv_rows[(number, blocks, triton.cdiv(rows.max_query_len, TOKENS))](
         x, x.stride(0), weight, bias, window, given, out, channels, SILU=silu, TOKENS=TOKENS, num_warps=8, **options
     )
-    _keep_windows[(given.number, blocks)](x, x.stride(0), window, given, channels, num_warps=2, **options)
+    _keep_windows[(number, blocks)](x, x.stride(0), window, given, channels, num_warps=2, **options)
     return out

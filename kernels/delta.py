@@ -153,10 +153,10 @@ def _delta_chunk(
     return held * tl.exp(whole) + tl.dot(left, change, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["segment"])
+@triton.jit(do_not_specialize=["num_rows", "segment"])
 def _delta_rows(
-    query, key, value, decay, beta, state, stride_block, rows, out, between, moves, tables, segment, heads, width, size,
-    share, scale,
+    query, key, value, decay, beta, state, stride_block, rows, out, between, moves, tables, num_rows, segment, heads,
+    width, size, share, scale,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
     LATER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +168,7 @@ def _delta_rows(
     piece, head, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     lane = tl.arange(0, WIDTH)
     await_previous(CHAINED)
-    row, number = piece_of(rows, piece, segment)
+    row, number = piece_of(rows, num_rows, piece, segment)
     start, count, block, goes_on = row_of(rows, row)
     low, high = span_of(start, count, number, segment)
     begins, ends = low == start, high == start + count
@@ -250,7 +250,7 @@ def gated_delta(
     if rows.max_query_len == 1:
         out = torch.empty((num_tokens, heads, size), dtype=value.dtype, device=value.device)
         columns = min(STEP_COLUMNS, triton.next_power_of_2(size))
-        _delta_step[(max(num_tokens, given.number), heads, triton.cdiv(size, columns))](
+        _delta_step[(max(num_tokens, rows.blocks.shape[0]), heads, triton.cdiv(size, columns))](
             *inputs, state, state.stride(0), given, out, num_tokens, *sizes, COLUMNS=columns, num_warps=2, **options
         )
         return out
@@ -263,7 +263,8 @@ def _whole_rows(
     inputs: list[Operand], state: Tensor, out: Tensor, rows: Any, sizes: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     """Fills `out` [T, H, V] and moves `state` on, for rows of any length."""
-    (num_tokens, heads, size), width, given = out.shape, sizes[1], step_rows(rows)
+    (num_tokens, heads, size), width, num_rows = out.shape, sizes[1], rows.blocks.shape[0]
+    given = step_rows(rows)
     columns = max(16, min(COLUMNS, triton.next_power_of_2(size)))
     segment = segment_for(rows.max_query_len, SEGMENT)
     borders, groups = num_tokens // segment, triton.cdiv(size, columns)
@@ -271,16 +272,16 @@ def _whole_rows(
     if borders:
         between = torch.empty((borders, heads, width, size), dtype=torch.float32, device=out.device)
         moves = torch.empty((borders, heads, width, width), dtype=torch.float32, device=out.device)
-    pieces = num_pieces(num_tokens, given.number, segment), heads
+    pieces = num_pieces(num_tokens, num_rows, segment), heads
     tables, how = Tables(None, None), {**options, "COLUMNS": columns, "CHUNK": CHUNK, "num_warps": 4}
     if rows.max_query_len > WIDE_CHUNK and not options["FEATURES"] and out.dtype.itemsize <= MOST_BYTES:
-        tables = chunk_tables(inputs, given, out, sizes, options)
+        tables = chunk_tables(inputs, given, num_rows, out, sizes, options)
         how |= {"CHUNK": WIDE_CHUNK, "num_warps": _WIDE_WARPS, "num_stages": _WIDE_STAGES}
-    arguments = (*inputs, state, state.stride(0), given, out, between, moves, tables, segment, *sizes)
+    arguments = (*inputs, state, state.stride(0), given, out, between, moves, tables, num_rows, segment, *sizes)
     moved = triton.cdiv(width, columns) if borders else 0
     _delta_rows[(*pieces, groups + moved)](*arguments, LATER=False, **how)
     if borders:
-        _pass_moved[(given.number, heads, groups)](
+        _pass_moved[(num_rows, heads, groups)](
             between, moves, given, segment, heads, width, size,
             WIDTH=options["WIDTH"], COLUMNS=columns, PRECISION=options["PRECISION"], num_warps=8,
             num_stages=1, **chained(out.device),

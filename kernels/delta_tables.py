@@ -39,15 +39,15 @@ def unit_rows(source, there):
     return given * tl.rsqrt(tl.sum(given * given, axis, keep_dims=True) + _UNIT_EPS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _chunk_tables(
-    query, key, decay, beta, tables, rows, heads, width, share, scale,
+    query, key, decay, beta, tables, rows, num_rows, heads, width, share, scale,
     WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the tables of a head, of what a row has in a chunk."""
     piece, head = tl.program_id(0), tl.program_id(1)
     await_previous(CHAINED)
-    row, number = piece_of(rows, piece, CHUNK)
+    row, number = piece_of(rows, num_rows, piece, CHUNK)
     start, count, _, _ = row_of(rows, row)
     low, high = span_of(start, count, number, CHUNK)
     if low < high:
@@ -74,7 +74,9 @@ def _chunk_tables(
         tl.store(tables.reads + target, reads, used[:, None])
 
 
-def chunk_tables(inputs: list[Any], rows: StepRows, out: Tensor, sizes: tuple[Any, ...], options: Any) -> Tables:
+def chunk_tables(
+    inputs: list[Any], rows: StepRows, num_rows: int, out: Tensor, sizes: tuple[Any, ...], options: Any
+) -> Tables:
     """The tables of a step's rows, for `inputs` (query, key, value, decay, beta) as kernels take them.
 
     `out` [T, H, V] and `sizes` (heads, width, size, share, scale) are those of the rule.
@@ -83,8 +85,8 @@ def chunk_tables(inputs: list[Any], rows: StepRows, out: Tensor, sizes: tuple[An
     query, key, _, decay, beta = inputs
     shape = (num_tokens, heads, CHUNK)
     tables = Tables(*(torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2)))
-    _chunk_tables[(num_pieces(num_tokens, rows.number, CHUNK), heads)](
-        query, key, decay, beta, tables, rows, heads, width, share, scale,
+    _chunk_tables[(num_pieces(num_tokens, num_rows, CHUNK), heads)](
+        query, key, decay, beta, tables, rows, num_rows, heads, width, share, scale,
         WIDTH=options["WIDTH"], CHUNK=CHUNK, PRECISION=options["PRECISION"], num_warps=4, **chained(out.device),
     )  # fmt: skip
     return tables

@@ -127,9 +127,10 @@ def _ssd_chunk(
     return held * tl.exp(whole) + added, gone + whole
 
 
-@triton.jit(do_not_specialize=["segment"])
+@triton.jit(do_not_specialize=["num_rows", "segment"])
 def _ssd_rows(
-    x, b, c, steps, state, stride_block, rows, out, between, faded, segment, heads, size, width, share,
+    x, b, c, steps, state, stride_block, rows, out, between, faded, num_rows, segment, heads, size, width,
+    share,
     PART: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, LATER: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +143,7 @@ def _ssd_rows(
     part = tl.program_id(2) * PART + tl.arange(0, PART)
     lane = tl.arange(0, WIDTH)
     await_previous(CHAINED)
-    row, number = piece_of(rows, piece, segment)
+    row, number = piece_of(rows, num_rows, piece, segment)
     start, count, block, goes_on = row_of(rows, row)
     low, high = span_of(start, count, number, segment)
     begins, ends = low == start, high == start + count
@@ -180,7 +181,7 @@ def _ssd_rows(
             tl.store(faded + number * heads + head, gone, tl.program_id(2) == 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segment"])
 def _pass_states(between, faded, rows, segment, heads, size, PART: tl.constexpr, CHAINED: tl.constexpr):
     """One program: some of the `size` numbers of a head's state, over the borders of segments that a row goes over."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -232,7 +233,7 @@ def _selective_rows(
 def ssd_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: Tensor, rows: Any) -> Tensor:
     """As `frame.core.ops.states.ssd_scan`; of each tensor what belongs to a token, and a block, is contiguous."""
     num_tokens, heads, size = x.shape
-    width, given = b.shape[2], step_rows(rows)
+    width, number, given = b.shape[2], rows.blocks.shape[0], step_rows(rows)
     lanes = triton.next_power_of_2(width)
     part = min(triton.next_power_of_2(size), max(16, STATE_PART // lanes))
     sizes = (heads, size, width, heads // b.shape[1])
@@ -240,7 +241,7 @@ def ssd_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: T
     options = {"PART": part, "WIDTH": lanes, **chained(x.device)}
     if rows.max_query_len == 1:
         out = torch.empty((num_tokens, heads, size), dtype=x.dtype, device=x.device)
-        _ssd_step[(max(num_tokens, given.number), heads, triton.cdiv(size, part))](
+        _ssd_step[(max(num_tokens, number), heads, triton.cdiv(size, part))](
             *inputs, out, num_tokens, *sizes, num_warps=4, **options
         )
         return out
@@ -254,11 +255,11 @@ def ssd_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, state: T
     if borders:
         between = torch.empty((borders, heads, size, width), dtype=torch.float32, device=x.device)
         faded = torch.empty((borders, heads), dtype=torch.float32, device=x.device)
-    grid = (num_pieces(num_tokens, given.number, segment), heads, triton.cdiv(size, options["PART"]))
-    places = (out, between, faded, segment)
+    grid = (num_pieces(num_tokens, number, segment), heads, triton.cdiv(size, options["PART"]))
+    places = (out, between, faded, number, segment)
     _ssd_rows[grid](*inputs, *places, *sizes, LATER=False, **options)
     if borders:
-        _pass_states[(given.number, heads, triton.cdiv(size * width, STATE_PART))](
+        _pass_states[(number, heads, triton.cdiv(size * width, STATE_PART))](
             between, faded, given, segment, heads, size * width, PART=STATE_PART, num_warps=8, **chained(x.device)
         )
         _ssd_rows[grid](*inputs, *places, *sizes, LATER=True, **options)
@@ -271,7 +272,7 @@ def selective_scan(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Any, st
     lanes, some = triton.next_power_of_2(width), 32
     out = torch.zeros((num_tokens, channels), dtype=x.dtype, device=x.device)
     inputs = (*(Operand(one, one.stride(0)) for one in (x, b, c)), _steps(dt, weights), state, state.stride(0), given)
-    _selective_rows[(given.number, triton.cdiv(channels, some))](
+    _selective_rows[(rows.blocks.shape[0], triton.cdiv(channels, some))](
         *inputs, out, channels, width, CHANNELS=some, WIDTH=lanes, num_warps=1, **chained(x.device)
     )
     return out

@@ -26,13 +26,13 @@ def num_pieces(num_tokens: int, num_rows: int, segment: int) -> int:
 
 
 @triton.jit
-def piece_of(rows, piece, segment):
+def piece_of(rows, num_rows, piece, segment):
     """(row, number of the segment) of a piece; the row may have no token there.
 
     The pieces of row i begin with number query_start[i] // segment + i.
     """
     left = 0
-    right = rows.number
+    right = num_rows
     while left < right:
         middle = (left + right) // 2
         if tl.load(rows.query_start + middle) // segment + middle <= piece:

@@ -90,14 +90,13 @@ def plans(
 
 
 def request(runner: Runner, slot: int, length: int, asked: dict[str, Any]) -> NewRequest:
-    blocks = np.full(-(-(length + 100) // runner.layout.block_size), 1, np.int32)
     return NewRequest(
         slot=slot,
         request_id=f"{slot}",
         token_ids=np.arange(length, dtype=np.int32) % 3,
         prompt_len=length,
         num_computed=0,
-        block_ids=[blocks for _ in runner.layout.groups],
+        block_ids=[np.full(group.blocks_for(length + 100), 1, np.int32) for group in runner.layout.groups],
         params=SamplingParams(max_tokens=16, **asked),
         seed=1,
     )

@@ -43,6 +43,12 @@ SPARSE: dict[str, Any] = {
     "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "n_group": 1, "topk_group": 1,
     "topk_method": "noaux_tc", "norm_topk_prob": True,
 }  # fmt: skip
+STATES: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 1024, "num_hidden_layers": 2,
+    "num_heads": 32, "head_dim": 64, "state_size": 128, "n_groups": 1, "expand": 2, "conv_kernel": 4,
+    "vocab_size": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_conv_bias": True,
+    "use_bias": False, "max_position_embeddings": 8192,
+}  # fmt: skip
 CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
@@ -60,6 +66,7 @@ CASES = {
     ),
     "experts": (EXPERTS, {"max_model_len": 4096}),
     "latents": (LATENTS, {"max_model_len": 4096}),
+    "states": (STATES, {"max_model_len": 4096}),
     "sparse latents": (SPARSE, {"max_model_len": 4096}),
 }
 
