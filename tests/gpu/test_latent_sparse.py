@@ -48,7 +48,9 @@ def small(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("rows", [MIXED, DECODES], ids=["mixed", "decode"])
-@pytest.mark.parametrize("top_k", [1, 20, 64, 300])
+@pytest.mark.parametrize(
+    "top_k", [pytest.param(1, marks=pytest.mark.slow), 20, 64, pytest.param(300, marks=pytest.mark.slow)]
+)
 def test_any_step_equals_the_reference(rows: list, top_k: int) -> None:
     """Rows of no more tokens than are chosen are dense; what was not stored is not read."""
     check(make_latent_case(small(block_size=3, top_k=top_k), rows), stale=float("nan"))

@@ -94,7 +94,6 @@ LONG_ROWS = ((200, True, 3), (1, False, 1), (65, False, 6), (0, True, 0), (63, T
     ("name", "given", "segment"),
     [
         *((name, FEW_ROWS, 16) for name in ("ssd", "delta")),
-        ("delta by features", ((37, False, 3), (1, True, 1)), 16),
         *(
             pytest.param(name, LONG_ROWS, 64, marks=pytest.mark.slow, id=f"{name}, long rows")
             for name in ("ssd", "delta", "delta by features")
@@ -109,7 +108,7 @@ def test_rows_in_segments(name: str, given: Any, segment: int, dtype: Any, monke
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="inputs of 32 bits have no tables on a GPU")
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("alike", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_tables_of_chunks_are_exact(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all keys are alike, nothing fades and changes are whole: the powers of such a matrix would cancel."""
     monkeypatch.setattr(delta, "SEGMENT", 64)
