@@ -187,7 +187,7 @@ def _delta_rows(
         border = number.to(tl.int64) * heads + head
         inside = between + (border * width + lane[:, None]) * size + column[None, :]
         if LATER:
-            held = tl.load(inside - heads.to(tl.int64) * width * size, kept, other=0.0)
+            held = tl.load(inside - heads * width * size, kept, other=0.0)
         else:
             held = tl.load(where, kept & goes_on & begins, other=0.0)
             held = tl.where(moving & (lane[:, None] == column[None, :]), 1.0, held)

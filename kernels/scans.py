@@ -190,8 +190,8 @@ def _pass_states(between, faded, rows, segment, heads, size, PART: tl.constexpr,
     start, count, _, _ = row_of(rows, row)
     first, last = start // segment, (start + count - 1) // segment
     if first + 1 < last:
-        each = heads.to(tl.int64) * size
-        border = between + first * each + head * size + part
+        each = heads * size
+        border = between + first.to(tl.int64) * each + head * size + part
         held = tl.load(border, part < size, other=0.0)
         for number in range(first + 1, last):
             border += each
