@@ -126,6 +126,7 @@ class EngineStart:
                 vocab_size=self._checkpoint.vocab_size,
                 num_blocks=layout.pools[0],
                 block_size=layout.block_size,
+                encodes=any(group.keeps_encoded for group in layout.groups),
                 stages=ready[-1].stages,
                 pooling=ready[mesh_of(config).output_rank].pooling,
             )

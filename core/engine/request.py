@@ -169,6 +169,7 @@ class Request:
         self.turn = 0.0
         self.sequence = sequence  # order of arrival at this engine; breaks ties
         self.prompt_len = len(source.prompt_ids)
+        self.num_encoded = 0 if source.encoder_ids is None else len(source.encoder_ids)  # tokens of its encoder
         self.max_len = max_len
         self.token_ids = array("i", np.asarray(source.prompt_ids, np.int32).tobytes())
         self.token_ids.extend(source.output_ids)
@@ -228,4 +229,5 @@ class Request:
             eos_token_ids=source.eos_token_ids,
             pooling=source.pooling,
             adapter=adapter,
+            encoder_ids=source.encoder_ids,
         )

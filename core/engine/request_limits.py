@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.tree import SchedulerConfig
 from ..interfaces.engine import EngineRequest
 from ..interfaces.kv import KVLayout
-from ..interfaces.kv_layout import blocks_needed, max_request_len
+from ..interfaces.kv_layout import blocks_needed
 
 
 class RequestLimits:
@@ -15,7 +15,6 @@ class RequestLimits:
         self._config = config
         self._layout = layout
         self._max_model_len = max_model_len
-        self._fits = max_request_len(layout, max_model_len + 1)
 
     def max_len(self, source: EngineRequest) -> int:
         """The most tokens of prompt and output together; raises `ValueError` when the request can never run."""
@@ -34,16 +33,29 @@ class RequestLimits:
                 f"request {name!r} has {prompt_len} prompt and {len(source.output_ids)} output tokens, which leaves "
                 f"no room under max_model_len {self._max_model_len} and max_tokens {source.max_tokens}"
             )
-        budget = self._config.max_num_batched_tokens
-        if not self._config.enable_chunked_prefill and prompt_len > budget:
+        budget, num_encoded = self._config.max_num_batched_tokens, self._encoded(source)
+        if not self._config.enable_chunked_prefill and prompt_len + num_encoded > budget:
             raise ValueError(
-                f"the prompt of request {name!r} has {prompt_len} tokens; without chunked prefill at most "
-                f"max_num_batched_tokens {budget} fit in a step"
+                f"the prompt of request {name!r} has {prompt_len + num_encoded} tokens; without chunked prefill at "
+                f"most max_num_batched_tokens {budget} fit in a step"
             )
-        if max_len > self._fits:
-            needed, there = blocks_needed(self._layout, max_len - 1), self._layout.pools[0] - 1
+        # the last token is never fed back, so it needs no place
+        needed, there = blocks_needed(self._layout, max_len - 1, num_encoded), self._layout.pools[0] - 1
+        if needed > there:
             raise ValueError(
-                f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens, "
-                f"the KV cache has {there}; lower max_tokens or enlarge the cache"
+                f"request {name!r} needs {needed} blocks of {self._layout.block_size} tokens for its {max_len} tokens"
+                f"{f' and {num_encoded} encoder tokens' if num_encoded else ''}, the KV cache has {there}; "
+                "lower max_tokens or enlarge the cache"
             )
         return max_len
+
+    def _encoded(self, source: EngineRequest) -> int:
+        """The encoder tokens of a request, which one step computes, and a token of the decoder with them."""
+        count = 0 if source.encoder_ids is None else len(source.encoder_ids)
+        budget = self._config.max_num_batched_tokens
+        if count > min(budget - 1, self._max_model_len):
+            raise ValueError(
+                f"the encoder prompt of request {source.request_id!r} has {count} tokens; the encoder reads at most "
+                f"max_model_len {self._max_model_len}, in one step of fewer than max_num_batched_tokens {budget}"
+            )
+        return count

@@ -92,8 +92,9 @@ class AsyncFront:
             self._reader = asyncio.get_running_loop().create_task(_read_outputs(self._client, weakref.ref(self)))
         check_accepted(prompt, self.front.info.embed_size)
         parsed = parse_prompt(prompt)
-        if parsed.token_ids is None:
-            parsed = await self._off_loop(len(parsed.text or ""), self.front.tokenize, parsed, params)
+        if parsed.token_ids is None or parsed.encoder is not None:
+            text = (parsed.encoder or parsed).text or ""
+            parsed = await self._off_loop(len(text), self.front.tokenize, parsed, params)
         options: dict[str, Any] = {"priority": priority, "kv_transfer": kv_transfer, "owner": owner}
         requests = self.front.submit(request_id, parsed, params, adapter=adapter, follows=follows, **options)
         collector = Collector(params.output_kind == RequestOutputKind.DELTA)

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from frame.links.encoder_prompts import NO_CHAT
+
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
 from ..interfaces.adapters import AdapterSource
@@ -214,7 +216,12 @@ class Front:
         return self._admission.longest_text(cut=True)
 
     def with_template(self, options: ChatOptions) -> ChatOptions:
-        """The options, completed with the configured chat template and content format where they give none."""
+        """The options, completed with the configured chat template and content format where they give none.
+
+        Raises `InvalidRequest` for a model that does not go on with what it reads.
+        """
+        if self.info.encodes:
+            raise InvalidRequest(NO_CHAT, "messages")
         if options.content_format == "auto":
             options = replace(options, content_format=self.config.model.chat_template_content_format)
         if options.chat_template is None and self.chat_template is not None:

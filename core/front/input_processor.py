@@ -9,13 +9,14 @@ import hashlib
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from frame.links.encoder_prompts import NO_ENCODER, both_sides, decoder_start
 from frame.links.prompt_embeds import check_embeds
 
 from ..config.checkpoint import Checkpoint
@@ -91,6 +92,9 @@ class InputProcessor:
         """Raises `InvalidRequest` naming the field, its value and its bounds."""
         arrival = time.time()
         self._check_params(params)
+        if self._info.encodes or prompt.encoder is not None:
+            prompt = self.tokenize(prompt, params)
+        encoder = prompt.encoder
         ids, listed = self._prompt_ids(prompt, params)
         params = self._complete(params)
         seed = params.seed if params.seed is not None else derive_seed(self._config.model.seed, self._num_admitted)
@@ -105,19 +109,38 @@ class InputProcessor:
             arrival=arrival,
             salt=prompt.salt,
             embeds=prompt.embeds,
+            encoder_ids=None if encoder is None or encoder.token_ids is None else encoder.token_ids.astype(np.int32),
         )
         tokenizer = self._tokenizer.get_or_none() if params.detokenize else None
         interval = self._config.scheduler.stream_interval
-        return RequestRecord(request_id, prompt.text, listed, params, _children(first), tokenizer, interval)
+        record = RequestRecord(request_id, prompt.text, listed, params, _children(first), tokenizer, interval)
+        record.encoder = encoder
+        return record
 
     def tokenize(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
         """The prompt with ids; raises `InvalidRequest` for a text that cannot fit."""
+        if self._info.encodes or prompt.encoder is not None:
+            return self._both_sides(prompt, params)
         if prompt.token_ids is not None:
             return prompt
         text = prompt.text or ""
         self.check_length(text, cut=params.truncate_prompt_tokens is not None)
         ids = self._tokenizer.get().encode(text) if text else []
         return ParsedPrompt(prompt.text, np.array(ids, np.int64), prompt.salt, listed=ids)
+
+    def _both_sides(self, prompt: ParsedPrompt, params: SamplingParams) -> ParsedPrompt:
+        """The prompt of a model with an encoder, whose part may be truncated; raises `InvalidRequest`."""
+        if not self._info.encodes:
+            raise InvalidRequest(NO_ENCODER, "encoder_prompt")
+        limit, keep = self._info.max_model_len, params.truncate_prompt_tokens
+        start = decoder_start(self._checkpoint.generation, self._checkpoint.hf)
+
+        def encode(text: str, special: bool) -> list[int]:
+            self.check_length(text, cut=keep is not None)
+            ids = self._tokenizer.get().encode(text, add_special_tokens=special)
+            return ids if keep is None or not special else ids[-(limit if keep == -1 else keep) :]
+
+        return both_sides(prompt, start, limit, encode, partial(check_ids, vocab_size=self._info.vocab_size))
 
     def check_length(self, text: str, *, cut: bool) -> None:
         """Raises `InvalidRequest` for a text that cannot be used even when truncated.
@@ -162,7 +185,7 @@ class InputProcessor:
             for name in ("prompt_logprobs", "truncate_prompt_tokens"):
                 if getattr(params, name) is not None:
                     raise InvalidRequest(f"{name} is not for prompts with prompt_embeds; leave it out", name)
-        if keep is not None:
+        if keep is not None and prompt.encoder is None:
             prompt = prompt.cut(limit - 1 if keep == -1 else keep)
         ids = prompt.token_ids
         if ids is None:

@@ -18,7 +18,7 @@ from ..interfaces.sampling import SamplingParams
 from ..interfaces.tokenizer import SpecialFrame
 from .input_processor import check_ids
 from .outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics
-from .prompts import InvalidRequest, ParsedPrompt
+from .prompts import NO_ENCODER, InvalidRequest, ParsedPrompt
 from .tokenizer import TokenizerSource
 
 _EMBEDS: frozenset[PoolingTask] = frozenset(("embed", "token_embed"))
@@ -68,6 +68,8 @@ class PoolingAdmission:
         """The prompt with its ids, truncated as `params` ask but for special tokens. Raises `InvalidRequest`."""
         keep = params.truncate_prompt_tokens
         limit = self._info.max_model_len
+        if prompt.encoder is not None:
+            raise InvalidRequest(NO_ENCODER, "encoder_prompt")
         if prompt.embeds is not None:
             raise InvalidRequest("prompt_embeds are for models that generate; this one pools", "prompt_embeds")
         if keep is not None and keep > limit:

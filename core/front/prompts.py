@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from frame.links.encoder_prompts import NO_ENCODER as NO_ENCODER, has_sides, read_sides
 from frame.links.prompt_embeds import placed
 
 from ..interfaces.engine import PromptEmbeds
@@ -26,7 +27,7 @@ class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
 
     `second_segment` is where the second text of a pair begins, -1 where there is one text. `listed` holds the same ids
     as a list where the caller passed a list, since copying it is faster than converting the array. `embeds` stand where
-    the ids are NO_TOKEN.
+    the ids are NO_TOKEN. Where there is an `encoder` prompt, the rest is what the decoder begins with.
     """
 
     text: str | None = None
@@ -35,6 +36,7 @@ class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     second_segment: int = -1
     listed: list[int] | None = None
     embeds: PromptEmbeds | None = None
+    encoder: ParsedPrompt | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -58,16 +60,17 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(text=prompt)
     if isinstance(prompt, Mapping):
-        return _parse_mapping(prompt)
+        return read_sides(prompt, parse_prompt) if has_sides(prompt) else _parse_mapping(prompt)
     return _of_ids(None, prompt, None)
 
 
 def about_tokens(prompt: Any) -> int:
     """How many tokens a prompt of any valid form has; of a text that is not tokenised yet, as its bytes suggest."""
     parsed = parse_prompt(prompt)
-    return (
-        len(parsed.token_ids) if parsed.token_ids is not None else len((parsed.text or "").encode()) // BYTES_PER_TOKEN
-    )
+    encoded = 0 if parsed.encoder is None else about_tokens(parsed.encoder)
+    if parsed.token_ids is not None:
+        return encoded + len(parsed.token_ids)
+    return encoded + len((parsed.text or "").encode()) // BYTES_PER_TOKEN
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:

@@ -10,6 +10,7 @@ from ..interfaces.step import LogprobRows
 from ..interfaces.tokenizer import Tokenizer
 from .logprobs import PromptLogprobs, append_rows, new_prompt_logprobs
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput, quick
+from .prompts import ParsedPrompt
 from .sequence import Sequence as OutputSequence
 
 
@@ -43,6 +44,7 @@ class RequestRecord:
         self.kv_transfer: dict[str, Any] | None = None
         self._tokenizer = tokenizer
         self._stream_interval = stream_interval
+        self.encoder: ParsedPrompt | None = None
         self._prompt_logprobs: PromptLogprobs | None = None
         if self.params.prompt_logprobs is not None:
             self._prompt_logprobs = new_prompt_logprobs(self.params.flat_logprobs)
@@ -128,7 +130,7 @@ class RequestRecord:
     def _output(
         self, prompt_logprobs: PromptLogprobs | None, outputs: list[CompletionOutput], finished: bool
     ) -> RequestOutput:
-        return quick(
+        made = quick(
             RequestOutput,
             request_id=self.request_id,
             prompt=self.text,
@@ -140,3 +142,6 @@ class RequestRecord:
             num_cached_tokens=self.num_cached,
             kv_transfer_params=self.kv_transfer,
         )
+        if self.encoder is not None:
+            made.encoder_prompt, made.encoder_prompt_token_ids = self.encoder.text, self.encoder.ids
+        return made

@@ -52,8 +52,10 @@ class AttentionSpec:
     `window` > 0 limits a token to itself and the `window - 1` before it, and in an encoder as many behind it;
     `chunk` > 0 limits it to those of its run of so many: a backend is given rows that begin with such a run, so that it
     need not heed it. `soft_cap` > 0 is tanh capping of scores; `sinks` says that each head has a learned sink logit,
-    `alibi` that each head has a slope. `kv_dtype` is the cache's element type, `block_size` the tokens of a block: 0
-    until the cache is planned.
+    `alibi` that each head has a slope, `distances` N > 0 that it has a bias for each distance up to N. With the kinds
+    "encoder_only" and "encoder" a row attends to all of its tokens in the step, with "cross" to all of its `seq_lens`
+    cached tokens, which an encoder gave: the E keys and values of a step go to the E slots of its batch before that.
+    `kv_dtype` is the cache's element type, `block_size` the tokens of a block: 0 until the cache is planned.
 
     With `returns_lse`, `forward` gives the log-sum-exp of the scores too, so that parts of a context can be merged.
     `context` says which tokens of a row the cache holds; `window`, a multiple of its ranks, and all that a batch says
@@ -75,6 +77,7 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False
+    distances: int = 0
     deterministic: bool = False
     returns_lse: bool = False
     context: ContextShare = ContextShare()
@@ -161,6 +164,8 @@ class LayerParams:
 
     A cache of 8-bit floats holds keys and values divided by `key_scale` and `value_scale`: numbers or, for backends
     with `takes_head_scales`, float32 [num_kv_heads] at addresses that do not change, while what is there may.
+    `distance_bias` [num_heads, 2 N + 1] is added to scores: of a key d tokens behind a query it is that of column
+    N + d, from the first column, for all -N and further before it, to the last.
     """
 
     spec: AttentionSpec
@@ -168,6 +173,7 @@ class LayerParams:
     alibi_slopes: Tensor | None = None
     key_scale: float | Tensor = 1.0
     value_scale: float | Tensor = 1.0
+    distance_bias: Tensor | None = None
 
 
 class CacheBackend(ABC):

@@ -16,14 +16,15 @@ class EngineInfo(WorkerDescription, frozen=True, kw_only=True):
     """What an engine tells its front once it is ready: what its workers chose, its sizes, and what it can do.
 
     `max_model_len` counts the tokens of the longest request, prompt and output; the KV cache has `num_blocks` blocks of
-    `block_size` tokens. `stages` are (name, seconds) of the start. `pooling` says what a pooling engine can do; None
-    for one that generates.
+    `block_size` tokens. `encodes`: the model has an encoder, for which prompts are. `stages` are (name, seconds) of
+    the start. `pooling` says what a pooling engine can do; None for one that generates.
     """
 
     max_model_len: int
     vocab_size: int
     num_blocks: int
     block_size: int
+    encodes: bool = False
     stages: list[tuple[str, float]] = msgspec.field(default_factory=list)
     pooling: PoolingFacts | None = None
 

@@ -47,7 +47,8 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     positions of the prompt whose log-probabilities it had reported. With `pooling` it ends with its prefill, and its
     only output is `EngineOutput.pooled`. `embeds` are the embeddings of tokens that have no id. A request of a session
     `follows` the one of that id ("" for the first), whose tokens but the last its prompt begins with: the engine keeps
-    the blocks of one for the next, while there is room and until `end_session` names the last.
+    the blocks of one for the next, while there is room and until `end_session` names the last. `encoder_ids` int32 [n]
+    are what the model's encoder reads; the decoder begins with `prompt_ids`. They enter the block hashes as well.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     kv_transfer: dict[str, Any] | None = None
     embeds: PromptEmbeds | None = None
     follows: str | None = None
+    encoder_ids: np.ndarray | None = None
 
 
 class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):

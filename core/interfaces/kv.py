@@ -84,6 +84,14 @@ class ChunkedKV(FullKV, frozen=True, tag=True, kw_only=True):
         return min(-(-num_tokens // block_size), -(-self.chunk // block_size) + 1)
 
 
+class CrossKV(FullKV, frozen=True, tag=True, kw_only=True):
+    """Keys and values of a request's encoder tokens, which are all there once its first step has run, and stay."""
+
+    @property
+    def retention(self) -> tuple[str, int]:
+        return "encoder", 0
+
+
 class LatentKV(KVSpec, frozen=True, tag=True, kw_only=True):
     """One vector of `dim` numbers for each token, which all heads share, and which every tensor rank keeps.
 
@@ -112,7 +120,7 @@ class StateKV(KVSpec, frozen=True, tag=True, kw_only=True):
         return self.state_bytes
 
 
-AnyKVSpec = FullKV | SlidingKV | ChunkedKV | LatentKV | StateKV
+AnyKVSpec = FullKV | SlidingKV | ChunkedKV | CrossKV | LatentKV | StateKV
 
 
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +139,11 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     def keeps_states(self) -> bool:
         """Whether a request has one block of it, which is overwritten in place."""
         return isinstance(self.specs[0], StateKV)
+
+    @property
+    def keeps_encoded(self) -> bool:
+        """Whether its blocks hold encoder tokens, so that their number does not grow with the request."""
+        return isinstance(self.specs[0], CrossKV)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold the first `num_tokens` tokens of a request."""

@@ -190,10 +190,17 @@ def _num_checkpoints(
     return max(0, min(int(free_bytes * CHECKPOINT_SHARE), free_bytes - 2 * tokens) // state)
 
 
-def blocks_needed(layout: KVLayout, num_tokens: int) -> int:
-    """The most blocks of tokens, over all groups, that a request of `num_tokens` tokens must hold at once."""
-    groups = (group for group in layout.groups if group.pool == 0)
-    return sum(group.specs[0].max_live_blocks(group.block_size, num_tokens) for group in groups)
+def blocks_needed(layout: KVLayout, num_tokens: int, num_encoded: int | None = None) -> int:
+    """The most blocks of tokens, over all groups, that a request of `num_tokens` tokens must hold at once.
+
+    It has `num_encoded` encoder tokens besides, as many where that is None.
+    """
+    encoded = num_tokens if num_encoded is None else num_encoded
+    return sum(
+        group.specs[0].max_live_blocks(group.block_size, encoded if group.keeps_encoded else num_tokens)
+        for group in layout.groups
+        if group.pool == 0
+    )
 
 
 def max_request_len(layout: KVLayout, limit: int) -> int:

@@ -56,6 +56,8 @@ class ModelInputs:
     that are true alone; the ids there are NO_TOKEN. `segments` int64 [T] says of which text of a pair each token is (0
     or 1); None when no row holds a pair. `stage` are the tensors that the pipeline stage before handed on, by the names
     in `Model.stage_tensors`; the first stage has none.
+    `encoder_ids` int32 and `encoder_positions` int64 [E] are those of the requests that begin in this step, in a model
+    some of whose layers keep what its encoder gives; E may be 0.
     """
 
     positions: Tensor
@@ -64,6 +66,8 @@ class ModelInputs:
     segments: Tensor | None = None
     stage: Mapping[str, Tensor] = field(default_factory=dict)
     given: Tensor | None = None
+    encoder_ids: Tensor | None = None
+    encoder_positions: Tensor | None = None
 
     def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns what the first layer of this pipeline stage is given, [T, hidden_size].

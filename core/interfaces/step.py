@@ -48,7 +48,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     what was generated before a preemption. `num_computed` of them are already in the KV cache. `block_ids[g]`
     are the blocks of KV group g, in order. `seed` is never missing: drawn at admission when the caller gave none.
     A request with `pooling` yields a pooled row at the end of its prefill, and never a token. `adapter` is the slot of
-    its adapter, 0 for none.
+    its adapter, 0 for none. The step that adds a request with `encoder_ids` runs the encoder on them.
     """
 
     slot: int
@@ -62,6 +62,7 @@ class NewRequest(msgspec.Struct, kw_only=True):
     eos_token_ids: list[int] = []
     pooling: PoolingParams | None = None
     adapter: int = 0
+    encoder_ids: np.ndarray | None = None
 
 
 class BlockAppend(msgspec.Struct, kw_only=True):

@@ -50,6 +50,7 @@ class Attention(CachedLayer):
         *,
         sinks: nn.Parameter | None = None,
         alibi_slopes: Tensor | None = None,
+        distance_bias: Tensor | None = None,
         head_slice: slice = slice(0, 0),
         total_heads: int = 0,
         kv_heads: tuple[int, int] = (0, 0),
@@ -58,9 +59,10 @@ class Attention(CachedLayer):
         super().__init__(build, name)
         self.spec = self.backend_spec = spec if context is None else context.spec
         self.context, self.group = context, build.groups.tensor
+        self.of_encoder = spec.kind == "encoder"
         self.sinks = sinks
         self.head_slice, self.total_heads, self.kv_heads = head_slice, total_heads, kv_heads
-        self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes)
+        self.params = LayerParams(self.spec, None if context else sinks, alibi_slopes, distance_bias=distance_bias)
         self._backend: Planner | None = None
         quantized = spec.kind == "decoder" and spec.kv_dtype.itemsize == 1
         scales = torch.ones(2, self.spec.num_kv_heads, device=spec.device_type) if quantized else None

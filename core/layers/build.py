@@ -198,12 +198,14 @@ class Build:
         soft_cap: float = 0.0,
         sinks: bool = False,
         alibi_slopes: Tensor | None = None,
+        distance_bias: Tensor | None = None,
         kind: AttentionKind = "decoder",
     ) -> Attention:
         """Returns attention over this rank's heads.
 
         "decoder" is causal and has a KV cache; "encoder_only", for models with `whole_prompts`, lets each token see all
-        tokens of its row and keeps nothing.
+        tokens of its row and keeps nothing. So does "encoder", of the tokens that an encoder before a decoder reads.
+        `distance_bias` [this rank's heads, 2 N + 1] is as `LayerParams` tells.
         """
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, self.groups.tensor)
         mine = slice(self.groups.tensor.rank * heads, (self.groups.tensor.rank + 1) * heads)
@@ -222,6 +224,7 @@ class Build:
             soft_cap=soft_cap,
             sinks=sinks,
             alibi=alibi_slopes is not None,
+            distances=0 if distance_bias is None else distance_bias.shape[1] // 2,
             deterministic=self.deterministic,
         )
         spec = replace(spec, kv_dtype=self.methods.kv_dtype(prefix, spec))
@@ -232,6 +235,7 @@ class Build:
             spec,
             sinks=empty_parameter(self, heads) if sinks else None,
             alibi_slopes=None if alibi_slopes is None else alibi_slopes[mine].to(self.device, torch.float32),
+            distance_bias=distance_bias,
             head_slice=mine,
             total_heads=num_heads,
             kv_heads=(first, num_kv_heads),

@@ -40,6 +40,8 @@ class CachedLayer(nn.Module, ABC):
 
     #: what the layer asks of an attention backend; None: it needs none
     backend_spec: CacheSpec | None = None
+    #: whether it computes the tokens of an encoder that decoders of other layers attend to; it keeps nothing
+    of_encoder: bool = False
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()

@@ -78,7 +78,9 @@ class RequestTally:
 
     def begin(self, output: Any) -> None:
         """Counts the prompt, at the first output."""
-        self._prompt_tokens, self._cached_tokens = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+        read = getattr(output, "encoder_prompt_token_ids", None) or ()
+        self._prompt_tokens = len(read) + len(output.prompt_token_ids or ())
+        self._cached_tokens = output.num_cached_tokens or 0
         self._metrics.prompt(self._prompt_tokens, self._cached_tokens)
 
     def see(self, output: Any) -> Any:

@@ -65,7 +65,7 @@ class DecodeGroup:
 
     `tokens` int64 [count] are their places in the batch, `whole` says that they are all of it in order. `cached` names
     count · length tokens; past its own end a row repeats its last one, and `mask` [count, 1, 1, length] hides it (None
-    when no row is padded). `distance` like `mask`: key position - query position, for ALiBi.
+    when no row is padded). `distance` like `mask`: key position - query position, where scores depend on it.
     """
 
     tokens: Tensor
@@ -96,13 +96,14 @@ class PromptRow:
     """A row of several query tokens [`start`, `end`).
 
     `cached` names its tokens in the cache; None when the step's own keys are all there is. Without `tiles` the whole
-    row is one causal call.
+    row is one call, `causal` or over all keys.
     """
 
     start: int
     end: int
     cached: CachedTokens | None
     tiles: list[Tile]
+    causal: bool = True
 
 
 @dataclass
@@ -171,9 +172,14 @@ def buckets(lengths: np.ndarray, token_bytes: int) -> list[np.ndarray]:
     return groups
 
 
+def needs_distances(spec: AttentionSpec) -> bool:
+    """Whether scores depend on how far a key lies from its query."""
+    return spec.alibi or spec.distances > 0
+
+
 def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> DecodeGroup:
     """The group of the rows `chosen`."""
-    if len(chosen) == 1 and not spec.alibi:
+    if len(chosen) == 1 and not needs_distances(spec):
         return _decode_alone(rows, int(chosen[0]), spec)
     last = rows.seq_lens[chosen]
     first = np.maximum(last - spec.window, 0) if spec.window else np.zeros(len(last), last.dtype)
@@ -183,7 +189,7 @@ def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> Dec
     whole = count == rows.num_tokens and bool((tokens == np.arange(count)).all())
     mask = distance = None
     lengths = last - first
-    if int(lengths.min()) < length or spec.alibi:
+    if int(lengths.min()) < length or needs_distances(spec):
         ahead = (np.arange(length) - lengths[:, None] + 1).reshape(count, 1, 1, length)
         distance = torch.from_numpy(ahead).to(rows.device)
         hidden = np.where(ahead > 0, np.float32("-inf"), np.float32(0))
@@ -215,7 +221,7 @@ def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
     cached = None
     if position or spec.dtype != spec.kv_dtype:
         cached = CachedTokens.of_row(rows.table[row], first, length, spec.block_size, rows.device)
-    plain = not (spec.soft_cap or spec.sinks or spec.alibi)
+    plain = not (spec.soft_cap or spec.sinks or needs_distances(spec))
     if plain and not position and not 0 < window < count:
         return PromptRow(start, start + count, cached, [])
     tiles = []
@@ -224,3 +230,10 @@ def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
         key_first = max(first, query - window + 1) if window else first
         tiles.append(Tile(start + place, start + end, key_first - first, position + end - first, query - key_first))
     return PromptRow(start, start + count, cached, tiles)
+
+
+def whole_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:
+    """Row `row`, each of whose queries reads all cached tokens of the row."""
+    start, count, length = int(rows.starts[row]), int(rows.query_lens[row]), int(rows.seq_lens[row])
+    cached = CachedTokens.of_row(rows.table[row], 0, length, spec.block_size, rows.device)
+    return PromptRow(start, start + count, cached, [], causal=False)

@@ -30,6 +30,7 @@ class Capabilities:
     soft_cap: bool = True
     sinks: bool = True
     alibi: bool = True
+    distances: bool = False
     deterministic: bool = True
     returns_lse: bool = False
     kinds: tuple[str, ...] = ("decoder",)
@@ -64,6 +65,11 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
         "soft caps": spec.soft_cap > 0 and not can.soft_cap,
         "attention sinks": spec.sinks and not can.sinks,
         "ALiBi": spec.alibi and not can.alibi,
+        "biases of distances": spec.distances > 0 and not can.distances,
+        "biases of distances in windows, deterministic steps or with log-sum-exps": spec.distances > 0
+        and (spec.window > 0 or spec.deterministic or spec.returns_lse),
+        "windows and deterministic steps over what an encoder gives": spec.kind == "cross"
+        and (spec.window > 0 or spec.deterministic),
         "deterministic steps": spec.deterministic and not can.deterministic,
         "log-sum-exps": spec.returns_lse and not can.returns_lse,
         "a share of the context": spec.context.ranks > 1 and not can.returns_lse,
@@ -76,7 +82,7 @@ def reasons(spec: AttentionSpec, can: Capabilities) -> list[str]:
     if spec.kind not in can.kinds:
         choices = ", ".join(map(repr, can.kinds))
         found.append(f"attention kind {spec.kind!r} not supported (there are: {choices})")
-    if spec.kind == "encoder_only" and (spec.alibi or spec.sinks):
+    if spec.kind != "decoder" and (spec.alibi or spec.sinks):
         found.append("ALiBi and sinks not supported without a cache")
     if spec.kind != "decoder" and spec.returns_lse:
         found.append("log-sum-exps not supported without a cache")

@@ -20,9 +20,22 @@ from torch.nn import functional
 from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, BlockFormat, GroupBatch, LayerParams
 from frame.ops import dequantize_kv
 
+from .distances import biased, own_biased
 from .invariant import InvariantRow, invariant_row
 from .own_rows import OwnRows, own_rows
-from .paging import TILE, CachedTokens, DecodeGroup, PromptRow, StepRows, Tile, buckets, decode_group, prompt_row
+from .paging import (
+    TILE,
+    CachedTokens,
+    DecodeGroup,
+    PromptRow,
+    StepRows,
+    Tile,
+    buckets,
+    decode_group,
+    needs_distances,
+    prompt_row,
+    whole_row,
+)
 from .partial import PartialRows, partial_rows
 from .reasons import Capabilities, reasons
 from .token_cache import TokenCache, Workspace
@@ -54,7 +67,7 @@ class CausalMask:
         self._distance: Tensor | None = None
 
     def views(self, tile: Tile, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """(mask, key position - query position for ALiBi), each [queries, keys] of `tile`."""
+        """(mask, key position - query position where scores depend on it), each [queries, keys] of `tile`."""
         queries, keys = tile.last - tile.first, tile.key_last - tile.key_first
         if tile.offset > self._keys or self._mask.numel() == 0:
             self._build(tile.offset, device)
@@ -70,7 +83,7 @@ class CausalMask:
             hidden |= distance <= -self._spec.window
         self._mask = torch.zeros(hidden.shape, dtype=self._spec.dtype, device=device)
         self._mask.masked_fill_(hidden, float("-inf"))
-        self._distance = distance if self._spec.alibi else None  # twice as large as the mask
+        self._distance = distance if needs_distances(self._spec) else None  # twice as large as the mask
 
 
 class TorchAttention(AttentionBackend):
@@ -86,7 +99,8 @@ class TorchAttention(AttentionBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        can = Capabilities(dtypes=FLOATS, kv_dtypes=KV_FLOATS, kinds=("decoder", "encoder_only"), returns_lse=True)
+        kinds = ("decoder", "encoder_only", "encoder", "cross")
+        can = Capabilities(dtypes=FLOATS, kv_dtypes=KV_FLOATS, kinds=kinds, returns_lse=True, distances=True)
         return "; ".join(reasons(spec, can)) or None
 
     @classmethod
@@ -97,7 +111,9 @@ class TorchAttention(AttentionBackend):
     def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows | PartialRows:
         if self.spec.returns_lse:
             return partial_rows(batch, self.spec)
-        if self.spec.kind == "encoder_only":
+        if self.spec.kind == "cross":
+            return self._cross_plan(batch)
+        if self.spec.kind != "decoder":
             alone = self.spec.deterministic or batch.deterministic
             return own_rows(batch, alone=alone, window=self.spec.window)
         return self._paged_plan(batch)
@@ -112,7 +128,10 @@ class TorchAttention(AttentionBackend):
         plan: TorchPlan | OwnRows | PartialRows,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if isinstance(plan, OwnRows):
-            return plan.attend(partial(attend, layer), query, key, value)
+            own = partial(attend, layer)
+            if layer.distance_bias is not None:
+                own = partial(own_biased, own, layer.distance_bias)
+            return plan.attend(own, query, key, value)
         if isinstance(plan, PartialRows):
             cache = self._cache(kv_cache)
             cache.store(key[plan.kept], value[plan.kept], plan.slots, (layer.key_scale, layer.value_scale))
@@ -142,6 +161,16 @@ class TorchAttention(AttentionBackend):
         several = (live & (rows.query_lens > 1)).nonzero()[0].tolist()
         plan.prompts = [prompt_row(rows, row, spec) for row in several]
         return plan
+
+    def _cross_plan(self, batch: GroupBatch) -> TorchPlan:
+        """Rows over all of their cached tokens; what is stored need not be of these rows."""
+        rows = StepRows.of(batch)
+        live = (rows.query_lens > 0) & (rows.seq_lens > 0)
+        covers_all = int(rows.query_lens[live].sum()) == batch.num_tokens
+        decodes = self._decode_groups(rows, (live & (rows.query_lens == 1)).nonzero()[0])
+        several = (live & (rows.query_lens > 1)).nonzero()[0].tolist()
+        prompts = [whole_row(rows, row, self.spec) for row in several]
+        return TorchPlan(None, batch.slot_mapping, covers_all, decodes, prompts, [])
 
     def _decode_groups(self, rows: StepRows, single: np.ndarray) -> list[DecodeGroup]:
         """The rows `single`, which have one token each, in groups of similar length."""
@@ -194,6 +223,10 @@ class TorchAttention(AttentionBackend):
         if layer.alibi_slopes is not None and group.distance is not None:
             bias = layer.alibi_slopes.to(query.dtype).view(1, kv_heads, -1, 1) * group.distance
             mask = bias if mask is None else bias + mask
+        if layer.distance_bias is not None and group.distance is not None:
+            bias = biased(layer.distance_bias, group.distance.view(count, -1), query.dtype)
+            bias = bias.transpose(0, 1).unflatten(1, (kv_heads, -1))
+            mask = bias if mask is None else bias + mask
         folded = query.reshape(count, kv_heads, heads // kv_heads, dim)
         keys = keys.unflatten(0, (count, group.length)).transpose(1, 2)
         values = values.unflatten(0, (count, group.length)).transpose(1, 2)
@@ -206,11 +239,13 @@ class TorchAttention(AttentionBackend):
         keys, values = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
         if not row.tiles:
             queries = query[row.start : row.end].transpose(0, 1).unsqueeze(0)
-            out[row.start : row.end] = attend(layer, queries, keys, values, None, True).squeeze(0).transpose(0, 1)
+            out[row.start : row.end] = attend(layer, queries, keys, values, None, row.causal).squeeze(0).transpose(0, 1)
         for tile in row.tiles:
             mask, distance = self._mask.views(tile, query.device)
             if layer.alibi_slopes is not None and distance is not None:
                 mask = layer.alibi_slopes.to(query.dtype)[:, None, None] * distance + mask
+            if layer.distance_bias is not None and distance is not None:
+                mask = biased(layer.distance_bias, distance, query.dtype) + mask
             queries = query[tile.first : tile.last].transpose(0, 1).unsqueeze(0)
             part = slice(tile.key_first, tile.key_last)
             found = attend(layer, queries, keys[:, :, part], values[:, :, part], mask)

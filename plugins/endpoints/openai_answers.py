@@ -197,7 +197,7 @@ class UsageCounter:
         self._metrics = output.metrics
         if prompt not in self._cached:
             if output.prompt_token_ids is not None:
-                self._prompts[prompt] = len(output.prompt_token_ids)
+                self._prompts[prompt] = len(output.prompt_token_ids) + len(output.encoder_prompt_token_ids or ())
             if output.num_cached_tokens is not None:
                 self._cached[prompt] = output.num_cached_tokens
         for completion in output.outputs:

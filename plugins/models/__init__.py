@@ -3,7 +3,7 @@
 `families.py` is the table of all. What a family's file is made of lies beside it:
 
 - the model around layers, and layers: `decoder.py` (RMSNorm, a residual that norms add), `classic.py` (LayerNorm),
-  `encoder.py`, `hybrid.py` (states beside attention);
+  `encoder.py`, `encoder_decoder.py` (both sides), `hybrid.py` (states beside attention);
 - families as data: `dense.py`, Llama but for the `Traits` of each layer, with its norms in `norms.py`, its positions in
   `positions.py` and its many families in `llama_variants.py` and `normed_heads.py`;
 - feed-forward parts: `activations.py`, `plain_mlp.py` (without a gate), `mixture.py` (routed experts);

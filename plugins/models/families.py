@@ -181,6 +181,15 @@ ENCODERS: Rows = {
     ),
 }
 
+#: Models of an encoder, which reads the prompt, and a decoder.
+ENCODER_DECODERS: Rows = {
+    "T5ForConditionalGeneration": ("t5", "T5 and Flan-T5"),
+    "MT5ForConditionalGeneration": ("t5", "mT5"),
+    "UMT5ForConditionalGeneration": ("t5", "UMT5"),
+    "BartForConditionalGeneration": ("bart", "BART"),
+    "MBartForConditionalGeneration": ("bart", "mBART"),
+}
+
 #: All rows, by what families have in common.
 FAMILIES: Mapping[str, Rows] = {
     "decoders": DECODERS,
@@ -189,6 +198,7 @@ FAMILIES: Mapping[str, Rows] = {
     "latent attention": LATENT,
     "states": STATES,
     "encoders": ENCODERS,
+    "encoders with decoders": ENCODER_DECODERS,
 }
 
 _UNTIED = {"defaults": {"tie_word_embeddings": False}}
@@ -198,6 +208,14 @@ _EXAONE = {
     "num_hidden_layers": "num_layers",
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation_function",
+}
+_T5 = {"names": {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}}
+_BART = {
+    "names": {
+        "hidden_size": "d_model",
+        "num_attention_heads": "decoder_attention_heads",
+        "num_hidden_layers": "decoder_layers",
+    }
 }
 #: Architecture → how its config.json is read where that is not plain: the tag "config", see `frame_models`.
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -220,4 +238,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Glm4vMoeForConditionalGeneration": {"defaults": {"tie_word_embeddings": False, "use_qk_norm": False}},
     "DeepseekV3ForCausalLM": {"read_as": "deepseek_v3"},
     "KimiK2ForCausalLM": {"read_as": "deepseek_v3"},
+    "T5ForConditionalGeneration": _T5,
+    "MT5ForConditionalGeneration": _T5,
+    "UMT5ForConditionalGeneration": _T5,
+    "BartForConditionalGeneration": _BART,
+    "MBartForConditionalGeneration": _BART,
 }

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from .offline.prompts import (
         EmbedsPrompt as EmbedsPrompt,
+        EncoderDecoderPrompt as EncoderDecoderPrompt,
         PromptType as PromptType,
         TextPrompt as TextPrompt,
         TokensPrompt as TokensPrompt,

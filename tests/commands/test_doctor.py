@@ -24,6 +24,7 @@ from frame.plugins.commands.doctor.layers import read_shape
 from frame.plugins.commands.doctor.machine import Device, find_device
 from frame.settings import Registry
 from frame.testing import CommandSuite, make_checkpoint
+from frame.testing.encoder_decoders import make_encoder_decoder
 from frame.testing.families import FAMILIES
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
@@ -71,6 +72,23 @@ def test_predicted_blocks_and_bytes_are_those_of_the_engine(family, tmp_path, ca
     assert found["capacity"]["longest_request"] == engine.core.info.max_model_len
     assert found["weights"]["num_bytes"] == weights
     assert found["weights"]["dtype"] == engine.core.info.dtype
+
+
+def test_encoder_prompts_are_predicted_as_long_as_a_request_may_be(tmp_path, capsys):
+    folder = make_encoder_decoder(tmp_path, "t5")
+    settings = {"kv_cache_memory_bytes": 200_000, "block_size": 8, "max_num_seqs": 4}
+    found = doctor(
+        capsys, str(folder), *(word for name, value in settings.items() for word in (f"--{name}", str(value)))
+    )
+    engine = LLM(str(folder), skip_tokenizer_init=True, **settings).llm_engine
+    (weights,) = engine.collective_rpc(lambda worker: sum(one.nbytes for one in worker.model.parameters()))
+    cache, longest = found["kv_cache"], found["capacity"]["longest_request"]
+    assert cache["num_blocks"] == engine.core.info.num_blocks
+    assert [group["kind"] for group in cache["groups"]] == ["FullKV", "CrossKV"]
+    assert longest == engine.core.info.max_model_len == (cache["num_blocks"] - 1) // 2 * 8 + 1 < 256
+    assert found["weights"]["num_bytes"] == weights
+    assert main(["doctor", str(folder)]) == 0
+    assert "2 layers, every token of the encoder's, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", ["mamba2", "lfm2"])

@@ -75,6 +75,7 @@ def test_extending_hashes_no_block_twice():
         {"media_keys": ["x", "y"]},
         {"media_keys": ["xy"]},
         {"deterministic": True},
+        {"encoder": b"1234"},
     ],
 )
 def test_whatever_decides_a_blocks_content_decides_its_hash(change):

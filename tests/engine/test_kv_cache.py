@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
+from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, KVSpec, SlidingKV
 from frame.core.interfaces.kv_layout import blocks_needed, max_request_len
 from tests.engine.simulation import SPEC, make_layout, make_request
 
@@ -64,6 +65,36 @@ def test_the_longest_request_fits_and_the_next_does_not():
     assert max_request_len(layout, 7) == 7
     assert blocks_needed(layout, 20) == 8
     assert blocks_needed(layout, 21) == 9
+
+
+def test_blocks_of_encoder_tokens_are_taken_at_once_and_never_shared():
+    sizes = {"num_kv_heads": 1, "head_dim": 4, "dtype": "float32"}
+    layout = layout_of(FullKV(**sizes), CrossKV(**sizes))
+    assert blocks_needed(layout, 8, 17) == 2 + 5
+    assert blocks_needed(layout, 8) == 2 + 2
+    assert max_request_len(layout, 1000) == 37  # 9 blocks of each, and a token that is never fed back
+    cache, prompt = make_cache(layout), list(range(8))
+    first, second = (make(cache, [*prompt, 9], encoder_ids=np.arange(17, dtype=np.int32)) for _ in range(2))
+    assert cache.num_taken(first, MISS, 0, 9) == 3 + 5
+    assert cache.admit(first, MISS, 0, 9)
+    cache.publish(first, 9)
+    read = first.cache.blocks[1]
+    assert len(read) == 5
+    assert cache.extend(first, 9, 13)
+    assert not cache.add_block(first)
+    assert first.cache.blocks[1] is read
+    hit = cache.find_hit(second)
+    assert (hit.num_tokens, hit.blocks[1]) == (8, [])
+    assert cache.admit(second, hit, 8, 9)
+    assert not set(second.cache.blocks[1]) & set(read)
+    assert cache.pool.num_free == 19 - 4 - 5 - 1 - 5
+    third = make(cache, [7], encoder_ids=np.arange(17, dtype=np.int32))
+    assert not cache.admit(third, MISS, 0, 1)
+    cache.free(first)
+    assert cache.admit(third, MISS, 0, 1)
+    cache.free(second)
+    cache.free(third)
+    assert cache.pool.num_free == 19
 
 
 def test_a_hit_leaves_one_token_to_compute():

@@ -25,9 +25,11 @@ from frame.core.layers.experts import experts_of
 from frame.core.plugin_host.registry import Registry
 from frame.layout.check import sketch
 from frame.plugins.models.families import FAMILIES as TABLE
+from frame.testing.encoder_decoders import ENCODER_DECODER_FAMILIES
 from frame.testing.families import FAMILIES, TINY
 from frame.testing.pooling_checkpoints import POOLING_FAMILIES
 
+TABLES = (FAMILIES, POOLING_FAMILIES, ENCODER_DECODER_FAMILIES)
 FILE = Path(__file__).parents[2] / "docs" / "data" / "families.tsv"
 #: Families that transformers has no class of, which tests/models/test_own_references.py compares.
 _OWN: Mapping[str, Mapping[str, Any]] = {
@@ -49,6 +51,11 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 _CLASSES: Mapping[str, Mapping[str, Any]] = {
     "Mistral4ForCausalLM": {**FAMILIES["deepseek-v3"].config, "model_type": "mistral4"},
 }
+#: What the attention of a layer reads.
+_KINDS = {
+    "decoder": "attention", "encoder": "attention to both sides", "encoder_only": "attention to both sides",
+    "cross": "attention to an encoder",
+}  # fmt: skip
 #: Models of more than text, whose text part is another architecture's.
 _PARTS = {
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -95,7 +102,7 @@ def _same(name: str, homes: Mapping[str, str], known: Mapping[str, Any]) -> str:
 def _configs(name: str) -> list[Mapping[str, Any]]:
     from transformers import AutoConfig
 
-    rows = [row for table in (FAMILIES, POOLING_FAMILIES) for row in table.values() if row.architecture == name]
+    rows = [row for table in TABLES for row in table.values() if row.architecture == name]
     made = [json.loads(AutoConfig.for_model(row.model_type, **row.config).to_json_string()) for row in rows]
     return [*made, *(table[name] for table in (_OWN, _CLASSES) if name in table)]
 
@@ -106,7 +113,7 @@ def _compared(name: str, same: str) -> str:
     elif same in _CLASSES:
         how = "transformers, its class alone"
     else:
-        rows = [row for table in (FAMILIES, POOLING_FAMILIES) for row in table.values() if row.architecture == same]
+        rows = [row for table in TABLES for row in table.values() if row.architecture == same]
         how = f"transformers, {len(rows)} checkpoint{'s' if len(rows) > 1 else ''}"
     return how if name == same else f"as {same}"
 
@@ -134,10 +141,11 @@ def _attention(build: Build) -> Iterator[str]:
             case IndexSpec():
                 yield "sparse attention"
             case AttentionSpec() as spec:
-                yield "attention" if spec.kind == "decoder" else "attention to both sides"
+                yield _KINDS[spec.kind]
                 for trait, has in (
                     ("windows", spec.window), ("chunks", spec.chunk), ("soft caps", spec.soft_cap),
                     ("sinks", spec.sinks), ("ALiBi", spec.alibi),
+                    ("biases by distance", spec.distances),
                 ):  # fmt: skip
                     if has:
                         yield trait

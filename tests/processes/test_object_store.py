@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from frame.core.interfaces.wire import decode, encode
-from frame.core.processes.object_store import (
+from frame.links.object_store import (
     ObjectReader,
     ObjectStore,
     StaleObjectError,
@@ -237,7 +237,7 @@ def test_a_reader_in_another_process_takes_objects_and_may_be_killed():
     code = """
 import sys
 from frame.core.interfaces.wire import decode
-from frame.core.processes.object_store import ObjectReader, StoredObject
+from frame.links.object_store import ObjectReader, StoredObject
 reader = ObjectReader(int(sys.argv[1]), 1, 0)
 for line in sys.stdin:
     print(reader.get(decode(bytes.fromhex(line), StoredObject)).sum(), flush=True)

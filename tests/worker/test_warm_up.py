@@ -8,6 +8,7 @@ from frame.core.worker.start import warm_up
 from frame.core.worker.step.runner import Runner
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.checkpoints import make_checkpoint
+from frame.testing.encoder_decoders import make_encoder_decoder
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 
 
@@ -67,6 +68,16 @@ def test_pooling_engines_are_warmed_with_every_kind_of_row(family, tmp_path, mon
     assert rows_of(checkpoint) == want
     kinds = {new.pooling.per_token for plan in steps for new in plan.added if new.request_id.startswith("warm-up")}
     assert kinds == {False, True}
+
+
+def test_encoders_before_decoders_are_warmed_with_prompts_of_their_own(tmp_path, monkeypatch):
+    folder = str(make_encoder_decoder(tmp_path, "bart"))
+    want = answers(folder, {})
+    steps = warm_steps(monkeypatch)
+    assert answers(folder, {}) == want
+    warmed = [new for plan in steps for new in plan.added if new.request_id.startswith("warm-up")]
+    assert warmed
+    assert all(len(new.encoder_ids) == len(new.token_ids) for new in warmed)
 
 
 def rows_of(checkpoint):

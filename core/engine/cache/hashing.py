@@ -54,13 +54,16 @@ class BlockHasher:
         adapter: str | None = None,
         media_keys: Sequence[str] = (),
         deterministic: bool = False,
+        encoder: bytes = b"",
     ) -> bytes:
         """The parent of a request's first block.
 
         A block of a deterministic request stands for equal bits, one of another request for equal tokens of a model.
+        Behind an encoder each of them depends on all that the encoder read.
         """
         content = self._layout.numerics if deterministic else self._layout.model
         facts = [ENCODING, content, self._layout.block_size, salt, adapter, list(media_keys), bool(deterministic)]
+        facts += [encoder] if encoder else []
         return self._digest(self._encode(facts))
 
     def extend(

@@ -61,12 +61,18 @@ class KVCache:
         self._growing = [
             _Group(index, group.specs[0], group.block_size, group.block_size // unit)
             for index, group in enumerate(layout.groups)
-            if not group.keeps_states
+            if not group.keeps_states and not group.keeps_encoded
         ]
+        self._encoded = {index: group for index, group in enumerate(layout.groups) if group.keeps_encoded}
         self._windowed = [one for one in self._growing if type(one.spec).first_needed is not KVSpec.first_needed]
         self._whole = [one for one in self._growing if one not in self._windowed]
         # groups that all gain a block at the same time, as long as every other
-        self._even = not self._states and not self._windowed and all(one.stride == 1 for one in self._whole)
+        self._even = (
+            not self._states
+            and not self._encoded
+            and not self._windowed
+            and all(one.stride == 1 for one in self._whole)
+        )
         keeps = bool(self._growing) and not self._states
         self.caches_prefixes = enable_prefix_caching and (keeps or self.checkpoints.interval > 0)
 
@@ -132,7 +138,7 @@ class KVCache:
 
         `num_computed` counts the hit and what a connector will load. `reserve` blocks must stay free.
         """
-        needed = self.num_taken(hit, num_computed, total)
+        needed = self.num_taken(request, hit, num_computed, total)
         if needed + reserve > self.pool.num_free or not self.checkpoints.has_room(hit.states):
             return False
         for block in hit.held:
@@ -144,13 +150,18 @@ class KVCache:
         request.cache.first_live = [0] * len(self.layout.groups)
         request.cache.num_published = hit.num_tokens // self.block_size
         self._grow(request, num_computed, total)
+        for index, encoded in self._encoded.items():
+            request.cache.blocks[index] = self.pool.allocate(encoded.blocks_for(request.num_encoded))
         return True
 
-    def num_taken(self, hit: PrefixHit, num_computed: int, total: int) -> int:
-        """Free blocks that a request without blocks takes for `total` tokens, of which some are computed by then."""
+    def num_taken(self, request: Request, hit: PrefixHit, num_computed: int, total: int) -> int:
+        """Free blocks that a request without blocks takes for `total` tokens, of which some are computed by then.
+
+        Those of its encoder tokens, which are never shared, are among them.
+        """
         revived = sum(1 for block in hit.held if self.pool.references(block) == 0)
         missing = (one.num_missing(len(hit.blocks[one.index]), num_computed, total) for one in self._growing)
-        return revived + sum(missing)
+        return revived + sum(missing) + sum(one.blocks_for(request.num_encoded) for one in self._encoded.values())
 
     def extend(self, request: Request, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""

@@ -95,8 +95,10 @@ class Admission:
                 if len(self._lifecycle.batch) or not self.reclaim(request):
                     return False
         else:
-            remaining = request.num_tokens - num_computed
-            count = self.chunk(remaining, draft.budget)
+            remaining, budget = request.num_tokens - num_computed, draft.budget - request.num_encoded
+            if budget <= 0:
+                return False  # the whole encoder prompt is computed in the first step
+            count = self.chunk(remaining, budget)
             if count < remaining and not self._may_be_partial(draft, request):
                 return self._chunked
             if self._chunked:
@@ -124,7 +126,7 @@ class Admission:
         Without chunked prefill only of a preempted request whose tokens no longer fit in any step.
         """
         if not self._chunked:
-            return request.num_tokens > self._max_tokens
+            return request.num_tokens + request.num_encoded > self._max_tokens
         if self._is_long(request) and draft.num_long_partial >= self._max_long_partial:
             return False
         return draft.num_partial < self._max_partial
@@ -155,7 +157,7 @@ class Admission:
             return 0
         kv, hit = self._lifecycle.kv, self._lifecycle.kv.find_hit(request)
         total = min(request.num_tokens, hit.num_tokens + self._max_tokens)
-        return kv.num_taken(hit, hit.num_tokens, total) + self._reserve(request)
+        return kv.num_taken(request, hit, hit.num_tokens, total) + self._reserve(request)
 
     def _reserve(self, request: Request) -> int:
         # a preempted request that came straight back would only be preempted again by the next block boundary
@@ -178,7 +180,7 @@ class Admission:
         if request.reported.num_cached is not None:
             return
         request.reported.admit(min(num_computed, request.prompt_len))
-        self.prompt_tokens += request.prompt_len
+        self.prompt_tokens += request.prompt_len + request.num_encoded
         if self._lifecycle.kv.caches_prefixes and request.reads_cache:
             self.prefix_queries += request.prompt_len
             self.prefix_hits += min(hit.num_tokens, request.prompt_len)
@@ -192,6 +194,7 @@ class Admission:
         lifecycle.turns.admit(request)
         slot = lifecycle.batch.enter(request, num_computed, lifecycle.kv.capacity(request))
         draft.give(slot, count)
+        draft.budget -= request.num_encoded
         adapter = self._adapters.take(request, lifecycle.batch)
         draft.added.append(request.to_new_request(slot, num_computed, adapter))
         draft.publications[slot] = lifecycle.kv.publish_planned(request, num_computed, count)

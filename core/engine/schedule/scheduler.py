@@ -118,6 +118,7 @@ class Scheduler:
             adapter=None if adapter is None else adapter.identity,
             media_keys=source.media_keys,
             deterministic=self._deterministic or source.params.deterministic,
+            encoder=b"" if source.encoder_ids is None else source.encoder_ids.astype("<i4").tobytes(),
         )
         request = Request(
             source,

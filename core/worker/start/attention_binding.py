@@ -21,12 +21,13 @@ from ...interfaces.step import PrefixCosts
 from ...layers.cached import CachedLayer, Planner
 from ...ops import Ops
 from ...plugin_host.registry import Registry
+from ..step.encoder import ENCODER_TOKENS, OWN_TOKENS
 from .kv_memory import KVMemory
 
 
 @dataclass(frozen=True)
 class PlannedLayers:
-    """Layers that share a plan in each step, of KV group number `group` (-1: they have no cache).
+    """Layers that share a plan in each step, of KV group number `group` (negative: they have no cache).
 
     `name` is that of the attention backend, or of the first layer where the layers have no backend.
     """
@@ -68,7 +69,8 @@ class BoundLayers:
                 cache, block = caches.get(layer.name), None
                 if cache is not None and one.backend is not None:
                     cache, block = memory.layer_block(layer.name, type(one.backend), one.backend.spec)
-                    views[layer.name] = CacheView(cache, block, one.group)
+                    if not memory.layout.groups[one.group].keeps_encoded:
+                        views[layer.name] = CacheView(cache, block, one.group)
                 layer.bind(cache, block, index, one.planner)
         return views
 
@@ -106,7 +108,8 @@ class ChosenBackends:
         for name in (*kept, *(name for name in self.layers if name not in group_of)):
             layer = self.layers[name]
             asks = layer.backend_spec or (type(layer), layer.kv_spec())
-            shared.setdefault((group_of.get(name, -1), asks), []).append(layer)
+            cacheless = ENCODER_TOKENS if layer.of_encoder else OWN_TOKENS
+            shared.setdefault((group_of.get(name, cacheless), asks), []).append(layer)
         planned = []
         for (group, _), layers in shared.items():
             first = layers[0]

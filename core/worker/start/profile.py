@@ -67,6 +67,8 @@ def profile_step(config: FrameConfig, checkpoint: Checkpoint, loaded: LoadedMode
     if config.model.enable_prompt_embeds and stage.first:
         rows = torch.zeros((num_tokens, loaded.model.embed_size), dtype=dtype, device=device)
         inputs = replace(inputs, embeds=own_tokens(rows, ranks), given=own_tokens(rows[:, 0] > 0, ranks))
+    if any(layer.of_encoder for layer in loaded.build.own_caches.values()):
+        inputs = replace(inputs, encoder_ids=ids, encoder_positions=positions)
     step = loaded.model.running.step = ForwardStep(plans=plans, batches=[row] * len(plans))
     hidden = ranks.all_gather(loaded.model(inputs, step), 0)
     if checkpoint.pooling is not None or not stage.last:

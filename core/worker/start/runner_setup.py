@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from frame.links.encoder_tokens import EncoderTokens
+
 from ...interfaces.adapters import Adapters
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.engine import MAX_EMBEDS_BYTES
@@ -21,6 +23,7 @@ from ..pooling.pooling import NullPooling
 from ..pooling.setup import make_pooling
 from ..sample.sampler import Sampler
 from ..sample.shards import vocabulary_of
+from ..step.encoder import NoEncoder
 from ..step.handover import OwnTokens, PipelineStage, WholeModel
 from ..step.prefix_tiles import PrefixTiles
 from ..step.prompt_embeds import NoPromptEmbeds, PromptEmbeds
@@ -45,6 +48,7 @@ def make_runner(
     config, platform, checkpoint = opened.config, opened.platform, opened.checkpoint
     plan = checkpoint.pooling
     max_slots, max_len = config.scheduler.max_num_seqs, checkpoint.max_model_len
+    encodes = any(group.keeps_encoded for group in layout.groups)
     max_blocks = [group.blocks_for(max_len + 1) for group in layout.groups]
     device = Device(
         platform.ops(),
@@ -81,6 +85,7 @@ def make_runner(
         adapters=AdapterSlots(adapters, device, max_slots) if adapters is not None and adapters.max_adapters else None,
         lockstep=lockstep_of(opened.groups.data, steps.shapes, opened.collectives.count),
         embeds=_embeds(opened, model, device),
+        encoder=EncoderTokens(device, tables, layout.groups, max_slots) if encodes else NoEncoder(),
     )
 
 

@@ -215,7 +215,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
         [layer for one in bound.planned if one.group >= 0 for layer in one.layers],
     )
     if name is not None and (unmoved := [layer.name for layer in kept if layer.name not in views]):
-        raise ValueError(f"KV connector {name!r} cannot move what {unmoved[0]} keeps, which has no attention backend")
+        raise ValueError(f"KV connector {name!r} cannot move what {unmoved[0]!r} keeps; leave it out for this model")
     connector.register(views)
     against = against_capture(opened, loaded.model, bound)
     if connector.hooks.decode_steps:

@@ -188,6 +188,7 @@ def _request(runner: Runner, kinds: Sequence[PoolingParams], slot: int, feature:
         params=SamplingParams(max_tokens=16, **({} if kinds else _FEATURES[feature])),
         seed=1,
         pooling=kinds[feature % len(kinds)] if kinds else None,
+        encoder_ids=np.arange(length, dtype=np.int32) % 3 if runner.encoder.given() is not None else None,
     )
 
 

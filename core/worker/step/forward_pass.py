@@ -14,6 +14,7 @@ from ...interfaces.model import ForwardStep, LayerHooks, Model, ModelInputs
 from ...interfaces.platform_steps import StepShape
 from ...layers.cached import CachedLayer, Planner
 from ...ops.step import StepBuffers
+from .encoder import NoEncoder
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
 from .prompt_embeds import NoPromptEmbeds
@@ -25,8 +26,8 @@ class ForwardPass:
     """Implements `Forward` for inputs in the runner's buffers; `planners[i]` plans for number i of `inputs.batches()`.
 
     `segments` says which text of a pair each token is of, once the positions are there. `stage` is this pipeline stage.
-    `embeds` are embeddings in the place of tokens. `tokens_per_rank` are the tokens of each data rank, () where all
-    have as many.
+    `embeds` are embeddings in the place of tokens, `encoder` is what the encoder reads. `tokens_per_rank` are
+    the tokens of each data rank, () where all have as many.
     """
 
     model: Model
@@ -36,6 +37,7 @@ class ForwardPass:
     segments: Callable[[], Tensor | None]
     stage: WholeModel
     embeds: NoPromptEmbeds
+    encoder: NoEncoder
     tokens_per_rank: tuple[int, ...] = ()
 
     def step(self) -> ForwardStep:
@@ -55,6 +57,8 @@ class ForwardPass:
         inputs = ModelInputs(positions, ids, segments=segments, stage=stage.given(num_tokens))
         if (given := self.embeds.given(num_tokens)) is not None:
             inputs = replace(inputs, embeds=stage.own(given[0]), given=stage.own(given[1]))
+        if (read := self.encoder.given()) is not None:
+            inputs = replace(inputs, encoder_ids=read[0], encoder_positions=read[1])
         return stage.packed(self.model(inputs, step), num_tokens)
 
 

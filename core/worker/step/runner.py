@@ -37,6 +37,7 @@ from ..sample.plain_draw import PlainDraw
 from ..sample.prompt_logprobs import PromptLogprobs
 from ..sample.sampler import Sampler
 from ..sample.shards import Rows
+from .encoder import NoEncoder
 from .forward_pass import CapturedInputs, ForwardPass
 from .handover import WholeModel
 from .prefix_tiles import PrefixTiles
@@ -77,9 +78,11 @@ class Runner:
         lockstep: Alone,
         embeds: NoPromptEmbeds,
         adapters: NoAdapterSlots | None = None,
+        encoder: NoEncoder | None = None,
     ) -> None:
         self.device = device
         self.adapters = adapters or NoAdapterSlots()
+        self.encoder = encoder or NoEncoder()
         self.model = model
         self.layout = layout
         self.planners = planners
@@ -93,6 +96,7 @@ class Runner:
             plan_groups=plan_groups,
             prefixes=prefixes,
             adapters=self.adapters,
+            encoder=self.encoder,
         )
         self.sampler = sampler
         self.speculation = speculation
@@ -207,6 +211,7 @@ class Runner:
         self.sampler.apply_staged_writes()
         self.speculation.apply_staged_writes()
         self.embeds.write(plan)
+        self.encoder.write(plan)
         return self.inputs.build(plan, shape) if len(plan.slots) else None
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -229,7 +234,8 @@ class Runner:
         if graphs.checks_inputs and graphs.captures(shape, "forward"):
             self.captured_inputs.check(shape)
         ranks = shape.tokens_per_rank
-        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, self.stage, self.embeds, ranks)
+        given = self.stage, self.embeds, self.encoder
+        forward = ForwardPass(self.model, self.planners, inputs, hooks, segments, *given, ranks)
         return graphs.run(shape, "forward", forward)
 
     def _serve_peers(self, shape: StepShape) -> None:

@@ -19,6 +19,7 @@ from ...interfaces.step import PrefixRows, StepPlan
 from ...ops.step import StepBuffers, StepSizes
 from ..adapters import NoAdapterSlots
 from ..device import Device
+from .encoder import NoEncoder
 from .prefix_tiles import PrefixTiles
 from .request_state import RequestTables
 
@@ -66,9 +67,9 @@ class _Views:
 class InputBuilder:
     """Builds the inputs of one worker's steps, in buffers that never move.
 
-    `groups` are the KV groups, and `plan_groups` names that of each plan, -1 for layers that keep nothing. `correct`
-    makes the plan's counts exact on the device: int32 [3, padded rows] slots, tokens computed, tokens scheduled; rows
-    that fill up have slot 0 and none of either.
+    `groups` are the KV groups, and `plan_groups` names that of each plan, -1 for layers that keep nothing (-2: of the
+    encoder). `correct` makes the plan's counts exact on the device: int32 [3, padded rows] slots, tokens computed,
+    tokens scheduled; rows that fill up have slot 0 and none of either.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class InputBuilder:
         plan_groups: Sequence[int],
         prefixes: PrefixTiles | None = None,
         adapters: NoAdapterSlots | None = None,
+        encoder: NoEncoder | None = None,
     ) -> None:
+        self._encoder = encoder or NoEncoder()
         self.buffers = buffers
         self._device, self._adapters = device, adapters or NoAdapterSlots()
         self._tables = tables
@@ -161,7 +164,7 @@ class InputBuilder:
         widths = zip(self.buffers.tables, self._max_blocks(shape), strict=True)
         tables = [table[: shape.padded_rows, :width] for table, width in widths]
         groups = [*zip(tables, views.mappings, strict=True), self._cacheless]
-        return [
+        found = [
             GroupBatch(
                 num_tokens=shape.padded_tokens,
                 query_start=views.query_start,
@@ -175,8 +178,9 @@ class InputBuilder:
                 deterministic=deterministic,
                 prefix=prefix,
             )
-            for table, mapping in (groups[group] for group in self._plan_groups)
+            for table, mapping in (groups[max(group, -1)] for group in self._plan_groups)
         ]
+        return self._encoder.batches(self._plan_groups, views.rows[0], found)
 
     def _views(self, shape: StepShape, batch: int) -> _Views:
         tokens, rows = shape.padded_tokens, shape.padded_rows

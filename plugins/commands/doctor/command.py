@@ -157,6 +157,7 @@ def _group_line(group: dict[str, Any]) -> str:
             f"  group          {group['layers']} layers, a state of {size(group['bytes_per_state'])} for each request"
         )
     window = f"window of {group['window']}" if group["window"] else "every token"
+    window += " of the encoder's" if group["kind"] == "CrossKV" else ""
     return f"  group          {group['layers']} layers, {window}, {size(group['bytes_per_token'])} a token"
 
 

@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         DTYPE_BYTES as DTYPE_BYTES,
         AnyKVSpec as AnyKVSpec,
         ChunkedKV as ChunkedKV,
+        CrossKV as CrossKV,
         FullKV as FullKV,
         KVGroup as KVGroup,
         KVLayout as KVLayout,

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
         WeightMap as WeightMap,
         load_weights as load_weights,
     )
+    from frame.layers.cross import (
+        CrossAttention as CrossAttention,
+    )
     from frame.layers.delta_net import (
         DeltaHeads as DeltaHeads,
         DeltaNetSpec as DeltaNetSpec,

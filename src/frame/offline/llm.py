@@ -137,6 +137,8 @@ class LLM(PoolingCalls):
         """The `beam_width` best continuations of each prompt; `concurrency_limit` prompts at a time."""
         refuse_unserved(self.beam_search, lora_request=lora_request)
         front = self.llm_engine.front
+        if front.info.encodes:
+            raise InvalidRequest("beam search is not for a model with an encoder and a decoder", "prompt")
         searches = []
         for prompt in as_prompts(prompts):
             parsed = parse_prompt(prompt)

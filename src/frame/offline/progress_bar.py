@@ -38,6 +38,7 @@ class Progress:
             return
         self._num_in += len(output.prompt_token_ids or ())
         if isinstance(output, RequestOutput):
+            self._num_in += len(output.encoder_prompt_token_ids or ())
             self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
         seconds = max(time.perf_counter() - self._start, 1e-9)
         self._bar.set_postfix_str(

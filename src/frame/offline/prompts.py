@@ -39,7 +39,14 @@ class EmbedsPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType: TypeAlias = str | TextPrompt | TokensPrompt | EmbedsPrompt | Sequence[int]
+class EncoderDecoderPrompt(TypedDict):
+    """What the encoder reads and, behind the token with which every decoder begins, what the decoder goes on with."""
+
+    encoder_prompt: str | TextPrompt | TokensPrompt | Sequence[int]
+    decoder_prompt: NotRequired[str | TextPrompt | TokensPrompt | Sequence[int] | None]
+
+
+PromptType: TypeAlias = str | TextPrompt | TokensPrompt | EmbedsPrompt | EncoderDecoderPrompt | Sequence[int]
 
 
 def as_prompts(prompts: Any) -> list[Any]:

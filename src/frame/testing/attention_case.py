@@ -113,6 +113,8 @@ class AttentionCase:
     def expected(self) -> Tensor:
         """The reference's output [T, H, D] of the step, computed on the host."""
         spec = self.spec
+        if spec.distances:
+            return self.expected_parts()[0]
         shape = (2, self.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         cache = torch.zeros(shape, dtype=spec.kv_dtype)
         scales = {"key_scale": self.layer.key_scale, "value_scale": self.layer.value_scale}
@@ -149,6 +151,9 @@ class AttentionCase:
             distance = (mine - torch.arange(cached, cached + count)[:, None])[:, None]
             if self.layer.alibi_slopes is not None:
                 scores = scores + self.layer.alibi_slopes.cpu()[:, None] * distance
+            if self.layer.distance_bias is not None:
+                columns = distance[:, 0].clamp(-spec.distances, spec.distances) + spec.distances
+                scores = scores + self.layer.distance_bias.cpu().double()[:, columns].transpose(0, 1)
             hidden = (distance > 0) | (distance <= -spec.window) if spec.window else distance > 0
             scores = scores.masked_fill(hidden, float("-inf"))
             if self.layer.sinks is not None:
@@ -188,6 +193,7 @@ def make_case(spec: AttentionSpec, rows: Sequence[Row], seed: int = 0) -> Attent
         spec,
         sinks=random(heads).float() if spec.sinks else None,
         alibi_slopes=random(heads).abs().float() if spec.alibi else None,
+        distance_bias=random(heads, 2 * spec.distances + 1) if spec.distances else None,
     )
     return AttentionCase(
         spec,

@@ -14,6 +14,7 @@ import torch
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, ContextShare
 
 from .attention_case import AttentionCase, CaseRun, Row, check_padding, fill, kv_spec, make_case, make_memory
+from .cross_case import check_across
 from .plugin_suite import PluginSuite, reason_or_none
 
 FEATURES: Mapping[str, Mapping[str, Any]] = {
@@ -22,6 +23,7 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "soft-cap": {"soft_cap": 3.0},
     "sinks": {"sinks": True},
     "alibi": {"alibi": True},
+    "distances": {"distances": 12},
     "all": {"window": 21, "soft_cap": 3.0, "sinks": True, "alibi": True},
 }
 #: Whole contexts, and shares of one.
@@ -119,6 +121,7 @@ class AttentionBackendSuite(PluginSuite):
             {"num_heads": 0, "num_kv_heads": 0}, {"block_size": 0}, {"block_size": 3}, {"block_size": 4096},
             {"dtype": torch.int8}, {"kv_dtype": torch.float8_e4m3fn}, {"kv_dtype": torch.int8},
             {"dtype": torch.complex64}, {"device_type": "no-such-device"}, {"kind": "encoder_only"}, {"kind": "cross"},
+            {"kind": "encoder"}, {"distances": 4},
             {"window": 1}, {"window": 10**9}, {"soft_cap": 1e-3}, {"deterministic": True},
         ]  # fmt: skip
         for changes in odd:
@@ -301,6 +304,10 @@ class AttentionBackendSuite(PluginSuite):
         bound = self.tolerance(spec)
         torch.testing.assert_close(out[:4].cpu().float(), want.float(), atol=bound, rtol=bound)
         torch.testing.assert_close(lse[:4].cpu(), want_lse.float(), atol=bound, rtol=bound)
+
+    def test_rows_read_all_that_an_encoder_gave(self) -> None:
+        """Rows of one and of several tokens, some of which begin: their encoder tokens are stored before that."""
+        check_across(self.backend(spec := self.spec(kind="cross")), spec, self.tolerance(spec))
 
     def _any_spec(self) -> AttentionSpec:
         dtype = torch.float32

@@ -23,6 +23,7 @@ class ReferenceAttention(AttentionBackend):
             or spec.num_heads % spec.num_kv_heads > 0,
             f"head size {spec.head_dim}, block size {spec.block_size}": min(spec.head_dim, spec.block_size) < 1,
             "bits depend on the batch": spec.deterministic,
+            "no biases of distances": spec.distances > 0,
             "no log-sum-exps": spec.returns_lse or spec.context.ranks > 1,
         }
         return "; ".join(reason for reason, wrong in against.items() if wrong) or None

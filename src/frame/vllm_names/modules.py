@@ -67,7 +67,8 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "logprobs": {"Logprob": "frame:Logprob"},
     "inputs": {
         name: f"frame:{name}" for name in ("EmbedsPrompt", "PromptType", "StreamingInput", "TextPrompt", "TokensPrompt")
-    },
+    }
+    | {"ExplicitEncoderDecoderPrompt": "frame:EncoderDecoderPrompt"},
     "engine.arg_utils": _ARGUMENTS,
     "engine.protocol": {"StreamingInput": "frame:StreamingInput"},
     "engine.llm_engine": _ENGINES,

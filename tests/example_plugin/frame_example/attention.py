@@ -23,6 +23,8 @@ class PlainAttention(AttentionBackend):
             reasons.append("deterministic is not supported")
         if spec.returns_lse:
             reasons.append("log-sum-exps are not supported")
+        if spec.distances:
+            reasons.append("biases of distances are not supported")
         for what, dtype in (("dtype", spec.dtype), ("cache dtype", spec.kv_dtype)):
             if not dtype.is_floating_point or dtype.itemsize < 2:
                 reasons.append(f"{what} {dtype} is not supported")

@@ -79,7 +79,7 @@ def test_version_two_gets_large_pages_where_the_user_leaves_the_size_open(monkey
     )
 
     class Layer:
-        name, backend_spec = "a", spec
+        name, backend_spec, of_encoder = "a", spec, False
 
         def planner(self, backend):
             return backend

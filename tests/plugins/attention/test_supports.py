@@ -48,12 +48,31 @@ def test_three_faults_give_three_reasons_in_order() -> None:
         ({"dtype": torch.int8}, "dtype int8 not supported"),
         ({"kv_dtype": torch.float8_e8m0fnu}, "KV-cache dtype float8_e8m0fnu not supported"),
         ({"block_size": 0}, "block size 0 not supported"),
-        ({"kind": "cross"}, "attention kind 'cross' not supported (there are: 'decoder'"),
+        ({"kind": "both"}, "attention kind 'both' not supported (there are: 'decoder'"),
+        ({"kind": "cross", "deterministic": True}, "deterministic steps over what an encoder gives not supported"),
+        (
+            {"distances": 8, "deterministic": True},
+            "biases of distances in windows, deterministic steps or with log-sum-exps not supported",
+        ),
+        (
+            {"distances": 8, "window": 4},
+            "biases of distances in windows, deterministic steps or with log-sum-exps not supported",
+        ),
+        ({"kind": "encoder", "alibi": True}, "ALiBi and sinks not supported without a cache"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_fault_names_itself(backend: type[AttentionBackend], changes: dict, reason: str) -> None:
     assert reason in str(backend.supports(replace(ON_GPU, **changes)))
+
+
+@pytest.mark.parametrize("changes", [{"distances": 8}, {"kind": "encoder", "distances": 8}, {"kind": "cross"}])
+def test_what_encoders_with_decoders_need_is_left_to_torch(changes: dict) -> None:
+    spec = replace(ON_GPU, **changes)
+    assert TorchAttention.supports(spec) is None
+    reason = TritonAttention.supports(spec)
+    assert reason is not None
+    assert ("biases of distances not supported" in reason) == ("distances" in changes)
 
 
 def test_triton_needs_a_gpu_or_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from ..interfaces.wire import check_dtype
-from .shared_memory import make_fence, make_memory
+from frame.core.interfaces.wire import check_dtype
+from frame.core.processes.shared_memory import make_fence, make_memory
 
 _ALIGNMENT = 64
 _COUNT_LIMIT = 1 << 32
