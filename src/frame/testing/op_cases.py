@@ -247,12 +247,12 @@ def _coded(draw: Draw, kind: str, rows: int, columns: int) -> CodedWeights:
 
 def _coded_experts(draw: Draw, kind: str, tokens: int, gating: Gating = SILU, first: int = 0) -> Arguments:
     weights, ids = route(draw.float32(tokens, 6), RouterSpec(6, 2))
-    down = _coded(draw, kind, 40, 32)
+    down = _coded(draw, kind, 48, 32)
     if kind == "floats":  # one of two ranks, which share a group
         down = replace(down, columns=slice(8, 32))
     inner = 32 if down.columns is None else 24
     given = draw.floats(tokens, 48), _coded(draw, kind, inner * (2 if gating.gated else 1), 48), down, weights, ids
-    biases = draw.floats(*given[1].codes.shape[:2]), draw.floats(4, 40)
+    biases = draw.floats(*given[1].codes.shape[:2]), draw.floats(4, 48)
     return given, {"gating": gating, "biases": biases, "of_all": 6, "first": first}
 
 
