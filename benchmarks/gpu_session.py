@@ -51,7 +51,7 @@ PARTS = (
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("ragged", f"python {_KERNELS}/attention.py --ragged --json {{json}}", 120),
     Part("engine-tests", gpu_tests("tests/gpu/test_cascade_engine.py tests/gpu/test_graphs.py "
-                                   "tests/gpu/test_engine.py"), 300),
+                                   "tests/gpu/test_engine.py tests/gpu/test_encoder_decoders.py"), 300),
     Part("sanitize", "benchmarks/sanitize.sh", 320),
     Part("kernel-tests", gpu_tests("tests/gpu/test_s*_kernels.py tests/gpu/test_l*_kernels.py "
                                    "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "

@@ -125,9 +125,9 @@ def test_one_line_says_that_a_class_is_wrapped(tmp_path, caplog):
         ({"architectures": ["NoSuchForCausalLM"]}, {}, "no model 'NoSuchForCausalLM'.*has no class NoSuchForCausalLM"),
         ({"architectures": ["DogeForCausalLM"]}, {"model_impl": "frame"}, "no model 'DogeForCausalLM'"),
         (
-            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True},
+            {"architectures": ["PegasusForConditionalGeneration"], "model_type": "pegasus", "is_encoder_decoder": True},
             {},
-            "T5ForConditionalGeneration is an encoder with a decoder",
+            "PegasusForConditionalGeneration is an encoder with a decoder",
         ),
     ],
 )
