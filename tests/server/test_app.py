@@ -175,6 +175,6 @@ def test_middleware_meets_an_invocation_once_and_lines_of_batches() -> None:
 
 def test_templates_get_contents_in_the_form_that_is_set() -> None:
     front = cast(Any, SimpleNamespace(config=FrameConfig.from_flat(chat_template_content_format="string")))
-    front.chat_template = None
+    front.chat_template, front.info = None, SimpleNamespace(encodes=False)
     assert Front.with_template(front, ChatOptions()).content_format == "string"
     assert Front.with_template(front, ChatOptions(content_format="openai")).content_format == "openai"

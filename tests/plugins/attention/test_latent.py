@@ -143,7 +143,8 @@ def test_what_is_refused_is_named() -> None:
     assert str(TritonIndex.supports(index)).split("; ") == [
         "0 chosen tokens not supported",
         "dtype float64 not supported (there are: float32, bfloat16, float16)",
-        "KV-cache dtype float32 not supported by latent attention, which caches float64 (set kv_cache_dtype to auto)",
+        "KV-cache dtype float32 not supported by the index of sparse attention, which caches float64 "
+        "(set kv_cache_dtype to auto)",
         "200 heads not supported (at most 128)",
         "keys of 300 numbers not supported (at most 256)",
         "device 'cpu' not supported (there are: cuda)",

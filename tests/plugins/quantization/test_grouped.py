@@ -48,7 +48,7 @@ def stored_layers(kind, group=32):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_and_products_are_those_of_the_file(kind):
-    """The weight exactly, also after the same tensors arrive again; the product to 1e-5."""
+    """The weight exactly, also after the same tensors arrive again; the product but for the rounding of sums."""
     format_, config, tensors, weights = stored_layers(kind)
     model = two_layers(format_, config, tensors=tensors)
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(2))
@@ -63,7 +63,7 @@ def test_weights_and_products_are_those_of_the_file(kind):
         order = slice(None) if getattr(down, "order", None) is None else down.order.long()
         assert torch.equal(found, weights["down_proj"][:, order])
         wide = torch.cat((x @ weights["gate_proj"].T, x @ weights["up_proj"].T), -1)
-        torch.testing.assert_close(model.up(x), wide, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.up(x), wide, rtol=1e-5, atol=1e-6 * float(wide.abs().max()))
         wanted = wide @ weights["down_proj"].T + tensors["mlp.down_proj.bias"]
         torch.testing.assert_close(model(x, None), wanted, rtol=1e-5, atol=1e-3)
 
