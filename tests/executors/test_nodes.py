@@ -175,7 +175,7 @@ def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):
 
     def start():
         try:
-            make_engine(engine(folders[0], port, options={"wait_seconds": 25.0}), Registry.load()).close()
+            make_engine(engine(folders[0], port, options={"wait_seconds": 15.0}), Registry.load()).close()
         except Exception as error:
             errors.append(error)
 

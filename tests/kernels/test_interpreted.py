@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 STEPS = (
     "attention", "cascade", "step_kernels", "layer_kernels", "linear_invariant", "expert_kernels",
-    "sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels", "sampling_sampler_kernels",
+    "sampling_sampler_kernels",
 )  # fmt: skip
+SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels")
 FORMATS = (
     "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels",
@@ -30,9 +31,10 @@ FORMATS = (
     ("names", "kept"),
     [
         pytest.param(STEPS, "gpu and not slow", id="steps"),
+        pytest.param(SAMPLING, "gpu and not slow", id="sampling", marks=pytest.mark.matrix),
         pytest.param(DEVICES, "gpu and not slow", id="devices", marks=pytest.mark.matrix),
         pytest.param(FORMATS, "gpu and not slow", id="formats", marks=pytest.mark.matrix),
-        pytest.param((*STEPS, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow),
+        pytest.param((*STEPS, *SAMPLING, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow),
         pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
 )

@@ -162,6 +162,7 @@ async def scaled_under_load(folder: Path, sizes: list[int], callers: int, redund
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.matrix
 async def test_one_engine_becomes_two_and_one_again(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3-moe")
     await scaled_under_load(folder, [1, 2, 1], 2)

@@ -113,6 +113,7 @@ def test_the_more_processors_the_more_run_the_steps(processors, shares):
     assert num_shares(processors) == shares
 
 
+@pytest.mark.matrix
 def test_a_cache_of_8_bit_floats_is_rehearsed(tmp_path, monkeypatch):
     """Its layers read their scales when loading ends, of which there are none."""
     folder = make_checkpoint(tmp_path / "model", "qwen3", head_dim=128)
