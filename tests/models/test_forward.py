@@ -9,6 +9,10 @@ from frame.testing.checkpoints import make_checkpoint
 from frame.testing.families import FAMILIES
 from tests.models.dense import make_model, run
 
+#: Of the largest logit, what float32 may be off. A random gated delta net amplifies the rounding of a token here and
+#: there: over 25 prompts transformers in float32 was up to 0.0025 from itself in float64, and frame 0.0042.
+BOUND, AMPLIFIED = 2e-4, {"qwen3-5-moe": 2e-3}
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family, tmp_path):
@@ -22,4 +26,6 @@ def test_logits_equal_transformers(family, tmp_path):
         logits = run(make_model(folder), ids, chunks)
         assert logits.dtype == torch.float32
         assert logits.shape == reference.shape
-        assert (logits - reference).abs().max() < 2e-4 * reference.abs().max()
+        wrong = (logits - reference).abs().amax(-1)
+        assert wrong.max() < AMPLIFIED.get(family, BOUND) * reference.abs().max()
+        assert wrong.quantile(0.9) < BOUND * reference.abs().max()
