@@ -238,6 +238,7 @@ def coded_product(
     size, inputs = weight.codes.shape[1] // (2 if gated else 1), _inputs(weight)
     most, block_m = (ids.numel(), _ALONE) if blocks is None else blocks.slots.shape
     how = _reading(weight, tile.block_k, block_m)
+    rounds = rounds and not how["LEAD"]  # else steps of the weight are not those of x, whose columns share scales
     out = torch.empty((ids.numel(), size), dtype=x.dtype, device=x.device)
     x_group, x_scales = _X_GROUP if rounds and how["GROUP"] else 0, x
     if rounds:

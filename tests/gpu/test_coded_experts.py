@@ -196,6 +196,19 @@ def test_rounded_tokens(kind: str) -> None:
     assert nearer < far
 
 
+@pytest.mark.parametrize("lead", [64, 128])
+def test_tokens_are_not_rounded_for_columns_behind_others(lead: int) -> None:
+    """Such columns share scales that x has not, whose rows begin with them."""
+    inputs = case("fp8 by blocks", 130, (3, 2, 128, 256))
+    down = replace(inputs["down"], columns=slice(lead, lead + 128))
+    tile = LAUNCHES["grouped"].down
+    x = torch.randn(260, 128) * torch.linspace(0.01, 10, 128)
+    x = x.to(inputs["hidden"])
+    blocks = kernels.align(inputs["ids"], range(3), LAUNCHES["grouped"].block_m)
+    given = x, down, inputs["ids"], range(3), blocks, tile
+    assert torch.equal(kernels.coded_product(*given, rounds=True), kernels.coded_product(*given))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mxfp4", "zeros by 128", "fp8 by blocks"])
 def test_deterministic_tokens_heed_no_batch(kind: str) -> None:
