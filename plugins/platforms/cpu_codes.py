@@ -26,6 +26,8 @@ _ROWS = 256
 _IN_CACHE = 1 << 19
 #: What a row of bytes leaves is as many times smaller than it.
 _BASE = 254
+#: The longest rows whose products with bytes, at most 127 · 128 each, have a sum in 32 bits.
+MAX_INPUTS = (2**31 - 1) // (127 * 128)
 
 
 @cache
@@ -46,10 +48,13 @@ def multiplies_bytes() -> bool:
 
 
 def byte_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b for x [..., K] and W[n, k] = codes[n, k] · scales[n], of int8 [N, K] and float32 [N, 1]."""
+    """x Wᵀ + b for x [..., K] and W[n, k] = codes[n, k] · scales[n], of int8 [N, K] and float32 [N, 1].
+
+    K is at most MAX_INPUTS.
+    """
     given = x.reshape(-1, x.shape[-1])
     whole = all(size % tile == 0 for size, tile in zip(codes.shape, _TILE, strict=True))
-    if x.dtype == torch.bfloat16 and len(given) <= FEW_ROWS and whole:
+    if x.dtype == torch.bfloat16 and len(given) <= FEW_ROWS and whole and codes.is_contiguous():
         ones = torch.ones(len(codes), dtype=x.dtype)
         out = torch._weight_int8pack_mm(given.contiguous(), codes, ones).mul_(scales.t())
     else:

@@ -49,6 +49,25 @@ def test_the_largest_codes_do_not_saturate() -> None:
 
 
 @needs_bytes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_long_rows_do_not_overflow(dtype: torch.dtype) -> None:
+    for depth in (cpu_codes.MAX_INPUTS // 32 * 32, cpu_codes.MAX_INPUTS // 32 * 32 + 32):
+        codes, scales = torch.full((16, depth), -128, dtype=torch.int8), torch.ones(16, 1)
+        found = CpuOps().scaled_linear(torch.ones(5, depth, dtype=dtype), codes, scales, (1, depth))
+        assert distance(found, torch.full((5, 16), -128.0 * depth).double()) < TOLERANCES[dtype]
+
+
+@needs_bytes
+@pytest.mark.parametrize("rows", [1, 5])
+def test_columns_of_wider_codes_and_inputs(rows: int) -> None:
+    codes, scales = rows_of_bytes(16, 128)
+    x = torch.randn(rows, 128).bfloat16()
+    found = CpuOps().scaled_linear(x[:, ::2], codes[:, 32:96], scales, (1, 64))
+    expected = x[:, ::2].double() @ (codes[:, 32:96].double() * scales.double()).T
+    assert distance(found, expected) < TOLERANCES[torch.bfloat16]
+
+
+@needs_bytes
 def test_rows_of_zeros_and_of_what_is_no_number() -> None:
     codes, scales = rows_of_bytes(16, 64)
     x = torch.zeros(6, 64)
