@@ -21,12 +21,14 @@ from .chain import await_previous, chained
 from .convolution import row_of, step_rows
 from .delta_tables import CHUNK as WIDE_CHUNK, Tables, chunk_tables, unit_rows
 from .scans import Operand, precision
-from .segments import num_pieces, piece_of, segment_for, span_of
+from .segments import WHOLE, num_pieces, piece_of, segment_for, span_of
 
 #: Tokens of a chunk: `_inverse` squares as often as this size asks for.
 CHUNK = 16
 #: Tokens of a segment of long rows: what it does to a state takes twice as many products as the state itself.
 SEGMENT = 1024
+#: The widest keys, padded, whose rows are computed in segments: the square matrix of wider ones fits no shared memory.
+MOST_MOVED = 128
 #: Columns of a state that one program keeps in registers, of a single token and of longer rows.
 STEP_COLUMNS, COLUMNS = 32, 32
 #: Bytes of the widest inputs that chunks with tables suit: products of float32 are sums in registers.
@@ -266,7 +268,7 @@ def _whole_rows(
     (num_tokens, heads, size), width, num_rows = out.shape, sizes[1], rows.blocks.shape[0]
     given = step_rows(rows)
     columns = max(16, min(COLUMNS, triton.next_power_of_2(size)))
-    segment = segment_for(rows.max_query_len, SEGMENT)
+    segment = segment_for(rows.max_query_len, SEGMENT) if options["WIDTH"] <= MOST_MOVED else WHOLE
     borders, groups = num_tokens // segment, triton.cdiv(size, columns)
     between = moves = state  # not written where rows are whole
     if borders:

@@ -64,13 +64,13 @@ def channels(longest: int) -> None:
     ops.causal_conv(_empty(256, 2048), _empty(2048, 3), None, _state(2048, 2, dtype=BF16), rows, silu=False)
 
 
-def delta_net(longest: int, dtype: torch.dtype = BF16, *, by_feature: bool = False) -> None:
-    """Qwen3-Next's, or with a decay for each feature Kimi-Linear's."""
+def delta_net(longest: int, dtype: torch.dtype = BF16, *, by_feature: bool = False, width: int = 128) -> None:
+    """Qwen3-Next's, or with a decay for each feature Kimi-Linear's; `width` is that of heads."""
     (keys, heads), tokens = (32, 32) if by_feature else (16, 32), _tokens(longest)
-    decay = _empty(tokens, heads, *((128,) if by_feature else ()), dtype=F32)
-    query, key, value = (_empty(tokens, count, 128, dtype=dtype) for count in (keys, keys, heads))
+    decay = _empty(tokens, heads, *((width,) if by_feature else ()), dtype=F32)
+    query, key, value = (_empty(tokens, count, width, dtype=dtype) for count in (keys, keys, heads))
     beta = _empty(tokens, heads, dtype=dtype)
-    CudaOps().gated_delta(query, key, value, decay, beta, _state(heads, 128, 128), _rows(longest))
+    CudaOps().gated_delta(query, key, value, decay, beta, _state(heads, width, width), _rows(longest))
 
 
 def state_launches() -> dict[str, Callable[[], None]]:
@@ -85,4 +85,5 @@ def state_launches() -> dict[str, Callable[[], None]]:
         found[f"delta net, {kind}"] = partial(delta_net, longest)
         found[f"delta net in float32, {kind}"] = partial(delta_net, longest, F32)
         found[f"delta net by features, {kind}"] = partial(delta_net, longest, by_feature=True)
+        found[f"delta net of wide heads, {kind}"] = partial(delta_net, longest, width=256)
     return found
