@@ -31,6 +31,8 @@ SEGMENT = 1024
 MOST_MOVED = 128
 #: Columns of a state that one program keeps in registers, of a single token and of longer rows.
 STEP_COLUMNS, COLUMNS = 32, 32
+#: Numbers of a state that a program of a single token keeps in registers at most.
+STEP_NUMBERS = 4096
 #: Bytes of the widest inputs that chunks with tables suit: products of float32 are sums in registers.
 MOST_BYTES = 2
 _WIDE_WARPS, _WIDE_STAGES = 4, 1
@@ -251,7 +253,7 @@ def gated_delta(
     options = {"WIDTH": lanes, "FEATURES": decay.dim() == 3, **chained(value.device)}
     if rows.max_query_len == 1:
         out = torch.empty((num_tokens, heads, size), dtype=value.dtype, device=value.device)
-        columns = min(STEP_COLUMNS, triton.next_power_of_2(size))
+        columns = min(STEP_COLUMNS, STEP_NUMBERS // lanes, triton.next_power_of_2(size))
         _delta_step[(max(num_tokens, rows.blocks.shape[0]), heads, triton.cdiv(size, columns))](
             *inputs, state, state.stride(0), given, out, num_tokens, *sizes, COLUMNS=columns, num_warps=2, **options
         )
