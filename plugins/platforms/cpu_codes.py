@@ -26,7 +26,7 @@ _ROWS = 256
 _IN_CACHE = 1 << 19
 #: What a row of bytes leaves is as many times smaller than it.
 _BASE = 254
-#: The longest rows whose products with bytes, at most 127 · 128 each, have a sum in 32 bits.
+#: The most products of bytes, at most 127 · 128 each, that have a sum in 32 bits.
 MAX_INPUTS = (2**31 - 1) // (127 * 128)
 
 
@@ -48,10 +48,7 @@ def multiplies_bytes() -> bool:
 
 
 def byte_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """x Wᵀ + b for x [..., K] and W[n, k] = codes[n, k] · scales[n], of int8 [N, K] and float32 [N, 1].
-
-    K is at most MAX_INPUTS.
-    """
+    """x Wᵀ + b for x [..., K] and W[n, k] = codes[n, k] · scales[n], of int8 [N, K] and float32 [N, 1]."""
     given = x.reshape(-1, x.shape[-1])
     whole = all(size % tile == 0 for size, tile in zip(codes.shape, _TILE, strict=True))
     if x.dtype == torch.bfloat16 and len(given) <= FEW_ROWS and whole and codes.is_contiguous():
@@ -76,11 +73,19 @@ def _by_bytes(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
         digits[place] = rounded
         if place + 1 < count:
             rest = rest.sub_(rounded).mul_(_BASE)
-    sums = torch._int_mm(digits.flatten(0, 1), codes.t()).view(count, len(x), -1)
+    sums = _sums(digits.flatten(0, 1), codes).view(count, len(x), -1)
     total = sums[-1].float()
     for place in reversed(range(count - 1)):
         total = total.mul_(1 / _BASE).add_(sums[place])
     return total.mul_(own).mul_(scales.t()).to(x.dtype)
+
+
+def _sums(digits: Tensor, codes: Tensor) -> Tensor:
+    """digits codesᵀ, of int8 [M, K] and [N, K], exactly: int32, or int64 where K is above MAX_INPUTS."""
+    if digits.shape[1] <= MAX_INPUTS:
+        return torch._int_mm(digits, codes.t())
+    runs = zip(digits.split(MAX_INPUTS, 1), codes.split(MAX_INPUTS, 1), strict=True)
+    return torch.stack([torch._int_mm(some.contiguous(), part.t()).long() for some, part in runs]).sum(0)
 
 
 def linear_in_parts(

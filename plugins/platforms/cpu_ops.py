@@ -30,7 +30,7 @@ from frame.ops import (
     ssd_scan_chunked,
 )
 
-from .cpu_codes import MAX_INPUTS, byte_linear, linear_in_parts, multiplies_bytes
+from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
@@ -67,7 +67,6 @@ class CpuOps(Ops):
         zeros: Tensor | None = None, input_scale: Tensor | None = None, *, rounds: bool = False,
     ) -> Tensor:  # fmt: skip
         by_rows = codes.dtype == torch.int8 and scales.shape == (len(codes), 1) and block[0] == 1 and zeros is None
-        by_rows = by_rows and codes.shape[1] <= MAX_INPUTS
         if by_rows and not self.invariant and x.numel() and multiplies_bytes():
             return byte_linear(x, codes, scales, bias)
         if self.invariant or not x.numel():
