@@ -297,3 +297,9 @@ class ExpertMethod(ABC):
 
     def finish_load(self, layer: Any) -> None:
         """Called once the last of them has arrived, after `begin_load`. Not called in rehearsals."""
+
+    def pack(self, layer: Any) -> None:
+        """As `LinearMethod.pack`."""
+
+    def unpack(self, layer: Any) -> None:
+        """As `LinearMethod.unpack`."""

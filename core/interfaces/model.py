@@ -204,3 +204,10 @@ class Model(nn.Module, ABC):
             finish = getattr(module, "finish_load", None)
             if module is not self and callable(finish):
                 finish()
+
+    def unpack_weights(self) -> None:
+        """Called before parameters are stored or restored as they are; then `finish_load` packs them again."""
+        for module in self.modules():
+            unpack = getattr(module, "unpack_weights", None)
+            if module is not self and callable(unpack):
+                unpack()

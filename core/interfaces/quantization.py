@@ -128,6 +128,15 @@ class LinearMethod(ABC):
     def finish_load(self, layer: Any) -> None:
         """Called once the last of them has arrived, after `begin_load`; repacks in place. Not called in rehearsals."""
 
+    def pack(self, layer: Any) -> None:
+        """Called after each loading, also of weights that were restored as a run before had stored them.
+
+        May put what `Ops.packed` gives in their place; `unpack` is called before they are written or stored again.
+        """
+
+    def unpack(self, layer: Any) -> None:
+        """Undoes `pack`; called more than once."""
+
     @abstractmethod
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         """x Wᵀ + b."""
@@ -174,6 +183,12 @@ class EmbeddingMethod(ABC):
 
     def finish_load(self, layer: Any) -> None:
         """As `LinearMethod.finish_load`."""
+
+    def pack(self, layer: Any) -> None:
+        """As `LinearMethod.pack`."""
+
+    def unpack(self, layer: Any) -> None:
+        """As `LinearMethod.unpack`."""
 
     @abstractmethod
     def rows(self, layer: Any, ids: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class VocabRows(MethodLayer):
         self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
         self.spec = EmbeddingSpec(vocab_size, dim, self.start, self.num_used, self.num_rows, head)
         self.method: EmbeddingMethod = build.methods.embedding(prefix, self.spec)
+        #: whether a head multiplies by the rows, and what it reads in their place if that is quicker
+        self.is_tied, self.packed = False, None
         self._slots = self.method.create(self)
 
     def weight_slots(self) -> list[WeightSlot]:
@@ -80,6 +82,7 @@ class Head(nn.Module):
             if isinstance(tied, VocabEmbedding)
             else VocabRows(build, prefix, vocab_size, hidden_size, group, head=True)
         )
+        self.table.is_tied = self.tied
         self.bias = empty_parameter(build, self.table.num_rows) if bias else None
         if self.bias is not None:
             self.bias.data[self.table.num_used :].zero_()

@@ -51,13 +51,19 @@ class MethodLayer(nn.Module):
         """Called before the first of the layer's tensors arrives; further calls do nothing."""
         if not self._loading:
             self._loading = True
+            self.unpack_weights()
             self.method.begin_load(self)
 
     def finish_load(self) -> None:
-        """Called when the last of them has arrived."""
+        """Called when the last of them has arrived, and after each loading of other layers."""
         if self._loading:
             self._loading = False
             self.method.finish_load(self)
+        self.method.pack(self)
+
+    def unpack_weights(self) -> None:
+        """Puts what `finish_load` has packed back into the order that it was loaded in."""
+        self.method.unpack(self)
 
 
 class LinearShard(MethodLayer):

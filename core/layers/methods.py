@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ..interfaces.adapters import Adapters, NoAdapters
@@ -32,6 +32,12 @@ class PlainLinear(LinearMethod):
         spec = layer.spec
         layer.weight = layer.empty(spec.out_features, spec.width)
         return WeightSlot.sharded("weight", layer.weight, spec, transposed=spec.transposed)
+
+    def pack(self, layer: Any) -> None:
+        _pack(layer)
+
+    def unpack(self, layer: Any) -> None:
+        _unpack(layer)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = layer.ops.linear(x, layer.weight, bias)
@@ -71,12 +77,34 @@ class PlainEmbedding(EmbeddingMethod):
         shape = (spec.vocab_size, spec.dim)
         return [WeightSlot(f"{layer.prefix}.weight", shape, layer.weight, (rows,), region)]
 
+    def pack(self, layer: Any) -> None:
+        if layer.spec.head:
+            _pack(layer)
+        elif layer.is_tied and layer.packed is None:  # a head reads it packed, and rows are looked up as they were
+            packed = layer.ops.packed(layer.weight)
+            layer.packed = None if packed is None else nn.Parameter(packed, requires_grad=False)
+
+    def unpack(self, layer: Any) -> None:
+        layer.packed = None
+        _unpack(layer)
+
     def rows(self, layer: Any, ids: Tensor) -> Tensor:
         return functional.embedding(ids, layer.weight)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        out: Tensor = layer.ops.linear(x, layer.weight, bias)
+        out: Tensor = layer.ops.linear(x, layer.weight if layer.packed is None else layer.packed, bias)
         return out
+
+
+def _pack(layer: Any) -> None:
+    """Packs `layer.weight`, which stays the parameter that it is."""
+    if not layer.weight.is_mkldnn and (packed := layer.ops.packed(layer.weight)) is not None:
+        torch.utils.swap_tensors(layer.weight, nn.Parameter(packed, requires_grad=False))
+
+
+def _unpack(layer: Any) -> None:
+    if layer.weight.is_mkldnn:
+        torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.detach().to_dense(), requires_grad=False))
 
 
 @dataclass

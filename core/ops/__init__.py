@@ -38,6 +38,13 @@ class Ops:
     linear = staticmethod(layers.linear)
     linear_into = staticmethod(layers.linear_into)
 
+    def packed(self, weight: Tensor) -> Tensor | None:
+        """A weight [N, K] in the order that `linear` and its kin read fastest; None for one that stays as it is.
+
+        A new tensor of the same shape and type, which only they and `to_dense`, which gives the weight, can read.
+        """
+        return None
+
     def linear_silu_mul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(a) · b of the halves a, b of x Wᵀ + b: x [..., in_features], weight [2 · size, in_features]."""
         return self.silu_mul(self.linear(x, weight, bias))

@@ -159,6 +159,12 @@ class AdaptedLinear(LinearMethod):
     def finish_load(self, layer: Any) -> None:
         self._inner.finish_load(layer)
 
+    def pack(self, layer: Any) -> None:
+        self._inner.pack(layer)
+
+    def unpack(self, layer: Any) -> None:
+        self._inner.unpack(layer)
+
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self._added(layer, self._inner.apply(layer, x, bias), x)
 

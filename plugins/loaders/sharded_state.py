@@ -95,7 +95,7 @@ class ShardedStateLoader(WeightLoader):
         return facts
 
     def store(self, model: Model, source: WeightLoader, *, pattern: str = "", max_size: int = 0) -> None:
-        share, pattern, state = model.share, pattern or PATTERN, state_of(model)
+        share, pattern = model.share, pattern or PATTERN
         if "/" in pattern or "{rank}" not in pattern or "{part}" not in pattern:
             raise ValueError(f"pattern must be a file name with {{rank}} and {{part}}, got {pattern!r:.80}")
         if self.folder.resolve() == source.folder.resolve():
@@ -104,8 +104,11 @@ class ShardedStateLoader(WeightLoader):
         own = pattern.replace("{rank}", str(share["rank"]))
         for old in self.folder.glob(own.replace("{part}", "*")):
             old.unlink()
-        for part, tensors in enumerate(_parts(state, max_size or MAX_SIZE)):
-            save_file(tensors, self.folder / own.replace("{part}", str(part)), {"format": "pt"})
+        try:
+            for part, tensors in enumerate(_parts(state_of(model), max_size or MAX_SIZE)):
+                save_file(tensors, self.folder / own.replace("{part}", str(part)), {"format": "pt"})
+        finally:
+            model.finish_load()
         if share["rank"]:
             return
         for path in source.folder.iterdir():
@@ -120,7 +123,11 @@ class ShardedStateLoader(WeightLoader):
 
 
 def state_of(model: Model) -> dict[str, Tensor]:
-    """The tensors that loading has filled, or made of what it filled, by their names in the model; each once."""
+    """The tensors that loading has filled, or made of what it filled, by their names in the model; each once.
+
+    Their weights are unpacked; the caller has them packed again by `Model.finish_load`.
+    """
+    model.unpack_weights()
     filled = {
         id(slot.parameter)
         for module in model.modules()

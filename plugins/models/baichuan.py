@@ -30,7 +30,8 @@ class BaichuanForCausalLM(DenseDecoder):
         return Traits(inputs=("W_pack",), rope=rope, alibi=alibi, activation=config.hidden_act)
 
     def finish_load(self) -> None:
-        super().finish_load()
         if self.config.vocab_size >= UNIT_HEAD_WORDS and isinstance(self.head, Head):
+            self.head.table.unpack_weights()
             rows = self.head.table.weight
             rows.copy_(functional.normalize(rows.float()).to(rows.dtype))
+        super().finish_load()

@@ -28,6 +28,7 @@ from frame.interfaces import (
 from frame.links.processors import num_processors
 from frame.ops import Ops
 
+from .cpu_linear import drop_packed
 from .cpu_ops import CpuOps
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
@@ -170,6 +171,11 @@ class HostStreams(Streams):
         return
 
 
+def _place(tensor: Tensor) -> int:
+    """A number that tensors of one storage share; packed weights have no storage, and share with none."""
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
 class HostMemory(Memory):
     """The machine's memory, as the kernel reports it. Sleeping frees the memory, since it is host memory already."""
 
@@ -178,12 +184,14 @@ class HostMemory(Memory):
         self._sizes: dict[str, list[int]] = {}  # of what sleeps, in bytes
 
     def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
-        self._claimed[tag] = list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
+        self._claimed[tag] = list({_place(tensor): tensor for tensor in tensors}.values())
 
     def sleep(self, keep: tuple[str, ...]) -> None:
         for tag, tensors in self._claimed.items():
             if tag in keep or tag in self._sizes:
                 continue
+            for tensor in tensors:
+                drop_packed(tensor)
             storages = [tensor.untyped_storage() for tensor in tensors]
             if not all(storage.resizable() for storage in storages):
                 raise RuntimeError(f"sleep cannot free {tag}: some of it is mapped from a file")

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from frame.ops import Ops
+from .cpu_linear import product
 
 #: Rows of bfloat16 up to which torch's product with int8 weights is the quickest; it rounds each result twice.
 FEW_ROWS = 3
@@ -98,6 +98,6 @@ def linear_in_parts(
     """
     step = -(-max(1, _IN_CACHE // shape[1]) // rows_per) * rows_per
     wide = x.float()
-    parts = [Ops.linear(wide, weight(slice(first, first + step))) for first in range(0, shape[0], step)]
+    parts = [product(wide, weight(slice(first, first + step))) for first in range(0, shape[0], step)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return (out if bias is None else out.add_(bias)).to(x.dtype)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from frame.interfaces import SILU, Gating
 from frame.ops import (
@@ -31,12 +32,9 @@ from frame.ops import (
 )
 
 from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
+from .cpu_linear import packed, product
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
-#: Where W xᵀ is 1.2 to 2 times as fast as x Wᵀ (MKL, float32, one thread or two): this many rows, and weights of at
-#: least this many elements.
-SWAPPED_ROWS = range(8, 49)
-SWAPPED_WEIGHT = 1 << 20
 #: Rows of fewer tokens are scanned token by token.
 LEAST_CHUNK = 4
 #: What a byte of a bitmask keeps of the bits of its eight logits, and the bits of minus infinity.
@@ -55,12 +53,14 @@ class CpuOps(Ops):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.invariant:
-            return linear_invariant(x, weight, bias)
-        small = weight.numel() < SWAPPED_WEIGHT or x.dim() != 2 or x.shape[0] not in SWAPPED_ROWS
-        if small or x.dtype != torch.float32:
-            return Ops.linear(x, weight, bias)
-        product = torch.mm(weight, x.t()).t().contiguous()
-        return product if bias is None else product.add_(bias)
+            return linear_invariant(x, weight, bias, product if weight.is_mkldnn else functional.linear)
+        return product(x, weight, bias)
+
+    def linear_into(self, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return out.copy_(self.linear(x, weight))
+
+    def packed(self, weight: Tensor) -> Tensor | None:
+        return packed(weight)
 
     def scaled_linear(
         self, x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None = None,

@@ -16,10 +16,12 @@ from frame.ops import NO_BIASES, ExpertBiases, gated
 TILE = 16
 
 
-def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_invariant(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, product: Callable[..., Tensor] = functional.linear
+) -> Tensor:
     """x Wᵀ + b, the bits of a row being the same in any batch.
 
-    Libraries choose how they sum by the number of rows, so each product here has `TILE` rows, filled up with zeros.
+    Libraries choose how they sum by the number of rows, so each `product` here has `TILE` rows, filled up with zeros.
     It also takes a library that treats all rows of a product alike, which `rows_are_alike` finds out.
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -28,19 +30,21 @@ def linear_invariant(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
         rows = torch.cat((rows, rows.new_zeros(-count % TILE, rows.shape[1])))
     rows = rows.contiguous()
     if not count:
-        return functional.linear(x, weight, bias)
-    parts = [functional.linear(tile, weight, bias) for tile in rows.split(TILE)]
+        return product(x, weight, bias)
+    parts = [product(tile, weight, bias) for tile in rows.split(TILE)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out[:count].view(*x.shape[:-1], len(weight))
 
 
-def rows_are_alike(dtype: torch.dtype, device: torch.device) -> bool:
+def rows_are_alike(
+    dtype: torch.dtype, device: torch.device, product: Callable[[Tensor, Tensor], Tensor] = functional.linear
+) -> bool:
     """Whether equal rows of one product get equal bits, tried with sizes that no library's blocks divide evenly."""
     for inputs, outputs in ((24, 40), (64, 256), (100, 333), (1000, 75)):
         draw = torch.Generator().manual_seed(inputs)
         weight = torch.randn(outputs, inputs, generator=draw).to(device, dtype)
         row = torch.randn(1, inputs, generator=draw).to(device, dtype)
-        found = functional.linear(row.repeat(TILE, 1), weight)
+        found = product(row.repeat(TILE, 1), weight)
         if not torch.equal(found, found[:1].expand_as(found)):
             return False
     return True

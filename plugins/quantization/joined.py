@@ -52,6 +52,14 @@ class JoinedLinear(LinearMethod):
         for method, part in self._of(layer):
             method.finish_load(part)
 
+    def pack(self, layer: Any) -> None:
+        for method, part in self._of(layer):
+            method.pack(part)
+
+    def unpack(self, layer: Any) -> None:
+        for method, part in self._of(layer):
+            method.unpack(part)
+
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         sizes = [spec.out_features for _, spec in self._parts]
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)

@@ -73,8 +73,8 @@ class CapturedInputs:
         self._captured: dict[StepShape, dict[str, int]] = {}
 
     def addresses(self) -> dict[str, int]:
-        """Each input's address by its name."""
-        return {name: tensor.data_ptr() for name, tensor in self._tensors()}
+        """Each input's address by its name; a weight that the host has packed has none."""
+        return {name: tensor.data_ptr() for name, tensor in self._tensors() if not tensor.is_mkldnn}
 
     def check(self, shape: StepShape) -> None:
         """Called before each run of a captured step, the first of which captures it; raises when an input moved."""

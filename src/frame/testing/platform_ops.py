@@ -22,7 +22,9 @@ from frame.core.ops.step import StepBuffers
 from .op_cases import CASES, Draw
 from .platform_checks import PlatformChecks
 
-OPS = sorted(name for name in vars(Ops) if not name.startswith("_"))
+OPS = sorted(name for name in vars(Ops) if not name.startswith("_") and name != "packed")
+#: Sizes of a weight that is large enough for a platform to pack it.
+LARGE = (1100, 520)
 
 
 class OpChecks(PlatformChecks):
@@ -46,6 +48,21 @@ class OpChecks(PlatformChecks):
                 got = getattr(platform.ops(), name)(*there, **{k: _to(v, platform.device) for k, v in named.items()})
                 self.check_op(name, got, want, dtype)
                 self.check_op(f"{name} (arguments afterwards)", there, positional, dtype)
+
+    def test_packed_weights_are_the_same_weights(self, platform: Platform) -> None:
+        ops = platform.ops()
+        for dtype in self.dtypes(platform):
+            draw = Draw(dtype)
+            weight, x, bias = draw.floats(*LARGE), draw.floats(5, LARGE[1]), draw.floats(LARGE[0])
+            there = [_to(value, platform.device) for value in (x, weight, bias)]
+            packed = ops.packed(there[1])
+            if packed is None:
+                continue
+            assert (packed.shape, packed.dtype) == (weight.shape, dtype), "packed changes neither shape nor type"
+            assert torch.equal(packed.to_dense().cpu(), weight), "to_dense must give the packed weight's own bits"
+            self.check_op(
+                "linear of a packed weight", ops.linear(there[0], packed, there[2]), Ops.linear(x, weight, bias), dtype
+            )
 
     def test_parts_of_experts_results_are_told_in_order(self, platform: Platform) -> None:
         """Each once, when its rows have their values: they may begin to travel then."""

@@ -5,19 +5,9 @@ from hypothesis import given, strategies as st
 
 from frame.core.ops import Ops
 from frame.core.ops.step import StepBuffers, StepSizes
-from frame.plugins.platforms.cpu_ops import SWAPPED_ROWS, SWAPPED_WEIGHT, CpuOps
+from frame.plugins.platforms.cpu_ops import CpuOps
 
 pytestmark = pytest.mark.product
-
-
-@pytest.mark.parametrize("rows", [1, SWAPPED_ROWS.start, SWAPPED_ROWS.stop - 1, SWAPPED_ROWS.stop])
-@pytest.mark.parametrize("bias", [False, True])
-def test_products_of_every_shape_are_rows_in_order(rows, bias):
-    weight = torch.randn(SWAPPED_WEIGHT // 64, 64)
-    x, added = torch.randn(rows, 64), torch.randn(len(weight)) if bias else None
-    product = CpuOps().linear(x, weight, added)
-    torch.testing.assert_close(product, Ops.linear(x, weight, added), atol=1e-4, rtol=1e-4)
-    assert product.is_contiguous()
 
 
 @given(

@@ -1,0 +1,72 @@
+"""Products with weights in host memory, by oneDNN: one call costs more than MKL's, and large ones are done sooner.
+
+A weight may be packed, which is to put it into the order in which the instructions read it: it then is an opaque
+tensor, which nothing but `product` and `to_dense` can read.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .invariant_ops import rows_are_alike
+
+#: Elements of the smallest weight that is packed. The call costs 10 µs, which smaller ones do not win back.
+LEAST_PACKED = 1 << 19
+#: Multiplications from which a float32 product with a weight that is not packed is quicker by oneDNN.
+LEAST_PRODUCT = 1 << 21
+#: For how many rows a weight is packed. That order was as quick as any for one row, and the quickest for several.
+PACKED_ROWS = 512
+
+
+@cache
+def has_onednn() -> bool:
+    """Whether torch has oneDNN's products, on the kind of processor that they were timed on."""
+    there = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    return there and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+
+
+@cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether weights of this type are packed: equal rows of a product must get equal bits, as those of others do."""
+    if not has_onednn() or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return rows_are_alike(dtype, torch.device("cpu"), lambda x, weight: product(x, _reordered(weight)))
+
+
+def packed(weight: Tensor) -> Tensor | None:
+    """See `Ops.packed`."""
+    plain = weight.dim() == 2 and not weight.is_mkldnn and weight.is_contiguous()
+    return _reordered(weight) if plain and weight.numel() >= LEAST_PACKED and packs(weight.dtype) else None
+
+
+def _reordered(weight: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS)
+    return found
+
+
+def drop_packed(weight: Tensor) -> None:
+    """Leaves a packed weight without content, in plain order; others as they are."""
+    if weight.is_mkldnn:
+        torch.utils.swap_tensors(
+            weight, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=False)
+        )
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b for x [..., K] and a weight [N, K], packed or not."""
+    if not weight.is_mkldnn:
+        large = weight.dtype == torch.float32 and x.numel() * len(weight) >= LEAST_PRODUCT and has_onednn()
+        if not large:
+            return functional.linear(x, weight, bias)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    if not len(rows):
+        return x.new_empty(*x.shape[:-1], len(weight))
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out.view(*x.shape[:-1], len(weight))
