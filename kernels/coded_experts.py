@@ -35,6 +35,8 @@ _FEW_SUMS = 32
 _LONG_STEP = 64
 #: The least columns of a scale that are served, of nibbles and of bytes.
 _LEAST_GROUPS = (8, 32)
+#: The least columns of a product of 8-bit numbers.
+_LEAST_ROUNDED = 32
 #: The fewest tokens that are rounded; a power of two, which a warm-up meets.
 MANY_TOKENS = 2 * FEW_ROWS
 #: Rows that experts must have on average for a Hopper chip to be quicker with weights that are dequantised before, if
@@ -124,7 +126,7 @@ def _coded(
     # `units` are what a row has of WORD words, or of bytes: of a product with a constant it is known what divides it
     STEP: tl.constexpr = BLOCK_K if KIND == "bytes" else BLOCK_K // 8
     at = codes + line[:, None] * (units * WORD) + tl.arange(0, STEP)[None, :]
-    up_at = at + size.to(tl.int64) * (units * WORD)
+    up_at = at + tl.cast(size, tl.int64) * (units * WORD)
     k = tl.arange(0, BLOCK_K)
     x_at = x + row[:, None] * stride_x + (k - LEAD)[None, :]
     dtype: tl.constexpr = codes.dtype.element_ty if ROUNDED else x.dtype.element_ty
@@ -238,7 +240,8 @@ def coded_product(
     size, inputs = weight.codes.shape[1] // (2 if gated else 1), _inputs(weight)
     most, block_m = (ids.numel(), _ALONE) if blocks is None else blocks.slots.shape
     how = _reading(weight, tile.block_k, block_m)
-    rounds = rounds and not how["LEAD"]  # else steps of the weight are not those of x, whose columns share scales
+    # behind others, columns of the weight do not share scales with those of x; and steps may be short for a product
+    rounds = rounds and not how["LEAD"] and how["BLOCK_K"] >= _LEAST_ROUNDED
     out = torch.empty((ids.numel(), size), dtype=x.dtype, device=x.device)
     x_group, x_scales = _X_GROUP if rounds and how["GROUP"] else 0, x
     if rounds:

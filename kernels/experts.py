@@ -67,7 +67,7 @@ def _grouped(
     else:
         line = start + tl.where(column < size, column, 0)
         w_at = weight + line[:, None] * depth + lane[None, :]
-        up_at = w_at + size.to(tl.int64) * depth
+        up_at = w_at + tl.cast(size, tl.int64) * depth
     acc = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     acc_up = acc
     for first in range(0, depth, BLOCK_K):

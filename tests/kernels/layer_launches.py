@@ -277,6 +277,8 @@ def expert_launches() -> dict[str, Callable[[], None]]:
         for tokens in (1, 64, 512):
             found[f"experts with gating {place}, {tokens} tokens"] = partial(gated_experts, tokens, gating)
     found["float16 experts, 512 tokens"] = partial(routed, 512, *shape, F16)
+    found["6 experts, one output, 300 tokens"] = partial(routed, 300, 6, 2, 1, 1)
+    found["float32 experts, one output"] = partial(routed, 300, 6, 2, 1, 1, F32)
     return found
 
 
@@ -322,6 +324,11 @@ def coded_launches() -> dict[str, Callable[[], None]]:
                 found[name] = partial(coded_layer, kind, tokens, size, size, how="rounded")
     found["experts of mxfp4, deterministic"] = partial(coded_layer, "mxfp4 by 32", 64, how="deterministic")
     found["experts of mxfp4, uneven sizes"] = partial(coded_layer, "mxfp4 by 32", 64, 96, 1440)
+    found["experts of fp8 by rows, 16 inputs, 2048 tokens"] = partial(
+        coded_layer, "fp8 by rows", 2048, 16, 16, how="rounded"
+    )
+    for tokens in (1, 2048):  # Triton takes an argument of 1 for a constant
+        found[f"experts of int8, one output, {tokens} tokens"] = partial(coded_layer, "int8 by rows", tokens, 1, 1)
     return found
 
 
