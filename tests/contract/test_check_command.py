@@ -40,6 +40,19 @@ def test_what_is_skipped_is_told_when_asked(flags, lines, capsys, monkeypatch):
     assert capsys.readouterr().out.partition(": ")[2].splitlines() == lines
 
 
+@pytest.mark.parametrize("arguments", [["-v", "check", "priority"], ["check", "-v", "priority"]])
+def test_flags_may_stand_before_the_name(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: [OUTCOMES[0]])
+    assert main(["plugins", *arguments]) == 0
+    assert "  pass  one thing" in capsys.readouterr().out
+
+
+def test_an_argument_too_many_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["plugins", "check", "-v", "priority", "fcfs"])
+    assert capsys.readouterr().err == "frame plugins: unexpected argument 'fcfs'\n"
+
+
 @pytest.mark.parametrize("flags", [[], ["--verbose"]])
 def test_a_bad_one_gives_the_reason_and_status_1(flags, capsys, monkeypatch):
     monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: OUTCOMES)
