@@ -83,3 +83,9 @@ def test_a_folder_is_told_what_it_lacks(capsys, tmp_path):
     (tmp_path / "pyproject.toml").touch()
     assert main(["plugins", "check", str(tmp_path)]) == 1
     assert f"; pip install {tmp_path}" in capsys.readouterr().err
+
+
+def test_an_error_that_no_check_raised_says_where_it_came_from():
+    outcomes = contract_run.run_suite("scheduler", target="tests.contract.wrong_more:Breaking")
+    reasons = {outcome.reason for outcome in outcomes if outcome.status == "failed"}
+    assert any(re.fullmatch(r"TypeError: .*NoneType.* \(wrong_more\.py, line \d+\)", reason) for reason in reasons)

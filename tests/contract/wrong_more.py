@@ -93,6 +93,14 @@ class Mutating(CpuPlatform):
         return self._ops
 
 
+class Breaking(SchedulerPolicy):
+    """Breaks on an error of its own."""
+
+    def key(self, request: Any) -> tuple[Any, ...]:
+        nothing: Any = None
+        return (nothing + 1, request.arrival)
+
+
 class Partial(SchedulerPolicy):
     """Orders by sets, of which often none is before the other."""
 
