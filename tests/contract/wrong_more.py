@@ -30,6 +30,7 @@ from frame.interfaces import (
     GrammarMatcher,
     LazyTensor,
     MetricsSink,
+    ModelSetup,
     ModelSource,
     OutputEvent,
     OutputReader,
@@ -243,6 +244,17 @@ class Halved(LlamaForCausalLM):
         halved = hidden.clone()
         halved[:, ::2] = 0
         return super().logits(halved)
+
+
+class Undivided(LlamaForCausalLM):
+    """Scales by the heads that a rank has, as if these were all."""
+
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._heads = setup.build.config.num_attention_heads / setup.build.groups.tensor.size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden) * self._heads
 
 
 class Neighbourly(LlamaForCausalLM):

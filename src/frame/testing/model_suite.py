@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.interfaces.attention import AttentionSpec, CacheBackend, GroupBatch
-from frame.core.interfaces.collectives import Groups
+from frame.core.interfaces.collectives import Groups, ProcessGroup
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.latent import IndexSpec, LatentSpec
 from frame.core.interfaces.loader import WeightLoader
@@ -32,6 +32,7 @@ from frame.core.worker.start.model_loading import choose_loader
 from .attention_case import make_case
 from .engines import SMALL, greedy, pooled, prompts, running
 from .plugin_suite import PluginSuite
+from .ranks import run_ranks
 from .reference_attention import ReferenceAttention
 from .reference_latent import ReferenceIndex, ReferenceLatent
 from .tiny import write_tiny
@@ -75,8 +76,11 @@ class ModelSuite(PluginSuite):
             return
         try:
             write_tiny(folder, self.bare_name)
-        except ValueError as error:
-            pytest.skip(f'{error}; override write_checkpoint, or give the provider tags={{"tiny": "module:function"}}')
+        except ValueError:
+            pytest.skip(
+                f"no tiny checkpoint of {self.bare_name!r} is known: override write_checkpoint, or give the provider "
+                'tags={"tiny": "module:function"}'
+            )
 
     def reference(self, folder: Path, given: Sequence[Sequence[int]], count: int) -> list[list[int]] | None:
         """What each prompt is greedily continued with by another implementation; None when there is none.
@@ -153,9 +157,10 @@ class ModelSuite(PluginSuite):
         """Prompts of the model's vocabulary."""
         return prompts(self.checkpoint().vocab_size)
 
-    def loaded(self) -> tuple[Model, Build]:
-        """The model with its weights, bound to reference attention over memory of its own."""
+    def loaded(self, group: ProcessGroup | None = None) -> tuple[Model, Build]:
+        """The model, or a rank's share, with its weights, bound to reference attention over memory of its own."""
         build = self.build()
+        build = build if group is None else replace(build, groups=Groups.of(tensor=group))
         model = self.model(build)
         load_weights(model, self.loader())
         bind_reference(build)
@@ -230,6 +235,18 @@ class ModelSuite(PluginSuite):
             _, parts = forward(model, build, ids, chunks)
             gap = float((parts - whole).abs().max() / whole.abs().max())
             assert gap < self.tolerance, f"chunks {chunks} change the logits by {gap:.2g} of the largest"
+
+    def test_two_ranks_give_the_logits_of_one(self) -> None:
+        self.generating()
+        ids = self.given()[0]
+        _, whole = forward(*self.loaded(), ids, [len(ids)])
+        try:
+            shares = run_ranks(2, lambda group: forward(*self.loaded(group), ids, [len(ids)])[1])
+        except ValueError as error:
+            pytest.skip(f"it is not divided over two ranks: {error}")
+        for logits in shares:
+            gap = float((logits - whole).abs().max() / whole.abs().max())
+            assert gap < self.tolerance, f"two ranks change the logits by {gap:.2g} of the largest"
 
     def test_tokens_do_not_depend_on_the_batch(self) -> None:
         self.generating()
