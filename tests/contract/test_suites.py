@@ -138,6 +138,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("model", "tests.contract.recurrent:Forgetful", "chunks give the logits of the whole", LLAMA),
         ("model", f"{MORE}:Halved", "tokens equal the reference", LLAMA),
         ("model", f"{MORE}:Undivided", "two ranks give the logits of one", LLAMA),
+        ("model", f"{MORE}:Unread", "tokens equal the reference", {"tiny": f"{MORE}:write_t5"}),
         ("model", f"{MORE}:Neighbourly", "tokens do not depend on the batch", LLAMA),
     ],
 )
