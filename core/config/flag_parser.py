@@ -51,6 +51,8 @@ class FlagParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Like argparse, but ends the process with one sentence for an unknown argument."""
         found, rest = self.parse_known_args(args, namespace)
+        if rest and not rest[0].startswith("-") and self._subparsers is None:  # argparse ends positionals at a flag
+            found, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):

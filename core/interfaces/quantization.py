@@ -107,7 +107,7 @@ class LinearMethod(ABC):
 
     `layer` is the layer: it has `spec`, `ops`, `dtype` and `device`, makes parameters by `layer.empty(*shape,
     dtype=None)`, and takes them as attributes. x is [..., spec.width] of the model's dtype, what is returned
-    [..., spec.out_features]. `bias` [out_features] is the layer's own, or None.
+    [..., spec.out_features] of that dtype. `bias` [out_features] is the layer's own, or None.
     """
 
     #: whether `begin_load` takes memory that `finish_load` frees: such layers are loaded one after the other

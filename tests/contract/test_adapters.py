@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from frame.testing import AdapterResolverSuite, AdaptersSuite
+from frame.testing.contract_run import run_suite
 
 
 def write_lora(folder: Path, seed: int) -> None:
@@ -28,6 +29,18 @@ class TestLora(AdaptersSuite):
 
     def write(self, folder: Path, seed: int) -> None:
         write_lora(folder, seed)
+
+
+def test_a_resolver_of_folders_is_tested_without_a_subclass() -> None:
+    check = "a known name is a folder"
+    (good,) = run_suite("adapter-resolver", plugin="frame-llm:folder", only=check)
+    assert good.status == "passed"
+    options = "frame.plugins.adapters.folder_options:FolderOptions"
+    (wrong,) = run_suite(
+        "adapter-resolver", target="tests.contract.wrong_adapters:Textual", options_model=options, only=check
+    )
+    assert wrong.status == "failed"
+    assert "resolve must return a Path" in wrong.reason
 
 
 class TestFolder(AdapterResolverSuite):

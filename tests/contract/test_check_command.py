@@ -40,6 +40,19 @@ def test_what_is_skipped_is_told_when_asked(flags, lines, capsys, monkeypatch):
     assert capsys.readouterr().out.partition(": ")[2].splitlines() == lines
 
 
+@pytest.mark.parametrize("arguments", [["-v", "check", "priority"], ["check", "-v", "priority"]])
+def test_flags_may_stand_before_the_name(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: [OUTCOMES[0]])
+    assert main(["plugins", *arguments]) == 0
+    assert "  pass  one thing" in capsys.readouterr().out
+
+
+def test_an_argument_too_many_is_named(capsys):
+    with pytest.raises(SystemExit):
+        main(["plugins", "check", "-v", "priority", "fcfs"])
+    assert capsys.readouterr().err == "frame plugins: unexpected argument 'fcfs'\n"
+
+
 @pytest.mark.parametrize("flags", [[], ["--verbose"]])
 def test_a_bad_one_gives_the_reason_and_status_1(flags, capsys, monkeypatch):
     monkeypatch.setattr(contract_run, "run_suite", lambda kind, **attributes: OUTCOMES)
@@ -70,3 +83,9 @@ def test_a_folder_is_told_what_it_lacks(capsys, tmp_path):
     (tmp_path / "pyproject.toml").touch()
     assert main(["plugins", "check", str(tmp_path)]) == 1
     assert f"; pip install {tmp_path}" in capsys.readouterr().err
+
+
+def test_an_error_that_no_check_raised_says_where_it_came_from():
+    outcomes = contract_run.run_suite("scheduler", target="tests.contract.wrong_more:Breaking")
+    reasons = {outcome.reason for outcome in outcomes if outcome.status == "failed"}
+    assert any(re.fullmatch(r"TypeError: .*NoneType.* \(wrong_more\.py, line \d+\)", reason) for reason in reasons)

@@ -41,3 +41,10 @@ class Anything(AdapterResolver):
 
     def resolve(self, name: str) -> Path | None:
         return Path("/tmp")
+
+
+class Textual(AdapterResolver):
+    """Gives the name of a folder for a folder."""
+
+    def resolve(self, name: str) -> Path | None:
+        return str(self.options.root / name) if name == "an-adapter" else None  # type: ignore[return-value]

@@ -7,6 +7,7 @@ import copy
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from frame.interfaces import (
     DraftContext,
     Drafts,
     Endpoint,
+    ForwardStep,
     Grammar,
     GrammarMatcher,
     LazyTensor,
     MetricsSink,
+    ModelInputs,
+    ModelSetup,
     ModelSource,
     OutputEvent,
     OutputReader,
@@ -47,6 +51,7 @@ from frame.ops import Ops
 from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.models.llama import LlamaForCausalLM
+from frame.plugins.models.t5 import T5ForConditionalGeneration
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.plugins.poolers.sequence import KeptRowPooler, LastPooler
@@ -64,6 +69,11 @@ THOUGHT = "<why>The user is in Paris.</why>It rains."
 def write_llama(folder: Path) -> None:
     """The checkpoint of the wrong models."""
     write_tiny(folder, "LlamaForCausalLM")
+
+
+def write_t5(folder: Path) -> None:
+    """The checkpoint of a wrong model with an encoder."""
+    write_tiny(folder, "T5ForConditionalGeneration")
 
 
 def write_words(folder: Path) -> None:
@@ -91,6 +101,14 @@ class Mutating(CpuPlatform):
         if not isinstance(self._ops, _GatingInPlace):
             self._ops = _GatingInPlace()
         return self._ops
+
+
+class Breaking(SchedulerPolicy):
+    """Breaks on an error of its own."""
+
+    def key(self, request: Any) -> tuple[Any, ...]:
+        nothing: Any = None
+        return (nothing + 1, request.arrival)
 
 
 class Partial(SchedulerPolicy):
@@ -235,6 +253,27 @@ class Halved(LlamaForCausalLM):
         halved = hidden.clone()
         halved[:, ::2] = 0
         return super().logits(halved)
+
+
+class Undivided(LlamaForCausalLM):
+    """Scales by the heads that a rank has, as if these were all."""
+
+    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._heads = setup.build.config.num_attention_heads / setup.build.groups.tensor.size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden) * self._heads
+
+
+class Unread(T5ForConditionalGeneration):
+    """Reads the first token of each step's encoder prompts in the place of all."""
+
+    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
+        ids = inputs.encoder_ids
+        if ids is not None and len(ids):
+            inputs = replace(inputs, encoder_ids=ids[:1].expand(len(ids)).contiguous())
+        return super().forward(inputs, step)
 
 
 class Neighbourly(LlamaForCausalLM):

@@ -83,9 +83,13 @@ def test_tensors_are_named_as_layers_know_them(registry, folder):
     [
         ("no-such", None, "no quantization 'no-such'"),
         (None, {"quant_method": "odd"}, "quantised as 'odd', which no quantization reads; there are: "),
-        (None, {"bits": 4}, "quantised as 'without a quant_method', which no quantization reads"),
-        ("rounded", STORED, "quantization 'rounded' contradicts the checkpoint, whose weights are 'stored': stored"),
-        ("rounded", {"quant_method": "odd"}, "whose weights are 'odd': none that is installed"),
+        (None, {"bits": 4}, "are quantised without a quant_method, which no quantization reads"),
+        (
+            "rounded",
+            STORED,
+            "'rounded' does not read the checkpoint, which is quantised as 'stored'; what reads it: stored",
+        ),
+        ("rounded", {"quant_method": "odd"}, "quantised as 'odd'; what reads it: none that is installed"),
         ("stored", None, "quantization 'stored': the checkpoint states no quantization_config, and of weights"),
     ],
 )

@@ -44,13 +44,16 @@ def make_quantization(
 
 def _choose(registry: Registry, name: str | None, stored: Mapping[str, Any] | None) -> Provider:
     """The format that is named, or the one that reads what is stored; raises `ValueError` where they disagree."""
-    method = repr((stored or {}).get("quant_method", "without a quant_method"))
+    stored_as = (stored or {}).get("quant_method")
+    method = "quantised without a quant_method" if stored_as is None else f"quantised as {stored_as!r}"
     if name is not None:
         provider = registry.choose("quantization", name)
         format_: type[Quantization] = registry.resolve(provider)
         if stored is not None and not format_.reads(stored):
             reads = _names(_readers(registry, stored)) or "none that is installed"
-            raise ValueError(f"quantization {name!r} contradicts the checkpoint, whose weights are {method}: {reads}")
+            raise ValueError(
+                f"quantization {name!r} does not read the checkpoint, which is {method}; what reads it: {reads}"
+            )
         if stored is None and not format_.online:
             online = (one for one in registry.providers("quantization") if registry.resolve(one).online)
             raise ValueError(
@@ -61,7 +64,7 @@ def _choose(registry: Registry, name: str | None, stored: Mapping[str, Any] | No
     found = _readers(registry, stored or {})
     if not found:
         raise ValueError(
-            f"the weights of the checkpoint are quantised as {method}, which no quantization reads; "
+            f"the weights of the checkpoint are {method}, which no quantization reads; "
             f"there are: {_names(registry.providers('quantization')) or 'none'}"
         )
     return found[0]

@@ -20,6 +20,7 @@ from frame.core.ops import Ops
 from .plugin_suite import PluginSuite
 
 _WIDTH, _OUTPUTS = 32, 24
+_KNOWN = "an-adapter"
 _ODD = ("", " ", ".", "..", "../x", "/", "/x", "a/../..", "a\nb", "\x00", "µ/é", "\ud800", "a" * 10_000)
 
 
@@ -142,7 +143,8 @@ class AdapterResolverSuite(PluginSuite):
             plugin = "mine"               # or target = "package.module:Class"
             known = "an-adapter"          # a name that it finds where the tests run
 
-    Without `known` nothing is found.
+    Without `known` it is asked for "an-adapter", which is a folder in each folder that an option of type `Path` names;
+    a resolver that knows it is tested with it.
     """
 
     kind = "adapter-resolver"
@@ -153,9 +155,12 @@ class AdapterResolverSuite(PluginSuite):
         assert self.resolver().resolve(name) is None
 
     def test_a_known_name_is_a_folder(self) -> None:
-        if not self.known:
-            pytest.skip("no name is known; set `known`")
-        found = self.resolver().resolve(self.known)
+        for root in () if self.known else self.scratch_options().values():
+            (Path(root) / _KNOWN).mkdir(exist_ok=True)
+            (Path(root) / _KNOWN / "adapter_config.json").write_text("{}")
+        found = self.resolver().resolve(self.known or _KNOWN)
+        if found is None and not self.known:
+            pytest.skip(f"it does not know the folder {_KNOWN!r} in those of its options; set `known`")
         assert isinstance(found, Path), f"resolve must return a Path, gave {found!r}"
         assert found.is_dir(), f"{found} is no folder"
 

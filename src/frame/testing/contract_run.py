@@ -63,7 +63,10 @@ def _reason(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
     lines = [line for line in text.splitlines() if line.strip()]
-    return re.sub(r"^(AssertionError|Failed): ", "", " ".join(lines[:3]))
+    said = " ".join(lines[:3])
+    if crash is not None and not re.match(r"(AssertionError|Failed|assert)\b", said):  # no sentence of a check
+        return f"{said} ({Path(crash.path).name}, line {crash.lineno})"
+    return re.sub(r"^(AssertionError|Failed): ", "", said)
 
 
 def run_suite(kind: str, *, only: str = "", **attributes: Any) -> list[Outcome]:

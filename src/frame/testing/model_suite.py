@@ -15,7 +15,8 @@ from torch import Tensor
 
 from frame.core.config.checkpoint import Checkpoint, read_checkpoint
 from frame.core.interfaces.attention import AttentionSpec, CacheBackend, GroupBatch
-from frame.core.interfaces.collectives import Groups
+from frame.core.interfaces.collectives import Groups, ProcessGroup
+from frame.core.interfaces.kv import CrossKV
 from frame.core.interfaces.kv_layout import plan_layout, with_blocks
 from frame.core.interfaces.latent import IndexSpec, LatentSpec
 from frame.core.interfaces.loader import WeightLoader
@@ -30,13 +31,17 @@ from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.start.model_loading import choose_loader
 
 from .attention_case import make_case
-from .engines import SMALL, greedy, pooled, prompts, running
+from .encoder_decoders import continued
+from .engines import SMALL, drain, pooled, prompts, request, running, tokens_of
 from .plugin_suite import PluginSuite
+from .ranks import run_ranks
 from .reference_attention import ReferenceAttention
 from .reference_latent import ReferenceIndex, ReferenceLatent
 from .tiny import write_tiny
 
 _BLOCK = 16
+#: Tokens that an encoder reads: fewer than the smallest step of the checks has.
+_ENCODER_TOKENS = 9
 #: For the block tables of a step, whatever its layers attend to.
 _ANY_ATTENTION = AttentionSpec(1, 1, 1, 1.0, torch.float32, torch.float32, _BLOCK, "cpu")
 #: What serves layers without a reference of their own here, by the spec that they ask with.
@@ -75,16 +80,25 @@ class ModelSuite(PluginSuite):
             return
         try:
             write_tiny(folder, self.bare_name)
-        except ValueError as error:
-            pytest.skip(f'{error}; override write_checkpoint, or give the provider tags={{"tiny": "module:function"}}')
+        except ValueError:
+            pytest.skip(
+                f"no tiny checkpoint of {self.bare_name!r} is known: override write_checkpoint, or give the provider "
+                'tags={"tiny": "module:function"}'
+            )
 
     def reference(self, folder: Path, given: Sequence[Sequence[int]], count: int) -> list[list[int]] | None:
         """What each prompt is greedily continued with by another implementation; None when there is none.
 
-        By default the transformers library, where it can read the folder.
+        By default the transformers library, where it can read the folder. An encoder before the decoder reads
+        `encoder_prompt` of the prompt.
         """
         from transformers import AutoModelForCausalLM
 
+        if self.has_encoder():
+            try:
+                return [continued(folder, self.encoder_prompt(prompt), prompt, count) for prompt in given]
+            except (ValueError, KeyError, OSError):
+                return None
         if "text_config" in self.checkpoint().hf:
             return None  # the other parts of such a model are not in a tiny checkpoint
         try:
@@ -149,13 +163,39 @@ class ModelSuite(PluginSuite):
             pytest.skip(f"the model gives {found.output}, no tokens")
         return found
 
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads a prompt of its own before the decoder begins."""
+        build = self.build()
+        self.model(build)
+        return any(isinstance(layer.kv_spec(), CrossKV) for layer in build.caches.values())
+
+    def encoder_prompt(self, prompt: Sequence[int]) -> list[int]:
+        """What the encoder reads beside a prompt of the decoder: its first tokens in turned order."""
+        return list(prompt[:_ENCODER_TOKENS])[::-1]
+
+    def greedy(self, engine: Any, given: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """The output tokens of each prompt, of a model with an encoder each beside its `encoder_prompt`."""
+        requests = [request(str(index), prompt, count) for index, prompt in enumerate(given)]
+        if self.has_encoder():
+            for one, prompt in zip(requests, given, strict=True):
+                one.encoder_ids = np.array(self.encoder_prompt(prompt), np.int32)
+        outputs = drain(engine, requests)
+        return [tokens_of(outputs[one.request_id]) for one in requests]
+
+    def decoding(self) -> None:
+        """Skips where nothing is generated, and for models with an encoder, which are computed by engines alone."""
+        self.generating()
+        if self.has_encoder():
+            pytest.skip("its encoder reads first, which the checks of tokens try")
+
     def given(self) -> list[list[int]]:
         """Prompts of the model's vocabulary."""
         return prompts(self.checkpoint().vocab_size)
 
-    def loaded(self) -> tuple[Model, Build]:
-        """The model with its weights, bound to reference attention over memory of its own."""
+    def loaded(self, group: ProcessGroup | None = None) -> tuple[Model, Build]:
+        """The model, or a rank's share, with its weights, bound to reference attention over memory of its own."""
         build = self.build()
+        build = build if group is None else replace(build, groups=Groups.of(tensor=group))
         model = self.model(build)
         load_weights(model, self.loader())
         bind_reference(build)
@@ -210,7 +250,7 @@ class ModelSuite(PluginSuite):
         pytest.fail("load took no tensor of the checkpoint")
 
     def test_logits_are_finite_and_float32(self) -> None:
-        self.generating()
+        self.decoding()
         model, build = self.loaded()
         ids = self.given()[0]
         hidden, logits = forward(model, build, ids, [len(ids)])
@@ -221,7 +261,7 @@ class ModelSuite(PluginSuite):
         assert torch.isfinite(logits).all(), "logits are not finite"
 
     def test_chunks_give_the_logits_of_the_whole(self) -> None:
-        self.generating()
+        self.decoding()
         model, build = self.loaded()
         ids = self.given()[0]
         _, whole = forward(model, build, ids, [len(ids)])
@@ -231,13 +271,27 @@ class ModelSuite(PluginSuite):
             gap = float((parts - whole).abs().max() / whole.abs().max())
             assert gap < self.tolerance, f"chunks {chunks} change the logits by {gap:.2g} of the largest"
 
+    def test_two_ranks_give_the_logits_of_one(self) -> None:
+        self.decoding()
+        ids = self.given()[0]
+        _, whole = forward(*self.loaded(), ids, [len(ids)])
+        try:
+            shares = run_ranks(2, lambda group: forward(*self.loaded(group), ids, [len(ids)])[1])
+        except ValueError as error:
+            pytest.skip(f"it is not divided over two ranks: {error}")
+        for logits in shares:
+            gap = float((logits - whole).abs().max() / whole.abs().max())
+            assert gap < self.tolerance, f"two ranks change the logits by {gap:.2g} of the largest"
+
     def test_tokens_do_not_depend_on_the_batch(self) -> None:
         self.generating()
         given = self.given()
         with self.served() as engine:
-            alone = [greedy(engine, [prompt], self.num_tokens)[0] for prompt in given]
-            assert greedy(engine, given, self.num_tokens) == alone, "a batch gives other tokens than each prompt alone"
-            again = greedy(engine, [given[0] + alone[0][:8]], self.num_tokens)[0]
+            alone = [self.greedy(engine, [prompt], self.num_tokens)[0] for prompt in given]
+            assert self.greedy(engine, given, self.num_tokens) == alone, (
+                "a batch gives other tokens than each prompt alone"
+            )
+            again = self.greedy(engine, [given[0] + alone[0][:8]], self.num_tokens)[0]
             left = self.num_tokens - 8
             assert again[:left] == alone[0][8:], "tokens after a prefix from the cache differ"
 
@@ -245,13 +299,13 @@ class ModelSuite(PluginSuite):
         self.generating()
         given = self.given()
         with self.served() as engine:
-            want = greedy(engine, given, self.num_tokens)
+            want = self.greedy(engine, given, self.num_tokens)
         with self.served(max_num_batched_tokens=13, enable_prefix_caching=False) as engine:
-            assert greedy(engine, given, self.num_tokens) == want, "chunked prefill gives other tokens"
+            assert self.greedy(engine, given, self.num_tokens) == want, "chunked prefill gives other tokens"
         tight = {"num_gpu_blocks_override": 24, "block_size": 8, "max_model_len": 80, "enable_prefix_caching": False}
         with self.served(**tight) as engine:
             order = [1, 3, 4] * 4 + list(range(len(given)))
-            got = greedy(engine, [given[index] for index in order], self.num_tokens)
+            got = self.greedy(engine, [given[index] for index in order], self.num_tokens)
             assert got == [want[index] for index in order], "preemption changes tokens"
 
     def test_tokens_equal_the_reference(self) -> None:
@@ -261,7 +315,7 @@ class ModelSuite(PluginSuite):
         if want is None:
             pytest.skip("there is no reference for this model: override reference()")
         with self.served() as engine:
-            assert greedy(engine, given, self.num_tokens) == want, "greedy tokens differ from the reference"
+            assert self.greedy(engine, given, self.num_tokens) == want, "greedy tokens differ from the reference"
 
     def test_rows_do_not_depend_on_the_batch(self) -> None:
         if self.found().output == "tokens":

@@ -16,47 +16,21 @@ from torch import Tensor, nn
 
 from frame.core.interfaces.collectives import Groups, ProcessGroup, SingleGroup
 from frame.core.interfaces.loader import WeightLoader
-from frame.core.interfaces.model import ForwardStep, Model, ModelInputs
 from frame.core.interfaces.quantization import Quantization, QuantizationSpec
 from frame.core.interfaces.setup import LoaderSetup, ModelSetup
 from frame.core.layers.build import Build
-from frame.core.layers.methods import Methods
+from frame.core.layers.experts import PlainExperts
+from frame.core.layers.methods import Methods, PlainEmbedding
 from frame.core.layers.weights import load_weights
 from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
 
 from .plugin_suite import PluginSuite, reason_or_none
+from .quantized_parts import HIDDEN, ExpertParts, Parts, TableParts, bytes_of_tensors, routing
 from .ranks import run_ranks
 
-_HIDDEN, _INNER = 256, 512
 #: quantization_configs that no format should trip over
 _ODD: Sequence[Mapping[str, Any]] = ({}, {"quant_method": 3}, {"quant_method": "no-such"}, {"quantization": None})
-
-
-class Parts(Model):
-    """One linear layer of each kind, without anything between them."""
-
-    def __init__(self, setup: ModelSetup, options: Any = None) -> None:
-        super().__init__(setup, options)
-        build = setup.build
-        self.inputs = build.attention_input("layers.0.attention", _HIDDEN, 4, 4, 64)
-        self.gate_up = build.linear(
-            "layers.0.mlp", _HIDDEN, 2 * _INNER, shard="column", parts={"gate_proj": _INNER, "up_proj": _INNER}
-        )
-        self.down = build.linear("layers.0.mlp.down_proj", _INNER, _HIDDEN, bias=True, shard="row")
-
-    def forward(self, inputs: ModelInputs, step: ForwardStep) -> Tensor:
-        raise NotImplementedError
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def products(self, x: Tensor) -> list[Tensor]:
-        """Of x [T, hidden]: queries, keys, values [T, heads · size], gate and up [T, size]; and what they become."""
-        joined = [part.flatten(1) for part in self.inputs(x)]
-        halves = self.gate_up(x).chunk(2, -1)
-        inner = self.gate_up.silu_mul(x)  # type: ignore[operator]
-        return [*joined, *halves, self.down(inner)]
 
 
 class QuantizationSuite(PluginSuite):
@@ -79,18 +53,26 @@ class QuantizationSuite(PluginSuite):
             pytest.fail('the format must be online, or its provider have tags={"quantization_config": "{…}"}')
         return json.loads(tag) if tag else None
 
-    def build(self, quantization: Quantization | None = None, group: ProcessGroup | None = None) -> Build:
-        """A build on the CPU in float32 with the format under test."""
+    def build(
+        self,
+        quantization: Quantization | None = None,
+        group: ProcessGroup | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        spread: bool = False,
+    ) -> Build:
+        """A build on the CPU with the format under test; `spread`: each rank of `group` has whole experts."""
         made = quantization or self.make(
-            spec=QuantizationSpec(torch.device("cpu"), torch.float32), quantization_config=self.stored()
+            spec=QuantizationSpec(torch.device("cpu"), dtype), quantization_config=self.stored()
         )
+        groups = {"tensor": group or SingleGroup(), **({"expert": group} if spread and group else {})}
         return Build(
             config=SimpleNamespace(max_position_embeddings=32),
-            dtype=torch.float32,
+            dtype=dtype,
             device=torch.device("cpu"),
             ops=Ops(),
-            groups=Groups.of(tensor=group or SingleGroup()),
-            kv_dtype=torch.float32,
+            groups=Groups.of(**groups),
+            kv_dtype=dtype,
             device_type="cpu",
             methods=Methods(made),
         )
@@ -104,6 +86,21 @@ class QuantizationSuite(PluginSuite):
     def loaded(self, group: ProcessGroup | None = None) -> Parts:
         """Layers with weights that were made up, the same ones for every number of ranks."""
         model = Parts(ModelSetup(self.build(group=group)))
+        load_weights(model, self.loader())
+        return model
+
+    def layers(self, kind: type[Any], build: Build | None = None) -> Any:
+        """Layers of a kind of parts with weights that were made up; skips where the format leaves or refuses them."""
+        build = self.build() if build is None else build
+        try:
+            model: Any = kind(ModelSetup(build))
+        except ValueError as error:
+            if "\n" in str(error):
+                pytest.fail(f"the refusal of a layer is more than one line: {error}")
+            pytest.skip(f"it refuses such layers: {error}")
+        methods = [getattr(module, "method", None) for module in model.modules()]
+        if all(type(method) in (PlainExperts, PlainEmbedding, type(None)) for method in methods):
+            pytest.skip("it leaves such layers as they are")
         load_weights(model, self.loader())
         return model
 
@@ -160,7 +157,7 @@ class QuantizationSuite(PluginSuite):
         """The product with a norm before it, with a gate behind it, or into given memory."""
         model, x, residual = self.loaded(), _inputs(), _inputs(1)
         layer: Any = model.gate_up
-        norm = (torch.ones(_HIDDEN), 1e-6, 0.0)
+        norm = (torch.ones(HIDDEN), 1e-6, 0.0)
         normed, total = layer.ops.add_rms_norm(x, residual, *norm)
         product, *others = layer.method.apply_normed(layer, x, residual, norm, None)
         _close(product, layer(normed), 1e-2, "apply_normed is not apply of the norm")
@@ -175,16 +172,129 @@ class QuantizationSuite(PluginSuite):
         assert layer.method.apply_into(layer, out, x) is out, "apply_into must return what it wrote to"
         _close(out, layer(x), 1e-2, "apply_into is not apply")
 
-    def test_weights_that_are_quantised_while_loading_stay_near(self) -> None:
+    @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
+    def test_weights_that_are_quantised_while_loading_stay_near(self, kind: type[Any]) -> None:
         if self.stored() is not None or not self.found().online:
             pytest.skip("it reads weights that are already quantised")
-        x, plain = _inputs(), Parts(ModelSetup(self.build(_plain())))
+        x, plain = _inputs(), kind(ModelSetup(self.build(_plain())))
         load_weights(plain, self.loader())
-        model = self.loaded()
+        model = self.layers(kind)
         for found, expected in zip(model.products(x), plain.products(x), strict=True):
             _close(found, expected, 0.25, "quantised weights are far from the ones that were read")
         sizes = [sum(p.nbytes for p in one.parameters()) for one in (model, plain)]
         assert sizes[0] < sizes[1], f"quantised weights take {sizes[0]} bytes, others {sizes[1]}"
+
+    def test_the_bias_of_a_layer_is_added(self) -> None:
+        model, x, residual = self.loaded(), _inputs(), _inputs(1)
+        layer: Any = model.gate_up
+        product = layer(x)
+        bias = torch.linspace(-1, 1, product.shape[-1]) * 3 * product.std()
+        _close(layer.method.apply(layer, x, bias), product + bias, 1e-2, "apply does not add the bias")
+        gated = layer.ops.silu_mul(product + bias)
+        _close(layer.method.apply_gated(layer, x, bias), gated, 1e-2, "apply_gated does not add the bias")
+        norm = (torch.ones(HIDDEN), 1e-6, 0.0)
+        normed, _ = layer.ops.add_rms_norm(x, residual, *norm)
+        added = layer(normed) + bias
+        found = layer.method.apply_normed(layer, x, residual, norm, bias)[0]
+        _close(found, added, 1e-2, "apply_normed does not add the bias")
+        found = layer.method.apply_normed_gated(layer, x, residual, norm, bias)[0]
+        _close(found, layer.ops.silu_mul(added), 1e-2, "apply_normed_gated does not add the bias")
+
+    @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_results_are_of_the_models_type(self, dtype: torch.dtype, kind: type[Any]) -> None:
+        build = self.build(dtype=dtype)
+        if reason := build.methods.quantization.supports(QuantizationSpec(torch.device("cpu"), dtype)):
+            pytest.skip(reason)
+        for found in self.layers(kind, build).products(_inputs().to(dtype)):
+            assert found.dtype == dtype, f"of {dtype} numbers a layer makes {found.dtype}"
+            assert torch.isfinite(found).all(), "made-up weights give inf or nan"
+
+    def test_a_product_takes_any_number_of_rows(self) -> None:
+        model, x = self.loaded(), _inputs()
+        layer: Any = model.gate_up
+        product = layer(x)
+        assert layer(x[:0]).shape == (0, product.shape[-1]), "the product of no rows is no empty tensor"
+        _close(layer(x[None]), product[None], 1e-2, "x [1, T, width] gives something else than x [T, width]")
+
+    @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
+    def test_rows_of_deterministic_steps_do_not_heed_each_other(self, kind: type[Any]) -> None:
+        build = self.build()
+        spec = QuantizationSpec(torch.device("cpu"), torch.float32, deterministic=True)
+        if reason := build.methods.quantization.supports(spec):
+            pytest.skip(reason)
+        model, x = self.layers(kind, build), _inputs()
+        build.ops.invariant = True
+        alone = model.products(x[:1])
+        x[1:] *= 1000
+        for found, expected in zip(model.products(x), alone, strict=True):
+            _close(found[:1], expected[:1], 1e-4, "a row depends on the other rows of a deterministic step")
+
+    def test_memory_is_in_parameters_alone(self) -> None:
+        """What is kept beside them is not counted when the size of the KV cache is chosen."""
+        self.loaded().products(_inputs())  # what is kept once for all layers, such as tables of codes
+        before, model = bytes_of_tensors(), self.loaded()
+        model.products(_inputs())
+        kept = bytes_of_tensors(apart_from=model) - before
+        held = sum(parameter.nbytes for parameter in model.parameters())
+        assert kept <= 0.01 * held, (
+            f"layers keep {kept} bytes beside the {held} of their parameters; make by layer.empty what is kept"
+        )
+
+    @pytest.mark.parametrize("spread", [False, True], ids=["divided", "whole experts"])
+    def test_experts_of_two_ranks_give_the_whole(self, *, spread: bool) -> None:
+        x = _inputs()
+        whole = self.layers(ExpertParts).products(x)[0]
+        for found in run_ranks(
+            2, lambda group: self.layers(ExpertParts, self.build(group=group, spread=spread)).products(x)[0]
+        ):
+            near = 1e-4 if spread or self.stored() is not None else 5e-2
+            _close(found, whole, near, "two ranks compute something else than one")
+
+    def test_experts_keep_sizes_and_addresses(self) -> None:
+        x, model = _inputs(), self.layers(ExpertParts)
+        before = {name: (p.data_ptr(), p.shape, p.dtype) for name, p in model.named_parameters()}
+        first = model.products(x)[0]
+        assert torch.isfinite(first).all(), "made-up weights give inf or nan"
+        assert first.abs().max() > 1e-4, "made-up weights give nothing but zeros"
+        load_weights(model, self.loader())
+        after = {name: (p.data_ptr(), p.shape, p.dtype) for name, p in model.named_parameters()}
+        assert after == before, "a parameter moved or changed while weights were loaded"
+        assert torch.equal(model.products(x)[0], first), "weights that are loaded again compute something else"
+
+    def test_rows_hold_all_that_belongs_to_experts(self) -> None:
+        """Experts that are moved to other slots take with them what `rows` gives."""
+        layer: Any = self.layers(ExpertParts).experts
+        rows = layer.method.rows(layer)
+        for row in rows:
+            assert row.is_contiguous(), "a tensor that rows gives is not contiguous"
+            assert len(row) == layer.num_slots, f"rows gives a tensor of {len(row)} rows for {layer.num_slots} slots"
+        given = {row.untyped_storage().data_ptr() for row in rows}
+        for name, parameter in layer.named_parameters(recurse=False):
+            if len(parameter) == layer.num_slots:  # others, such as a table of codes, belong to no expert
+                assert parameter.untyped_storage().data_ptr() in given, f"rows does not give {name}"
+
+    def test_matrices_of_experts_are_what_apply_multiplies_by(self) -> None:
+        x, layer = _inputs(), self.layers(ExpertParts).experts
+        found = layer.method.matrices(layer, x.dtype)
+        if found is None:
+            pytest.skip("it gives no matrices, so its experts take no adapters")
+        chosen = routing(len(x))
+        expected = layer.ops.fused_experts(x, *found[0], chosen.weights, chosen.ids, biases=found[1])
+        _close(layer(x, chosen), expected, 1e-2, "apply is not the product of what matrices gives")
+
+    def test_a_vocabulary_of_two_ranks_gives_the_whole(self) -> None:
+        x = _inputs()
+        whole = self.layers(TableParts).products(x)
+        for shares in run_ranks(2, lambda group: self.layers(TableParts, self.build(group=group)).products(x)):
+            for found, expected in zip(shares, whole, strict=True):
+                _close(found, expected, 1e-4, "two ranks compute something else than one")
+
+    def test_a_vocabulary_is_looked_up_as_it_is_multiplied(self) -> None:
+        table = self.layers(TableParts).embedding
+        rows = table.method.rows(table, torch.arange(table.num_rows))
+        x = _inputs()
+        _close(table.method.apply(table, x, None), x @ rows.T, 1e-2, "apply is not the product with what rows gives")
 
 
 def _plain() -> Quantization:
@@ -194,7 +304,7 @@ def _plain() -> Quantization:
 
 
 def _inputs(seed: int = 0) -> Tensor:
-    return torch.randn(5, _HIDDEN, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
 def _close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:

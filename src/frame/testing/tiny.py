@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from .checkpoints import make_checkpoint
+from .encoder_decoders import ENCODER_DECODER_FAMILIES, make_encoder_decoder
 from .families import FAMILIES
 from .pooling_checkpoints import POOLING_FAMILIES, make_pooling_checkpoint
 
@@ -23,6 +24,10 @@ def write_tiny(folder: Path, architecture: str) -> None:
     pooling = next((name for name, row in POOLING_FAMILIES.items() if row.architecture == architecture), None)
     if pooling is not None:
         make_pooling_checkpoint(folder, pooling)
+        return
+    both = next((name for name, row in ENCODER_DECODER_FAMILIES.items() if row.architecture == architecture), None)
+    if both is not None:
+        make_encoder_decoder(folder, both)
         return
     if architecture in families:
         make_checkpoint(folder, families[architecture])
