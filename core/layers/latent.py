@@ -50,7 +50,8 @@ class UpWeights(nn.Module):
         heads, width, rank = self._shape
         if not isinstance(weight, Tensor) or (weight.dtype, weight.shape) != (self._dtype, (heads * width, rank)):
             return None
-        return weight.detach().view(self._shape)
+        plain: Tensor = weight.to_dense() if weight.is_mkldnn else weight
+        return plain.detach().view(self._shape)
 
 
 class LatentAttention(CachedLayer):

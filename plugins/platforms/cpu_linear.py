@@ -25,9 +25,18 @@ PACKED_ROWS = 512
 
 @cache
 def has_onednn() -> bool:
-    """Whether torch has oneDNN's products, on the kind of processor that they were timed on."""
-    there = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-    return there and all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
+    """Whether torch has oneDNN's products, on the kind of processor that they were timed on.
+
+    They are operators of torch's own compiler, which another release may change, so they are tried.
+    """
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+        return False
+    weight = torch.arange(12.0).view(3, 4)
+    try:
+        found = [_multiply(weight, one, weight[:, 0]) for one in (weight, _reordered(weight))]
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return all(torch.allclose(one, functional.linear(weight, weight, weight[:, 0])) for one in found)
 
 
 @cache
@@ -62,11 +71,16 @@ def drop_packed(weight: Tensor) -> None:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., K] and a weight [N, K], packed or not."""
     if not weight.is_mkldnn:
-        large = weight.dtype == torch.float32 and x.numel() * len(weight) >= LEAST_PRODUCT and has_onednn()
-        if not large:
+        large = weight.dtype == torch.float32 and x.numel() * len(weight) >= LEAST_PRODUCT
+        if not (large and weight.is_contiguous() and has_onednn()):
             return functional.linear(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = x.reshape(-1, x.shape[-1])
     if not len(rows):
         return x.new_empty(*x.shape[:-1], len(weight))
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return out.view(*x.shape[:-1], len(weight))
+    return _multiply(rows, weight, bias).view(*x.shape[:-1], len(weight))
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    added = None if bias is None else bias.contiguous()  # strides of a bias would not be heeded
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, added, "none", [], "")
+    return out

@@ -39,10 +39,16 @@ def test_products_of_every_shape_are_torchs(dtype, rows, packs_it, always):
     if given is None:
         pytest.skip("no packed weights of this type")
     for x in (torch.randn(rows, columns, generator=draw), torch.randn(2, rows, 2 * columns, generator=draw)[..., ::2]):
-        for bias in (None, torch.randn(75, generator=draw).to(dtype)):
+        for bias in (None, torch.randn(75, generator=draw).to(dtype), torch.randn(75, 2).to(dtype)[:, 0]):
             found, want = product(x.to(dtype), given, bias), Ops.linear(x.to(dtype), weight, bias)
             torch.testing.assert_close(found, want, atol=1e-5 if dtype == torch.float32 else 0.04, rtol=1e-2)
             assert found.is_contiguous()
+
+
+def test_a_weight_with_strides_is_multiplied_as_it_is():
+    weight = torch.randn(2048, 1100)[:, ::2].t()
+    x = torch.randn(4, 2048)
+    torch.testing.assert_close(product(x, weight), x @ weight.t(), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
