@@ -137,10 +137,10 @@ class InputProcessor:
 
         def encode(text: str, special: bool) -> list[int]:
             self.check_length(text, cut=keep is not None)
-            ids = self._tokenizer.get().encode(text, add_special_tokens=special)
-            return ids if keep is None or not special else ids[-(limit if keep == -1 else keep) :]
+            return self._tokenizer.get().encode(text, add_special_tokens=special)
 
-        return both_sides(prompt, start, limit, encode, partial(check_ids, vocab_size=self._info.vocab_size))
+        check = partial(check_ids, vocab_size=self._info.vocab_size)
+        return both_sides(prompt, start, limit, limit if keep == -1 else keep, encode, check)
 
     def check_length(self, text: str, *, cut: bool) -> None:
         """Raises `InvalidRequest` for a text that cannot be used even when truncated.

@@ -60,6 +60,14 @@ def test_a_plain_request_leaves_nothing():
     sim.check_quiet()
 
 
+def test_a_later_session_of_the_same_name_frees_what_the_earlier_one_left():
+    sim = simulate()
+    for _ in range(2):
+        answer(sim, make_request("a", [1, 2, 3, 4, 5], 6, follows=""))
+    assert sim.scheduler.lifecycle.kept.drop("a")
+    sim.check_quiet()
+
+
 @pytest.mark.parametrize("setting", [{"states": 4}, {"connected": True}])
 def test_nothing_is_kept_of_states_and_for_connectors(setting):
     sim = simulate(**setting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -271,6 +272,7 @@ async def test_an_id_that_is_in_use_is_refused(make):  # noqa: F811
         ([[5]], SamplingParams(truncate_prompt_tokens=1), "truncate_prompt_tokens is not for a prompt in pieces"),
         ([[5]], PoolingParams(), "a prompt in pieces needs SamplingParams, got PoolingParams"),
         ([[5] * 40, [5] * 40], GREEDY, "the prompt has 82 tokens, but the model takes 64"),
+        ([[5], {"encoder_prompt": [6], "decoder_prompt": [7]}], GREEDY, "piece 1 of the prompt: the model has no enc"),
     ],
 )  # fmt: skip
 async def test_what_it_cannot_have_is_named(make, given, params, message):  # noqa: F811
@@ -286,3 +288,66 @@ async def test_kv_transfer_is_refused(make):  # noqa: F811
     llm, _ = make(counting)
     with pytest.raises(InvalidRequest, match="kv_transfer is not for a prompt in pieces; leave it out"):
         await collect(llm.generate(pieces([5]), GREEDY, "a", kv_transfer={"x": 1}))
+
+
+@pytest.mark.parametrize("news", ["piece", "error"])
+async def test_what_comes_with_an_abort_is_dropped(make, news):  # noqa: F811
+    llm, client = make(counting)
+    seen, given = asked(client), asyncio.Queue()
+
+    async def waiting():
+        yield [5, 6]
+        piece = await given.get()
+        if news == "error":
+            raise OSError("the microphone is gone")
+        yield piece
+
+    outputs = []
+    async for output in llm.generate(waiting(), GREEDY, "a"):
+        outputs.append(output)
+        if output.outputs[0].finish_reason == "length":
+            asyncio.get_running_loop().call_soon(given.put_nowait, [7])
+            aborting = asyncio.get_running_loop().create_task(llm.abort("a"))
+    await aborting
+    assert outputs[-1].finished
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert len(seen) == 1
+
+
+async def test_after_a_refused_piece_the_engine_keeps_nothing_of_the_one_before(make):  # noqa: F811
+    llm, client = make(counting)
+    with pytest.raises(InvalidRequest, match="the prompt has 82 tokens"):
+        await collect(llm.generate(pieces([5] * 40, [5] * 40), GREEDY, "a"))
+    ended = [arguments["request_id"] for method, arguments in client.engine.calls if method == "end_session"]
+    assert ended == ["a/1", "a/2"]
+
+
+async def test_a_model_with_an_encoder_takes_no_pieces(make):  # noqa: F811
+    llm, client = make(counting)
+    llm.front.info = msgspec.structs.replace(llm.front.info, encodes=True)
+    with pytest.raises(InvalidRequest, match="a prompt in pieces is not for a model with an encoder and a decoder"):
+        await collect(llm.generate(pieces([5]), GREEDY, "a"))
+    assert not client.engine.requests
+
+
+async def test_a_task_that_is_cancelled_twice_tells_the_engine_of_the_end(make):  # noqa: F811
+    llm, client = make(counting)
+    answered = asyncio.Event()
+
+    async def waiting():
+        yield [5, 6]
+        await asyncio.Event().wait()
+
+    async def read():
+        async for output in llm.generate(waiting(), GREEDY, "a"):
+            if output.outputs[0].finish_reason:
+                answered.set()
+
+    task = asyncio.create_task(read())
+    await answered.wait()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert ("end_session", {"request_id": "a/1"}) in client.engine.calls

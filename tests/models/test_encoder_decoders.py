@@ -240,6 +240,13 @@ REFUSED = {
     "empty": ({"encoder_prompt": {"prompt_token_ids": []}}, "the encoder prompt has 0 tokens; .* reads 1 to 128"),
     "too long": ({"prompt_token_ids": [5] * 129}, "the encoder prompt has 129 tokens; .* reads 1 to 128, all in one"),
     "an unknown id": ({"prompt_token_ids": [5, 600]}, "prompt token 1 is 600, but ids go from 0 to 511"),
+    "another type": ({"encoder_prompt": 5}, "'encoder_prompt': a prompt must be text, token ids or a dict of either"),
+    "the decoder's type": (
+        {"encoder_prompt": [5], "decoder_prompt": [True]},
+        "'decoder_prompt': prompt token ids must",
+    ),
+    "the encoder's id": ({"encoder_prompt": [5, -1]}, "'encoder_prompt': prompt token 1 is -1, but ids go from 0"),
+    "the decoder's id": ({"encoder_prompt": [5], "decoder_prompt": [600]}, "'decoder_prompt': prompt token 0 is 600"),
     "decoder too long": (both([5], [5] * 128), "the prompt has 129 tokens, but the model takes 128"),
 }
 
@@ -267,7 +274,10 @@ def test_texts_of_both_sides_and_truncation(refusing):
     assert [list(found.outputs[0].token_ids)] == expected
     assert (found.prompt, found.encoder_prompt) == ("as", "a text to read")
     assert generate(refusing, ["a text to read"]) == generate(refusing, plain([told]))
-    assert generate(refusing, ["a text to read"], truncate_prompt_tokens=4) == generate(refusing, plain([told[-4:]]))
+    for prompt in ("a text to read", {"prompt_token_ids": told}, both(told)):
+        (found,) = outputs_of(refusing, [prompt], truncate_prompt_tokens=4)
+        assert found.encoder_prompt_token_ids == told[-4:]
+        assert [list(found.outputs[0].token_ids)] == generate(refusing, plain([told[-4:]]))
 
 
 def test_what_is_not_for_such_models_is_refused_by_name(refusing, tmp_path):

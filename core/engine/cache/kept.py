@@ -24,6 +24,7 @@ class KeptBlocks:
     def keep(self, request: Request) -> None:
         """Takes the blocks of a running request of a session that ends: all its tokens but the last are computed."""
         if self._active and request.source.follows is not None:
+            self.drop(request.request_id)  # of an earlier session of that name, whose end nobody told
             self._requests[request.request_id] = owner = copy(request)
             owner.transfer = TransferState(asks=False)
             request.cache = CachedBlocks.none(len(request.cache.blocks), request.cache.root)

@@ -7,7 +7,7 @@ no tokenizer and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,6 +16,8 @@ from frame.core.interfaces.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from frame.core.front.prompts import ParsedPrompt
+
+T = TypeVar("T")
 
 _ENCODER, _DECODER = "encoder_prompt", "decoder_prompt"
 NO_ENCODER = f"the model has no encoder, so its prompts have no {_ENCODER!r}: give text or token ids alone"
@@ -39,8 +41,8 @@ def read_sides(prompt: Mapping[str, Any], parse: Callable[[Any], ParsedPrompt]) 
         part = prompt.get(name)
         if isinstance(part, Mapping) and (has_sides(part) or part.get("prompt_embeds") is not None):
             raise InvalidRequest(f"{name!r} must be text, token ids, or a prompt of either", name)
-    encoder, begun = parse(prompt[_ENCODER]), prompt.get(_DECODER)
-    decoder = type(encoder)() if begun is None else parse(begun)
+    encoder, begun = _of_side(_ENCODER, parse, prompt[_ENCODER]), prompt.get(_DECODER)
+    decoder = type(encoder)() if begun is None else _of_side(_DECODER, parse, begun)
     return msgspec.structs.replace(decoder, encoder=encoder, salt=decoder.salt or encoder.salt)
 
 
@@ -63,15 +65,16 @@ def both_sides(
     prompt: ParsedPrompt,
     start: tuple[int, int | None],
     most: int,
+    keep: int | None,
     encode: Callable[[str, bool], list[int]],
     check: Callable[[np.ndarray], None],
 ) -> ParsedPrompt:
     """The prompt with the ids of both sides; one that names no sides is the encoder's.
 
-    `encode` makes ids of text, with or without special tokens. `check` is given the encoder's. Raises `InvalidRequest`
-    for more than `most` of these, or none.
+    The encoder reads the last `keep` tokens of its part. `encode` makes ids of text, with or without special tokens,
+    `check` refuses ids. Raises `InvalidRequest` for more than `most` tokens of the encoder, or none.
     """
-    empty = type(prompt)
+    empty, named = type(prompt), prompt.encoder is not None
     decoder, encoder = (prompt, prompt.encoder) if prompt.encoder is not None else (empty(salt=prompt.salt), prompt)
     if prompt.embeds is not None:
         raise InvalidRequest(
@@ -80,15 +83,26 @@ def both_sides(
     read = encoder.token_ids
     if read is None:
         read = np.array(encode(encoder.text or "", True), np.int64)
+    read = read if keep is None else read[-keep:]
     if not 0 < len(read) <= most:
         raise InvalidRequest(
             f"the encoder prompt has {len(read)} tokens; the model's encoder reads 1 to {most}, all in one step",
             _ENCODER,
         )
-    check(read)
-    encoder = msgspec.structs.replace(encoder, token_ids=read)
+    _of_side(_ENCODER if named else "", check, read)
+    encoder = msgspec.structs.replace(encoder, token_ids=read, listed=read.tolist())
     ids = decoder.ids if decoder.token_ids is not None else encode(decoder.text, False) if decoder.text else []
+    if ids:
+        _of_side(_DECODER, check, np.array(ids, np.int64))
     begun = ids if ids[:1] == [start[0]] else [start[0], *ids]
     if len(begun) == 1 and start[1] is not None:
         begun.append(start[1])
     return msgspec.structs.replace(decoder, token_ids=np.array(begun, np.int64), listed=begun, encoder=encoder)
+
+
+def _of_side(name: str, work: Callable[[Any], T], value: Any) -> T:
+    """What `work` makes of the part of a prompt that has that name; "": the prompt names no sides."""
+    try:
+        return work(value)
+    except InvalidRequest as error:
+        raise (InvalidRequest(f"{name!r}: {error}", name) if name else error) from None

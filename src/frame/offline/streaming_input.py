@@ -20,6 +20,7 @@ from frame.core.front.outputs import CompletionOutput, RequestOutput
 from frame.core.front.prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from frame.core.interfaces.client import EngineClient, EngineDeadError
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
+from frame.links.encoder_prompts import NO_ENCODER
 
 #: pieces that are read ahead of the one that the model answers
 _MAX_AHEAD = 16
@@ -47,19 +48,19 @@ class _Pieces:
         self._room = asyncio.Semaphore(_MAX_AHEAD)
         self._news = asyncio.Event()
         self._error: Exception | None = None
-        self._closed = False
+        self._closed = False  # nothing more is read
+        self._dropped = False  # and what was read is not wanted
         self._num_read = 0
         self.salt: str | None = None
 
     @property
     def ended(self) -> bool:
         """Whether it is known by now that there are no more."""
-        return self._closed and not self._ahead and self._error is None
+        return self._dropped or (self._closed and not self._ahead and self._error is None)
 
     def close(self) -> None:
-        """Ends them here."""
-        self._closed = True
-        self._ahead.clear()
+        """Ends them here: what is still read, or raised, is dropped."""
+        self._closed = self._dropped = True
         self._news.set()
 
     async def next(self) -> _Piece | None:
@@ -67,6 +68,8 @@ class _Pieces:
         while not (self._ahead or self._closed):
             self._news.clear()
             await self._news.wait()
+        if self._dropped:
+            return None
         if self._ahead:
             self._room.release()
             return self._ahead.popleft()
@@ -100,6 +103,8 @@ class _Pieces:
             raise InvalidRequest(f"{name} has another output_kind than the request; all have one", "output_kind")
         if parsed.embeds is not None:
             raise InvalidRequest(f"{name} has prompt_embeds; a prompt in pieces is of texts or token ids", "prompt")
+        if parsed.encoder is not None:
+            raise InvalidRequest(f"{name}: {NO_ENCODER}", "prompt")
         if not self._num_read:
             self.salt = parsed.salt
         elif parsed.salt not in (None, self.salt):
@@ -130,6 +135,10 @@ class Session:
     ) -> None:
         if options.get("kv_transfer"):
             raise InvalidRequest("kv_transfer is not for a prompt in pieces; leave it out", "kv_transfer")
+        if front.front.info.encodes:  # whose decoder does not go on with what the encoder reads
+            raise InvalidRequest(
+                "a prompt in pieces is not for a model with an encoder and a decoder: give the whole prompt", "prompt"
+            )
         self._front, self._client, self._options = front, client, options
         self._request_id = request_id
         self._cumulative = check_params(params).output_kind != RequestOutputKind.DELTA
@@ -137,6 +146,7 @@ class Session:
         self._context: list[int] = []  # what the model reads before the next piece
         self._told: CompletionOutput | None = None  # the answers to earlier pieces
         self._num_begun = 0
+        self._follows = ""  # the request before the newest, until the engine is known to have taken that
         self._aborted = False
 
     @property
@@ -165,24 +175,31 @@ class Session:
                 async with aclosing(self._answers(piece)) as answers:
                     async for output in answers:
                         yield output
-        finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            if self._num_begun:
+        finally:  # in a task of its own, which goes on where this one is cancelled once more
+            await asyncio.shield(asyncio.create_task(self._end(reader)))
+
+    async def _end(self, reader: asyncio.Task[None]) -> None:
+        """Has the engine free what it keeps, then waits for the end of the pieces."""
+        reader.cancel()
+        for name in (self._follows, self.piece_id if self._num_begun else ""):
+            if name:
                 with suppress(EngineDeadError):
-                    await self._client.call("end_session", {"request_id": self.piece_id})
+                    await self._client.call("end_session", {"request_id": name})
+        await asyncio.gather(reader, return_exceptions=True)
 
     async def _answers(self, piece: _Piece) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one piece, as those of the whole request."""
         ids = [*self._context, *piece.ids]
         prompt = ParsedPrompt(token_ids=np.array(ids, np.int64), salt=self._pieces.salt, listed=ids)
-        follows = self.piece_id if self._num_begun else ""
+        self._follows = follows = self.piece_id if self._num_begun else ""
         self._num_begun += 1
         answer: list[int] = []
         stream = self._front.stream(prompt, piece.params, self.piece_id, follows=follows, **self._options)
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 completion = output.outputs[0]
+                if completion.finish_reason != "error":
+                    self._follows = ""
                 answer = completion.token_ids if self._cumulative else [*answer, *completion.token_ids]
                 told = completion if self._told is None else _joined(self._told, completion)
                 if self._cumulative:
