@@ -57,7 +57,7 @@ class FlagParser(argparse.ArgumentParser):
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
                 self.error(f"unexpected argument {rest[0]!r}")
-            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}")
+            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}; {self.prog} --help lists them")
         return found
 
     def error(self, message: str) -> NoReturn:

@@ -58,7 +58,8 @@ def _sources(registry: Registry, name: str) -> list[Provider]:
 def _source(config: FrameConfig, registry: Registry, name: str, offline: bool) -> ModelSource:
     wanted = config.load.model_source
     if wanted == "auto" and not _sources(registry, name):
-        raise ConfigError(f"no folder {name!r}; give the path of a checkpoint, or the name of a model (org/model)")
+        noun = "file" if name.endswith(".gguf") else "folder"
+        raise ConfigError(f"no {noun} {name!r}; give the path of a checkpoint, or the name of a model (org/model)")
     provider = registry.select("source", wanted, lambda kind: kind.supports(name))
     source: ModelSource = registry.make("source", provider, SourceSetup(config.load.download_dir, offline), config)
     return source

@@ -24,11 +24,12 @@ ENGINE_PLUGINS: Mapping[str, str] = MappingProxyType({
     "structured_outputs_backend": "grammar", "pooling_type": "pooler", "metrics_sinks": "sink",
     "kv_connector": "connector", "expert_exchange": "exchange",
     "expert_balancer": "balancer", "speculator": "speculator", "worker_extension": "extension",
-    "quantization": "quantization",
+    "quantization": "quantization", "adapter_plugin": "adapters",
 })  # fmt: skip
 #: Settings that name plugins of the API processes, which an engine does not use → the plugins' kind.
 TEXT_PLUGINS: Mapping[str, str] = MappingProxyType({
     "tool_call_parser": "tool-parser", "forced_call_parser": "tool-parser", "reasoning_parser": "reasoning-parser",
+    "lora_resolver": "adapter-resolver",
 })  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from frame.served.adapters import AdapterNames
@@ -54,7 +54,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         text = http.HTTPStatus(error.status_code).phrase
         if error.status_code == 404:
-            text = f"no route {request.url.path[:200]!r}"
+            path = f"/v1{request.scope['path']}"  # a base URL is often given without its end
+            there = any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.routes)
+            text = f"no route {request.url.path[:200]!r}{f'; there is {path[:200]!r}' if there else ''}"
         elif error.status_code == 405:
             text = f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}"
         answer = RequestError(error.status_code, text)

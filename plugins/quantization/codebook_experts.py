@@ -68,7 +68,7 @@ class JoinedFloatExperts(CodebookExperts):
     """
 
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
-        slots = [slot for slot in super().weight_slots(layer) if slot.name.endswith("bias")]
+        slots = self.bias_slots(layer)
         spec, width, group = layer.spec, layer.width, self._kind.group
         *first, down = spec.names
         inner = "_".join([*(part.removesuffix("_proj") for part in first[:-1]), first[-1]])
@@ -111,7 +111,7 @@ class FloatExperts(CodebookExperts):
                 f"{layer.prefix}: this rank holds {layer.width} inputs of down, which cut groups of "
                 f"{self._kind.group}; divide the model over fewer devices"
             )
-        kind, slots = self._kind, []
+        kind, slots = self._kind, self.bias_slots(layer)
         for local, name, first, spec in linears(layer):
             rows = slice(first, first + spec.out_features)
             held = [getattr(layer, f"{name}{end}", None) for end in ("", "_scales", "_numbers")]

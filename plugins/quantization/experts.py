@@ -70,7 +70,7 @@ class CodedExperts(PlainExperts):
     def _block_for(self, layer: Any, name: str, rows: int, columns: int) -> tuple[int, int]:
         """The rows and columns of a block; raises `ValueError` for sizes that it does not divide."""
         r, c = self._block[0] or rows, self._block[1] or columns
-        halves = rows // 2 if name == "gate_up" else rows
+        halves = rows // (len(layer.spec.names) - 1) if name == "gate_up" else rows
         if (self._dtype is None and (columns % c or columns % 8)) or (1 < r < rows and halves % r):
             raise ValueError(
                 f"{layer.prefix}: {name} has {halves} rows and {columns} columns on this rank, which blocks of {r} x "
@@ -80,6 +80,10 @@ class CodedExperts(PlainExperts):
 
     def rows(self, layer: Any) -> list[Tensor]:
         return [*super().rows(layer), *(getattr(layer, f"{name}_scales") for name in PARTS)]
+
+    def bias_slots(self, layer: Any) -> list[WeightSlot]:
+        """Those of biases, which checkpoints keep in the model's type."""
+        return [slot for slot in PlainExperts.weight_slots(self, layer) if slot.name.endswith("bias")]
 
     def stored(self, layer: Any, name: str) -> CodedWeights:
         """How a matrix, "gate_up" or "down", is kept."""
@@ -164,7 +168,7 @@ class StoredExperts(CodedExperts):
         dtype = torch.int32 if self._dtype is None else self._dtype
         size = WEIGHTS / CODES[self._dtype][1] if self._dtype is not None else SCALES[0]
         near = None if self._dtype is None else CODES[self._dtype]
-        slots = [
+        slots = self.bias_slots(layer) + [
             WeightSlot(f"{layer.prefix}.{expert}.{part}.{end}", (), None)
             for end in self._ignored
             for expert in range(layer.spec.num_experts)
@@ -187,11 +191,11 @@ def linears(layer: Any) -> list[tuple[int, str, int, LinearSpec]]:
     """(local slot, "gate_up" or "down", first row in it, the linear layer) of each tensor of this rank's experts."""
     spec, width = layer.spec, layer.width
     start = layer.divided.rank * width
-    gate, up, down = spec.names
+    *inner, down = spec.names
     found = []
     for local, expert in enumerate(layer.held):
         name = f"{layer.prefix}.{expert}"
-        for half, part in enumerate((gate, up)):
+        for half, part in enumerate(inner):
             rows = Rows(f"{name}.{part}", spec.intermediate_size, start, width)
             found.append(
                 (local, "gate_up", half * width, LinearSpec((rows,), slice(0, spec.hidden_size), spec.hidden_size))

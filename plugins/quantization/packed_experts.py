@@ -44,7 +44,7 @@ class PackedExperts(CodedExperts):
         return replace(super().stored(layer, name), zeros=getattr(layer, f"{name}_zeros"))
 
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
-        slots: list[WeightSlot] = []
+        slots = self.bias_slots(layer)
         for local, name, first, spec in linears(layer):
             rows = slice(first, first + spec.out_features)
             views = [getattr(layer, f"{name}{end}").data[local, rows] for end in ("", "_scales", "_zeros")]

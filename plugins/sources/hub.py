@@ -44,7 +44,8 @@ class HubSource(ModelSource):
     def supports(cls, name: str) -> str | None:
         if os.path.exists(name):
             return "it is a file or folder here"
-        return None if _NAME.fullmatch(name) else "models at a hub are named NAME or ORGANISATION/NAME"
+        named = _NAME.fullmatch(name) and not name.endswith(".gguf")  # the name of a file that is not here
+        return None if named else "models at a hub are named NAME or ORGANISATION/NAME"
 
     def fetch(self, name: str, revision: str | None, *, weights: bool) -> Path:
         patterns = [*_TEXTS, *["*.safetensors"] * weights]

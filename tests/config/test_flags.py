@@ -109,6 +109,7 @@ def test_missing_file(parser):
     [
         (["--max-modl-len", "3"], "no flag '--max-modl-len' (did you mean --max-model-len"),
         (["--max-model", "3"], "no flag '--max-model'"),
+        (["--zzz"], "no flag '--zzz'; frame serve --help lists them"),
         (["--max-num-seqs", "x"], "argument --max-num-seqs: 'x' is no integer"),
         (["--block-size", "x"], "4k (4000) or 4K (4096), or auto"),
         (["--gpu-memory-utilization", "x"], "argument --gpu-memory-utilization: invalid number value: 'x'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -41,6 +42,23 @@ def test_a_resolver_of_folders_is_tested_without_a_subclass() -> None:
     )
     assert wrong.status == "failed"
     assert "resolve must return a Path" in wrong.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "why"),
+    [
+        ("Certain", "odd names are unknown", "KeyError: 'no-such-adapter'"),
+        ("Anywhere", "a file is no adapter", "a file was found where a folder must be"),
+    ],
+)
+def test_wrong_resolvers_with_a_folder_are_found(name: str, check: str, why: str) -> None:
+    options = "frame.plugins.adapters.folder_options:FolderOptions"
+    target = f"tests.contract.wrong_adapters:{name}"
+    failed = [
+        one for one in run_suite("adapter-resolver", target=target, options_model=options) if one.status != "passed"
+    ]
+    assert check in {one.name for one in failed if one.status == "failed"}
+    assert any(why in one.reason for one in failed)
 
 
 class TestFolder(AdapterResolverSuite):

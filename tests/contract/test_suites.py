@@ -23,6 +23,7 @@ EXCHANGES = "tests.contract.wrong_exchanges"
 ADAPTERS = "tests.contract.wrong_adapters"
 QUANTIZATIONS = "tests.contract.wrong_quantizations"
 CALL, THOUGHT = {"example": wrong_more.CALL}, {"example": wrong_more.THOUGHT}
+CODED = {"quantization_config": '{"quant_method": "coded"}'}
 LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
 
@@ -72,6 +73,12 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("quantization", f"{QUANTIZATIONS}:Unlike", "weights that are quantised while loading stay near", {}),
         ("quantization", f"{QUANTIZATIONS}:FirstRows", "a vocabulary of two ranks gives the whole", {}),
         ("quantization", f"{QUANTIZATIONS}:Shrunk", "a vocabulary is looked up as it is multiplied", {}),
+        ("quantization", f"{QUANTIZATIONS}:Restless", "numerics follow from the setup alone", {}),
+        ("quantization", f"{QUANTIZATIONS}:Routers", "exact layers are left", {}),
+        ("quantization", f"{QUANTIZATIONS}:Elsewhere", "layers of another stage take no memory", {}),
+        ("quantization", f"{QUANTIZATIONS}:Clipping", "what layers are given stays as it is", {}),
+        ("quantization", f"{QUANTIZATIONS}:OwnOnly", "every rank has slots for the tensors of all experts", CODED),
+        ("quantization", f"{QUANTIZATIONS}:LlamaOnly", "other experts are computed or refused", CODED),
         ("speculator", "Peeking", "what lies behind the known tokens is not read", {}),
         ("command", "Heavy", "nothing heavy is imported before run", {}),
         ("source", f"{MORE}:Raising", "supports gives reasons and never raises", {}),

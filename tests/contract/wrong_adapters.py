@@ -43,6 +43,21 @@ class Anything(AdapterResolver):
         return Path("/tmp")
 
 
+class Certain(AdapterResolver):
+    """Raises for a name that it does not know."""
+
+    def resolve(self, name: str) -> Path | None:
+        return {"an-adapter": self.options.root}[name] if name.isprintable() and "-" in name else None
+
+
+class Anywhere(AdapterResolver):
+    """Gives whatever lies below its root under the name."""
+
+    def resolve(self, name: str) -> Path | None:
+        known = {path.name: path for path in self.options.root.iterdir()}
+        return known.get(name)
+
+
 class Textual(AdapterResolver):
     """Gives the name of a folder for a folder."""
 

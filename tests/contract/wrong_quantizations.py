@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frame.interfaces import (
     Dispatched,
@@ -19,6 +19,7 @@ from frame.interfaces import (
     LinearSpec,
 )
 from frame.layers import PlainEmbedding, PlainExperts, WeightSlot
+from tests.contract.coded_experts import Coded, CodedExperts
 from tests.contract.quantizations import Rounded, RoundedLinear
 
 
@@ -221,3 +222,76 @@ class Shrunk(Rounded):
 
     def embedding(self, prefix: str, spec: EmbeddingSpec) -> EmbeddingMethod | None:
         return _Shrunk()
+
+
+class Restless(Rounded):
+    """Names itself otherwise each time that it is built."""
+
+    @property
+    def numerics(self) -> str:
+        return f"rounded, {id(self)}"
+
+
+class Routers(Rounded):
+    """Rounds the weights of routers, too."""
+
+    def linear(self, prefix: str, spec: LinearSpec) -> LinearMethod | None:
+        return RoundedLinear()
+
+
+class _Elsewhere(RoundedLinear):
+    def create(self, layer: Any) -> list[WeightSlot]:
+        slots = super().create(layer)
+        layer.scales = nn.Parameter(torch.empty(layer.spec.out_features, 1), requires_grad=False)
+        return slots
+
+
+class Elsewhere(Rounded):
+    """Takes memory for the layers of other pipeline stages."""
+
+    def linear(self, prefix: str, spec: LinearSpec) -> LinearMethod | None:
+        return None if spec.exact else _Elsewhere()
+
+
+class _Clipping(RoundedLinear):
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return super().apply(layer, x.clamp_(-2, 2), bias)
+
+
+class Clipping(Rounded):
+    """Writes into the activations that it is given."""
+
+    def linear(self, prefix: str, spec: LinearSpec) -> LinearMethod | None:
+        return None if spec.exact else _Clipping()
+
+
+class _OwnOnly(CodedExperts):
+    def weight_slots(self, layer: Any) -> list[WeightSlot]:
+        return [slot for slot in super().weight_slots(layer) if slot.parameter is not None]
+
+
+class OwnOnly(Coded):
+    """Knows no tensors of the experts of other ranks."""
+
+    def experts(self, prefix: str, spec: ExpertSpec) -> ExpertMethod | None:
+        return _OwnOnly()
+
+
+class _LlamaOnly(CodedExperts):
+    def create(self, layer: Any) -> None:
+        asked = layer.spec
+        layer.spec = replace(asked, bias=False, weights_on_input=False)
+        super().create(layer)
+        layer.spec = asked
+
+    def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
+        pair = self.dequantised(layer, dispatched.values.dtype)
+        out: Tensor = layer.ops.fused_experts(dispatched.values, *pair, dispatched.weights, dispatched.slots)
+        return out
+
+
+class LlamaOnly(Coded):
+    """Takes all experts for those of Llama's kind."""
+
+    def experts(self, prefix: str, spec: ExpertSpec) -> ExpertMethod | None:
+        return _LlamaOnly()

@@ -184,6 +184,8 @@ def test_folders_the_demo_model_and_paths_are_never_asked_for(hub: FakeHub, tmp_
         assert fetch(hub, tmp_path, model=model) == f"None {DEMO_FOLDER}"
     for model in ("./nothing", "/no/such", "a/b/c"):
         assert fetch(hub, tmp_path, model=model).startswith(f"refused: no folder '{model}'")
+    for model in ("/no/such.gguf", "such.gguf", "no/such.gguf"):
+        assert fetch(hub, tmp_path, model=model).startswith(f"refused: no file '{model}'")
     assert hub.asked == []
 
 

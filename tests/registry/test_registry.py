@@ -309,6 +309,9 @@ def test_configured_names_are_checked_before_anything_starts(package):
         registry.check(FrameConfig.from_flat(plugin={"lfio": {}}))
     with pytest.raises(PluginError, match="no attention backend 'fa9'; there are:"):
         registry.check(FrameConfig.from_flat(attention_backend="fa9"))
+    for setting, noun in (("adapter_plugin", "adapter plugin"), ("lora_resolver", "adapter resolver")):
+        with pytest.raises(PluginError, match=f"no {noun} 'lroa'; there are:"):
+            registry.check(FrameConfig.from_flat(**{"enable_lora": True, setting: "lroa"}))
     for plugin, message in (("lifo", "'lifo' has no option 'deep'"), ("cuda", "'cuda' has no option 'deep'")):
         with pytest.raises(PluginError, match=message):
             registry.check(FrameConfig.from_flat(plugin={plugin: {"deep": 2}}))

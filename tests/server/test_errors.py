@@ -31,6 +31,7 @@ class Odd(Endpoint):
         router = APIRouter()
         router.add_api_route("/odd/{name}", self._fail, methods=["POST"], response_model=None)
         router.add_api_route("/owner", self._owner, methods=["GET"])
+        router.add_api_route("/v1/more/turns", self._owner, methods=["GET"])
         return router
 
     async def _fail(self, name: str) -> Any:
@@ -83,6 +84,11 @@ def test_other_paths_have_the_usual_shape() -> None:
 def test_paths_below_a_route_have_its_shape() -> None:
     found = ask("GET", "/owner/of/what")
     assert (found.status_code, found.json()) == (404, {"wrong": "no route '/owner/of/what'"})
+
+
+def test_a_path_without_its_version_names_the_route() -> None:
+    error = ask("GET", "/more/turns").json()["error"]
+    assert error["message"] == "no route '/more/turns'; there is '/v1/more/turns'"
 
 
 def test_owners_differ_by_key() -> None:

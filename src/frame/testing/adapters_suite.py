@@ -21,7 +21,22 @@ from .plugin_suite import PluginSuite
 
 _WIDTH, _OUTPUTS = 32, 24
 _KNOWN = "an-adapter"
-_ODD = ("", " ", ".", "..", "../x", "/", "/x", "a/../..", "a\nb", "\x00", "µ/é", "\ud800", "a" * 10_000)
+_ODD = (
+    "no-such-adapter",
+    "",
+    " ",
+    ".",
+    "..",
+    "../x",
+    "/",
+    "/x",
+    "a/../..",
+    "a\nb",
+    "\x00",
+    "µ/é",
+    "\ud800",
+    "a" * 10_000,
+)
 
 
 class AdaptersSuite(PluginSuite):
@@ -163,6 +178,12 @@ class AdapterResolverSuite(PluginSuite):
             pytest.skip(f"it does not know the folder {_KNOWN!r} in those of its options; set `known`")
         assert isinstance(found, Path), f"resolve must return a Path, gave {found!r}"
         assert found.is_dir(), f"{found} is no folder"
+
+    def test_a_file_is_no_adapter(self) -> None:
+        roots = [Path(root) for root in self.scratch_options().values()]
+        for root in roots:
+            (root / "a-file").write_text("{}")
+        assert self.resolver().resolve("a-file") is None, "a file was found where a folder must be"
 
     def resolver(self) -> AdapterResolver:
         """A new resolver."""

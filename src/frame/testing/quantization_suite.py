@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from frame.core.interfaces.collectives import Groups, ProcessGroup, SingleGroup
 from frame.core.interfaces.loader import WeightLoader
@@ -26,14 +25,15 @@ from frame.core.ops import Ops
 from frame.core.plugin_host.registry import Registry
 
 from .plugin_suite import PluginSuite, reason_or_none
-from .quantized_parts import HIDDEN, ExpertParts, Parts, TableParts, bytes_of_tensors, routing
+from .quantized_checks import QuantizedChecks
+from .quantized_parts import HIDDEN, ExpertParts, Parts, TableParts, bytes_of_tensors, close, inputs, routing
 from .ranks import run_ranks
 
 #: quantization_configs that no format should trip over
 _ODD: Sequence[Mapping[str, Any]] = ({}, {"quant_method": 3}, {"quant_method": "no-such"}, {"quantization": None})
 
 
-class QuantizationSuite(PluginSuite):
+class QuantizationSuite(QuantizedChecks, PluginSuite):
     """The contract of `frame.interfaces.Quantization`.
 
         class TestMine(QuantizationSuite):
@@ -133,7 +133,7 @@ class QuantizationSuite(PluginSuite):
             assert after == before, "a parameter moved or changed while weights were loaded"
 
     def test_made_up_weights_give_finite_numbers_and_repeat(self) -> None:
-        x = _inputs()
+        x = inputs()
         model = self.loaded()
         first = model.products(x)
         for found in first:
@@ -144,61 +144,61 @@ class QuantizationSuite(PluginSuite):
             assert torch.equal(found, again), "weights that are loaded again compute something else"
 
     def test_shares_of_two_ranks_give_the_whole(self) -> None:
-        x = _inputs()
+        x = inputs()
         whole = self.loaded().products(x)
         shares = run_ranks(2, lambda group: self.loaded(group).products(x))
         for index, expected in enumerate(whole):
             parts = [share[index] for share in shares]
             found = parts[0] if index == len(whole) - 1 else torch.cat(parts, -1)
             near = 1e-4 if self.stored() is not None else 5e-2  # which may round by what each rank has
-            _close(found, expected, near, "two ranks compute something else than one")
+            close(found, expected, near, "two ranks compute something else than one")
 
     def test_fused_forms_give_what_apart_gives(self) -> None:
         """The product with a norm before it, with a gate behind it, or into given memory."""
-        model, x, residual = self.loaded(), _inputs(), _inputs(1)
+        model, x, residual = self.loaded(), inputs(), inputs(1)
         layer: Any = model.gate_up
         norm = (torch.ones(HIDDEN), 1e-6, 0.0)
         normed, total = layer.ops.add_rms_norm(x, residual, *norm)
         product, *others = layer.method.apply_normed(layer, x, residual, norm, None)
-        _close(product, layer(normed), 1e-2, "apply_normed is not apply of the norm")
-        _close(others[0], normed, 1e-4, "apply_normed gives another norm")
-        _close(others[1], total, 1e-5, "apply_normed gives another sum")
+        close(product, layer(normed), 1e-2, "apply_normed is not apply of the norm")
+        close(others[0], normed, 1e-4, "apply_normed gives another norm")
+        close(others[1], total, 1e-5, "apply_normed gives another sum")
         gated, _ = layer.method.apply_normed_gated(layer, x, residual, norm, None)
-        _close(gated, layer.silu_mul(normed), 1e-2, "apply_normed_gated is not apply_gated of the norm")
-        _close(layer.silu_mul(x), layer.ops.silu_mul(layer(x)), 1e-2, "apply_gated is not apply and the gate")
+        close(gated, layer.silu_mul(normed), 1e-2, "apply_normed_gated is not apply_gated of the norm")
+        close(layer.silu_mul(x), layer.ops.silu_mul(layer(x)), 1e-2, "apply_gated is not apply and the gate")
         tanh = layer.method.apply_gated(layer, x, None, "gelu_tanh")
-        _close(tanh, layer.ops.gelu_tanh_mul(layer(x)), 1e-2, "apply_gated is not apply and the gate")
+        close(tanh, layer.ops.gelu_tanh_mul(layer(x)), 1e-2, "apply_gated is not apply and the gate")
         out = torch.full_like(layer(x), float("nan"))
         assert layer.method.apply_into(layer, out, x) is out, "apply_into must return what it wrote to"
-        _close(out, layer(x), 1e-2, "apply_into is not apply")
+        close(out, layer(x), 1e-2, "apply_into is not apply")
 
     @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
     def test_weights_that_are_quantised_while_loading_stay_near(self, kind: type[Any]) -> None:
         if self.stored() is not None or not self.found().online:
             pytest.skip("it reads weights that are already quantised")
-        x, plain = _inputs(), kind(ModelSetup(self.build(_plain())))
+        x, plain = inputs(), kind(ModelSetup(self.build(_plain())))
         load_weights(plain, self.loader())
         model = self.layers(kind)
         for found, expected in zip(model.products(x), plain.products(x), strict=True):
-            _close(found, expected, 0.25, "quantised weights are far from the ones that were read")
+            close(found, expected, 0.25, "quantised weights are far from the ones that were read")
         sizes = [sum(p.nbytes for p in one.parameters()) for one in (model, plain)]
         assert sizes[0] < sizes[1], f"quantised weights take {sizes[0]} bytes, others {sizes[1]}"
 
     def test_the_bias_of_a_layer_is_added(self) -> None:
-        model, x, residual = self.loaded(), _inputs(), _inputs(1)
+        model, x, residual = self.loaded(), inputs(), inputs(1)
         layer: Any = model.gate_up
         product = layer(x)
         bias = torch.linspace(-1, 1, product.shape[-1]) * 3 * product.std()
-        _close(layer.method.apply(layer, x, bias), product + bias, 1e-2, "apply does not add the bias")
+        close(layer.method.apply(layer, x, bias), product + bias, 1e-2, "apply does not add the bias")
         gated = layer.ops.silu_mul(product + bias)
-        _close(layer.method.apply_gated(layer, x, bias), gated, 1e-2, "apply_gated does not add the bias")
+        close(layer.method.apply_gated(layer, x, bias), gated, 1e-2, "apply_gated does not add the bias")
         norm = (torch.ones(HIDDEN), 1e-6, 0.0)
         normed, _ = layer.ops.add_rms_norm(x, residual, *norm)
         added = layer(normed) + bias
         found = layer.method.apply_normed(layer, x, residual, norm, bias)[0]
-        _close(found, added, 1e-2, "apply_normed does not add the bias")
+        close(found, added, 1e-2, "apply_normed does not add the bias")
         found = layer.method.apply_normed_gated(layer, x, residual, norm, bias)[0]
-        _close(found, layer.ops.silu_mul(added), 1e-2, "apply_normed_gated does not add the bias")
+        close(found, layer.ops.silu_mul(added), 1e-2, "apply_normed_gated does not add the bias")
 
     @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -206,16 +206,16 @@ class QuantizationSuite(PluginSuite):
         build = self.build(dtype=dtype)
         if reason := build.methods.quantization.supports(QuantizationSpec(torch.device("cpu"), dtype)):
             pytest.skip(reason)
-        for found in self.layers(kind, build).products(_inputs().to(dtype)):
+        for found in self.layers(kind, build).products(inputs().to(dtype)):
             assert found.dtype == dtype, f"of {dtype} numbers a layer makes {found.dtype}"
             assert torch.isfinite(found).all(), "made-up weights give inf or nan"
 
     def test_a_product_takes_any_number_of_rows(self) -> None:
-        model, x = self.loaded(), _inputs()
+        model, x = self.loaded(), inputs()
         layer: Any = model.gate_up
         product = layer(x)
         assert layer(x[:0]).shape == (0, product.shape[-1]), "the product of no rows is no empty tensor"
-        _close(layer(x[None]), product[None], 1e-2, "x [1, T, width] gives something else than x [T, width]")
+        close(layer(x[None]), product[None], 1e-2, "x [1, T, width] gives something else than x [T, width]")
 
     @pytest.mark.parametrize("kind", [Parts, ExpertParts, TableParts], ids=["linear", "experts", "tables"])
     def test_rows_of_deterministic_steps_do_not_heed_each_other(self, kind: type[Any]) -> None:
@@ -223,18 +223,18 @@ class QuantizationSuite(PluginSuite):
         spec = QuantizationSpec(torch.device("cpu"), torch.float32, deterministic=True)
         if reason := build.methods.quantization.supports(spec):
             pytest.skip(reason)
-        model, x = self.layers(kind, build), _inputs()
+        model, x = self.layers(kind, build), inputs()
         build.ops.invariant = True
         alone = model.products(x[:1])
         x[1:] *= 1000
         for found, expected in zip(model.products(x), alone, strict=True):
-            _close(found[:1], expected[:1], 1e-4, "a row depends on the other rows of a deterministic step")
+            close(found[:1], expected[:1], 1e-4, "a row depends on the other rows of a deterministic step")
 
     def test_memory_is_in_parameters_alone(self) -> None:
         """What is kept beside them is not counted when the size of the KV cache is chosen."""
-        self.loaded().products(_inputs())  # what is kept once for all layers, such as tables of codes
+        self.loaded().products(inputs())  # what is kept once for all layers, such as tables of codes
         before, model = bytes_of_tensors(), self.loaded()
-        model.products(_inputs())
+        model.products(inputs())
         kept = bytes_of_tensors(apart_from=model) - before
         held = sum(parameter.nbytes for parameter in model.parameters())
         assert kept <= 0.01 * held, (
@@ -243,16 +243,16 @@ class QuantizationSuite(PluginSuite):
 
     @pytest.mark.parametrize("spread", [False, True], ids=["divided", "whole experts"])
     def test_experts_of_two_ranks_give_the_whole(self, *, spread: bool) -> None:
-        x = _inputs()
+        x = inputs()
         whole = self.layers(ExpertParts).products(x)[0]
         for found in run_ranks(
             2, lambda group: self.layers(ExpertParts, self.build(group=group, spread=spread)).products(x)[0]
         ):
             near = 1e-4 if spread or self.stored() is not None else 5e-2
-            _close(found, whole, near, "two ranks compute something else than one")
+            close(found, whole, near, "two ranks compute something else than one")
 
     def test_experts_keep_sizes_and_addresses(self) -> None:
-        x, model = _inputs(), self.layers(ExpertParts)
+        x, model = inputs(), self.layers(ExpertParts)
         before = {name: (p.data_ptr(), p.shape, p.dtype) for name, p in model.named_parameters()}
         first = model.products(x)[0]
         assert torch.isfinite(first).all(), "made-up weights give inf or nan"
@@ -275,39 +275,29 @@ class QuantizationSuite(PluginSuite):
                 assert parameter.untyped_storage().data_ptr() in given, f"rows does not give {name}"
 
     def test_matrices_of_experts_are_what_apply_multiplies_by(self) -> None:
-        x, layer = _inputs(), self.layers(ExpertParts).experts
+        x, layer = inputs(), self.layers(ExpertParts).experts
         found = layer.method.matrices(layer, x.dtype)
         if found is None:
             pytest.skip("it gives no matrices, so its experts take no adapters")
         chosen = routing(len(x))
         expected = layer.ops.fused_experts(x, *found[0], chosen.weights, chosen.ids, biases=found[1])
-        _close(layer(x, chosen), expected, 1e-2, "apply is not the product of what matrices gives")
+        close(layer(x, chosen), expected, 1e-2, "apply is not the product of what matrices gives")
 
     def test_a_vocabulary_of_two_ranks_gives_the_whole(self) -> None:
-        x = _inputs()
+        x = inputs()
         whole = self.layers(TableParts).products(x)
         for shares in run_ranks(2, lambda group: self.layers(TableParts, self.build(group=group)).products(x)):
             for found, expected in zip(shares, whole, strict=True):
-                _close(found, expected, 1e-4, "two ranks compute something else than one")
+                close(found, expected, 1e-4, "two ranks compute something else than one")
 
     def test_a_vocabulary_is_looked_up_as_it_is_multiplied(self) -> None:
         table = self.layers(TableParts).embedding
         rows = table.method.rows(table, torch.arange(table.num_rows))
-        x = _inputs()
-        _close(table.method.apply(table, x, None), x @ rows.T, 1e-2, "apply is not the product with what rows gives")
+        x = inputs()
+        close(table.method.apply(table, x, None), x @ rows.T, 1e-2, "apply is not the product with what rows gives")
 
 
 def _plain() -> Quantization:
     from frame.core.interfaces.quantization import Unquantized
 
     return Unquantized()
-
-
-def _inputs(seed: int = 0) -> Tensor:
-    return torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(seed))
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
-    """Within `tolerance` of the length of what is expected."""
-    far = float(nn.functional.mse_loss(found.float(), expected.float()).sqrt() / expected.float().std())
-    assert far <= tolerance, f"{what}: they differ by {far:.2g} of their spread"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,11 @@ class Parts(_Parts):
 class ExpertParts(_Parts):
     """A layer of routed experts."""
 
+    spec: ClassVar[ExpertSpec] = ExpertSpec(EXPERTS, HIDDEN, INNER, 2)
+
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         super().__init__(setup, options)
-        self.experts = setup.build.experts("layers.0.mlp.experts", ExpertSpec(EXPERTS, HIDDEN, INNER, 2))
+        self.experts = setup.build.experts("layers.0.mlp.experts", self.spec)
 
     def products(self, x: Tensor) -> list[Tensor]:
         """Of x [T, hidden]: what its experts give, [T, hidden]."""
@@ -82,6 +84,17 @@ def routing(num_tokens: int) -> Routing:
     ids[:, 1] = torch.where(ids[:, 1] == ids[:, 0], (ids[:, 0] + 1) % EXPERTS, ids[:, 1])
     weights = torch.rand(num_tokens, 2, generator=torch.Generator().manual_seed(5)) + 0.1
     return Routing(weights, ids)
+
+
+def inputs(seed: int = 0) -> Tensor:
+    """Activations [5, hidden]."""
+    return torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    """Within `tolerance` of the length of what is expected."""
+    far = float(nn.functional.mse_loss(found.float(), expected.float()).sqrt() / expected.float().std())
+    assert far <= tolerance, f"{what}: they differ by {far:.2g} of their spread"
 
 
 def bytes_of_tensors(*, apart_from: nn.Module | None = None) -> int:

@@ -287,6 +287,15 @@ def test_experts(kind, tmp_path):
     assert served(quantised, 12) == expected(plain, 12)
 
 
+@pytest.mark.parametrize("kind", ["FP8", "NVFP4"])
+def test_experts_without_gates(kind, tmp_path):
+    """As in Nemotron 3, whose codes lie in two tensors for each expert."""
+    _, config, quantize = of(kind)
+    config["exclude_modules"] = ["lm_head", "*mixer.in_proj", "*mixer.out_proj"]
+    quantised, plain = write_pair(tmp_path, "nemotron-h-experts", config, quantize, moe_intermediate_size=32)
+    assert served(quantised, 12) == expected(plain, 12)
+
+
 class TestFp8(QuantizationSuite):
     """The contract of fp8 by tensor; that of nvfp4 is the provider's tag."""
 
