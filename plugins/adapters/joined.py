@@ -41,7 +41,8 @@ class JoinedExperts:
 
         Raises `ValueError` where they fit none, or more than one.
         """
-        (rows, width), (height, columns) = shapes
+        are_matrices = all(len(shape) == 2 for shape in shapes)
+        (rows, width), (height, columns) = shapes if are_matrices else ((0, 0), (0, 0))  # which fit none
         fits = []
         for (name, (inputs, outputs)), exchanged in product(self.parameters.items(), (False, True)):
             pairs = config.rank_of(f"{module}.{name}") * self.spec.num_experts

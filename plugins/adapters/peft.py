@@ -96,7 +96,10 @@ def read_adapter(folder: Path, taken: Taken) -> tuple[str, dict[str, Matrices], 
         with safe_open(str(path), framework="pt") as file:
             found = dict[str, Matrices]()
             for place in _places(file, path, config, taken):
-                found.update(place.read(file, config))
+                made = place.read(file, config)
+                if twice := sorted(made.keys() & found.keys()):  # of all experts, and of one
+                    raise ValueError(f"{path} has several adapters of {twice[0]}")
+                found.update(made)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     for layer, matrices in found.items():

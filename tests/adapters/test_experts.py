@@ -21,7 +21,8 @@ from frame.ops import Ops
 from frame.plugins.adapters.experts import AdaptedExperts
 from frame.plugins.adapters.joined import JoinedExperts, experts_named
 from frame.plugins.adapters.lora import LoraAdapters
-from frame.plugins.adapters.peft_config import PeftConfig
+from frame.plugins.adapters.peft import WEIGHTS, Taken, read_adapter
+from frame.plugins.adapters.peft_config import CONFIG, PeftConfig
 from frame.testing.checkpoints import make_checkpoint
 
 from .cases import SMALL, make_adapter, merged_tokens
@@ -196,6 +197,34 @@ def test_parameters_that_could_be_either_are_told_by_the_version() -> None:
     assert experts.parameter_of(name, ([32, 32], [64, 32]), old) == ("down_proj", False)
     with pytest.raises(ValueError, match="save the adapter with PEFT"):
         experts.parameter_of(name, shapes, old)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"experts": ([32], [64, 32])}, r"have the shapes \[32\] and \[64, 32\]; 4 experts take"),
+        (
+            {"experts": ([32, 64], [64, 32]), "experts.1.up_proj": ([8, 64], [32, 8])},
+            r"has several adapters of model\.layers\.0\.mlp\.experts\.1\.up_proj",
+        ),
+    ],
+)
+def test_files_that_no_peft_writes_are_refused_in_a_sentence(
+    tmp_path: Path, tensors: dict[str, tuple[list[int], list[int]]], message: str
+) -> None:
+    prefix = "model.layers.0.mlp.experts"
+    experts = JoinedExperts(prefix, ExpertSpec(4, 64, 32, 2))
+    taken = Taken({f"{prefix}.1.up_proj": (64, 32)}, 8, experts={prefix: experts})
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "peft_version": "0.21"}
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    made = {
+        f"base_model.model.model.layers.0.mlp.{module}.lora_{kind}.weight": torch.ones(shape)
+        for module, shapes in tensors.items()
+        for kind, shape in zip("AB", shapes, strict=True)
+    }
+    save_file(made, tmp_path / WEIGHTS)
+    with pytest.raises(ValueError, match=message):
+        read_adapter(tmp_path, taken)
 
 
 def test_experts_that_do_not_fit_say_what_they_take(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: The scope key of the adapter that a request named as its model.
 ADAPTER = "frame.adapter"
-#: Seconds for which it is remembered that there is no adapter of a name, and of how many names.
-UNKNOWN_SECONDS, MOST_UNKNOWN = 10.0, 1024
+#: Seconds for which it is remembered that there is no adapter of a name, of how many names, and of how long ones.
+UNKNOWN_SECONDS, MOST_UNKNOWN, LONGEST_UNKNOWN = 10.0, 1024, 1024
 _POLL_SECONDS = 0.01
 
 
@@ -116,7 +116,8 @@ class HostAdapters:
                 await self._load(name, str(folder))
             except RequestError as error:
                 wrong = error
-        if name not in self.known:
+        answered = wrong is None or wrong.status != 503  # by an engine
+        if name not in self.known and answered and len(name) <= LONGEST_UNKNOWN:
             while len(self._unknown) >= MOST_UNKNOWN:
                 del self._unknown[next(iter(self._unknown))]
             self._unknown[name] = time.monotonic() + UNKNOWN_SECONDS, wrong

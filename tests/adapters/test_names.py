@@ -1,0 +1,54 @@
+"""What an API process remembers of names that requests give as their model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frame.core.config.adapters import AdapterConfig
+from frame.core.interfaces.client import EngineDeadError
+from frame.core.interfaces.errors import RequestError
+from frame.served.adapters import HostAdapters
+
+
+class Client:
+    """An engine that loads all that it is asked to load, while it is there."""
+
+    def __init__(self) -> None:
+        self.there = True
+
+    async def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        if not self.there:
+            raise EngineDeadError("the engine is gone")
+        return [] if method == "list_adapters" else True
+
+
+def make(client: Client, resolve: Any) -> HostAdapters:
+    config = SimpleNamespace(adapters=AdapterConfig(enable_lora=True))
+    host: Any = SimpleNamespace(config=config, client=client, models=SimpleNamespace(names=["m"]))
+    adapters = HostAdapters(host)
+    adapters._resolver = SimpleNamespace(resolve=resolve)  # type: ignore[assignment]
+    return adapters
+
+
+async def test_names_of_any_length_take_little_memory() -> None:
+    adapters = make(Client(), lambda name: None)
+    for letter in "abc":
+        await adapters.find(letter * 100_000)
+        await adapters.find(letter)
+    assert sum(map(len, adapters._unknown)) < 2000
+    assert set("abc") <= set(adapters._unknown)
+
+
+async def test_an_adapter_is_found_once_there_is_an_engine_again() -> None:
+    client = Client()
+    adapters = make(client, Path)
+    client.there = False
+    with pytest.raises(RequestError, match="the engine is gone"):
+        await adapters.find("one")
+    client.there = True
+    await adapters.find("one")
+    assert set(adapters.known) == {"one"}
