@@ -51,7 +51,7 @@ def packs(dtype: torch.dtype) -> bool:
 
 def packed(weight: Tensor) -> Tensor | None:
     """See `Ops.packed`."""
-    plain = weight.dim() == 2 and not weight.is_mkldnn and weight.is_contiguous()
+    plain = weight.dim() == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and weight.is_contiguous()
     return _reordered(weight) if plain and weight.numel() >= LEAST_PACKED and packs(weight.dtype) else None
 
 

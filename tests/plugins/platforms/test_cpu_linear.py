@@ -45,6 +45,10 @@ def test_products_of_every_shape_are_torchs(dtype, rows, packs_it, always):
             assert found.is_contiguous()
 
 
+def test_a_weight_of_another_stage_stays_as_it_is(always):
+    assert packed(torch.empty(64, 64, device="meta")) is None
+
+
 def test_a_weight_with_strides_is_multiplied_as_it_is():
     weight = torch.randn(2048, 1100)[:, ::2].t()
     x = torch.randn(4, 2048)
