@@ -71,7 +71,7 @@ def drop_packed(weight: Tensor) -> None:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., K] and a weight [N, K], packed or not."""
     if not weight.is_mkldnn:
-        large = weight.dtype == torch.float32 and x.numel() * len(weight) >= LEAST_PRODUCT
+        large = x.dtype == weight.dtype == torch.float32 and x.numel() * len(weight) >= LEAST_PRODUCT
         if not (large and weight.is_contiguous() and has_onednn()):
             return functional.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
