@@ -144,3 +144,14 @@ def test_a_cleared_cache_keeps_nothing():
     assert kept(sim) == []
     _, found, _ = follow(sim, before="a", tokens=[1, 2, 3, *before[:-1]])
     assert found == 0
+
+
+@pytest.mark.parametrize("length", [16, 17, 18])
+def test_a_window_that_went_on_with_steps_behind_the_end_is_not_kept(length):
+    """Steps in flight behind a stop token need less of a window than the next piece."""
+    sim = Simulation(layout=make_layout(65, 4, (5,)), max_in_flight=3, enable_prefix_caching=False)
+    prompt = [1 + place % 9 for place in range(length)]
+    output = answer(sim, make_request("plain", prompt, 9))
+    params = SamplingParams(max_tokens=9, stop_token_ids=[next(one for one in output if output.index(one) > 1)])
+    before = answer(sim, make_request("a", prompt, 9, params=params, follows=""))
+    answer(sim, make_request("b", [*prompt, *before[:-1], 5, 6, 7], 4, follows="a"))
