@@ -227,7 +227,10 @@ class Scheduler:
                 turns.put_behind(victim, waiting)
                 self.lifecycle.preempt(victim, draft)
                 # those that stay may each take one more block of every group before the answers free its slot
-                if self._kv.pool.num_free >= needed + len(self._batch) * len(self._layout.groups):
+                room = needed + len(self._batch) * len(self._layout.groups)
+                while self._kv.pool.num_free < room and self.lifecycle.kept.drop():
+                    pass  # what sessions hold goes first
+                if self._kv.pool.num_free >= room:
                     return
 
     def _isolate(self) -> None:
