@@ -111,7 +111,9 @@ class ApiSupervisor:
                 child.signal(signal.SIGTERM)
             if self._num_scaling:  # before it hears of an engine that it could call
                 await _send(child, Scaling(under_way=True))
-            for message in [*self._adapters.values(), *(one for kept in self._news.values() for one in kept)]:
+            for name in list(self._adapters):
+                await _send(child, self._adapters[name])  # which may have changed meanwhile
+            for message in [one for kept in self._news.values() for one in kept]:
                 await _send(child, message)
             served = await self._follow(index, child)
             death = await child.death()

@@ -12,6 +12,7 @@ from frame.core.config.adapters import AdapterConfig
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.interfaces.errors import RequestError
 from frame.served.adapters import HostAdapters
+from frame.served.modules import read_module
 
 
 class Client:
@@ -52,3 +53,20 @@ async def test_an_adapter_is_found_once_there_is_an_engine_again() -> None:
     client.there = True
     await adapters.find("one")
     assert set(adapters.known) == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("one", "lora_modules: 'one' is not NAME=FOLDER"),
+        ('{"name": "one"', "is not JSON"),
+        ('{"name": "one", "folder": "x"}', "no field 'folder'; there are: name, path, base_model_name"),
+        ('{"name": "one"}', "needs a name and a path"),
+        ('{"name": "one", "path": "x", "base_model_name": 5}', "base_model_name must be text, got 5"),
+        ('{"name": ' + "[" * 100_000, "is not JSON"),
+    ],
+)
+def test_wrong_entries_of_lora_modules_are_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        read_module(text)
+    assert len(str(caught.value)) < 400

@@ -37,19 +37,22 @@ def make_layout(
     strides: Sequence[int] = (),
     states: int = 0,
     checkpoints: int = 0,
+    encodes: bool = False,
 ) -> KVLayout:
     """As that of `frame.testing`, a layer in each group; None is a full window."""
     given = [one or 0 for one in windows]
-    return layout_of(num_blocks, block_size, given, layers=1, strides=strides, states=states, checkpoints=checkpoints)
+    more = {"states": states, "checkpoints": checkpoints, "encodes": encodes}
+    return layout_of(num_blocks, block_size, given, layers=1, strides=strides, **more)
 
 
 def expected(request: EngineRequest, max_model_len: int) -> tuple[list[int], str]:
     """The output of an undisturbed run and why it ended."""
     tokens = [*request.prompt_ids.tolist(), *request.output_ids]
     limit = min(len(request.prompt_ids) + request.max_tokens, max_model_len)
+    encoded = prefixes_of([] if request.encoder_ids is None else request.encoder_ids.tolist())
     params, out = request.params, []
     while True:
-        token = next_token(prefixes_of(tokens)[-1], request.seed, VOCAB)
+        token = next_token(prefixes_of(tokens, encoded[-1] if encoded else 0)[-1], request.seed, VOCAB)
         out.append(token)
         tokens.append(token)
         if len(tokens) - len(request.prompt_ids) >= params.min_tokens:
@@ -148,7 +151,8 @@ class Simulation:
         plan = self.scheduler.schedule()
         if plan is not None:
             limits = self.config.scheduler
-            assert plan.num_tokens <= limits.max_num_batched_tokens
+            encoded = sum(len(new.encoder_ids) for new in plan.added if new.encoder_ids is not None)
+            assert plan.num_tokens + encoded <= limits.max_num_batched_tokens
             assert len(plan.slots) <= limits.max_num_seqs
             assert len(self.in_flight) < self.max_in_flight
             self.plans.append(plan)

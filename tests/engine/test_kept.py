@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frame.core.interfaces.sampling import SamplingParams, StructuredOutputsParams
+from frame.plugins.schedulers.fair import FairPolicy
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import Simulation, make_layout, make_request
 
@@ -144,3 +145,35 @@ def test_a_cleared_cache_keeps_nothing():
     assert kept(sim) == []
     _, found, _ = follow(sim, before="a", tokens=[1, 2, 3, *before[:-1]])
     assert found == 0
+
+
+@pytest.mark.parametrize("length", [16, 17, 18])
+def test_a_window_that_went_on_with_steps_behind_the_end_is_not_kept(length):
+    """Steps in flight behind a stop token need less of a window than the next piece."""
+    sim = Simulation(layout=make_layout(65, 4, (5,)), max_in_flight=3, enable_prefix_caching=False)
+    prompt = [1 + place % 9 for place in range(length)]
+    output = answer(sim, make_request("plain", prompt, 9))
+    params = SamplingParams(max_tokens=9, stop_token_ids=[next(one for one in output if output.index(one) > 1)])
+    before = answer(sim, make_request("a", prompt, 9, params=params, follows=""))
+    answer(sim, make_request("b", [*prompt, *before[:-1], 5, 6, 7], 4, follows="a"))
+
+
+@pytest.mark.parametrize("follows", [None, ""], ids=["nothing kept", "kept"])
+def test_no_more_requests_give_way_because_of_what_sessions_hold(follows):
+    layout = make_layout(41)
+    sim = Simulation(layout=layout, policy=FairPolicy, max_num_seqs=5, max_in_flight=1, enable_prefix_caching=False)
+    for number in range(4):
+        answer(sim, make_request(f"s{number}", [1] * 24, 4, follows=follows))
+    many = [make_request(f"a{number}", [5, 6, number], 40, owner="a") for number in range(5)]
+    for one in many:
+        sim.add(one)
+    for _ in range(5):
+        sim.step()
+    other = make_request("b", [3] * 30, 4, owner="b")
+    sim.add(other)
+    while not sim.outputs["b"]:
+        sim.step()
+    assert sim.scheduler.lifecycle.num_preemptions == 1
+    sim.run()
+    for one in [*many, other]:
+        sim.check(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -16,6 +17,7 @@ from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import VOCAB, Simulation, expected, make_layout, make_request
 
 MAX_LEN = 40
+ENCODED = ([1], [1] * 7, [1] * 8, [2, 3, 4] * 10)
 POLICIES = (FirstComeFirstServedPolicy, PriorityPolicy, FairPolicy)
 
 setups = st.fixed_dictionaries(
@@ -25,6 +27,7 @@ setups = st.fixed_dictionaries(
         "strides": st.sampled_from([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
         "holds_states": st.sampled_from([False, False, True]),
         "checkpoints": st.sampled_from([0, 1, 6]),
+        "encodes": st.sampled_from([False, False, True]),
         "roominess": st.sampled_from([1.0, 1.3, 2.0, 6.0]),
         "max_in_flight": st.integers(1, 3),
         "policy": st.sampled_from(POLICIES),
@@ -55,7 +58,8 @@ def simulate(setup: dict, connector: dict | None = None) -> Simulation:
     strides, holds_states = setup.pop("strides")[: len(windows)], setup.pop("holds_states")
     num_blocks = int(sum(-(-MAX_LEN // (size * stride)) for stride in strides) * roominess) + 1
     states = setup["max_num_seqs"] if holds_states and connector is None and "speculator" not in setup else 0
-    layout = make_layout(num_blocks, size, windows, strides, states, setup.pop("checkpoints"))
+    encodes = setup.pop("encodes", False) and connector is None
+    layout = make_layout(num_blocks, size, windows, strides, states, setup.pop("checkpoints"), encodes)
     if connector is not None:
         connector = dict(connector)
         setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
@@ -63,7 +67,7 @@ def simulate(setup: dict, connector: dict | None = None) -> Simulation:
     return Simulation(layout=layout, max_model_len=MAX_LEN, connector=made, **setup)
 
 
-def random_request(number: int, rng: random.Random):
+def random_request(number: int, rng: random.Random, encodes: bool = False):
     shared = rng.choice([[1] * 30, [2, 3] * 15, [4, 5, 6] * 10])
     length = rng.randrange(1, 32)
     own = rng.randrange(0, length + 1)
@@ -89,6 +93,7 @@ def random_request(number: int, rng: random.Random):
         arrival=float(number),
         output_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 3))] if rng.random() < 0.1 else [],
         follows="" if rng.random() < 0.4 else None,
+        encoder_ids=np.array(rng.choice(ENCODED), np.int32) if encodes else None,
     )
 
 
@@ -104,7 +109,7 @@ class Life:
     def apply(self, operation: str, seed: int) -> None:
         sim, rng = self.sim, random.Random(seed)
         if operation == "add" and len(self.requests) < 40:
-            request = random_request(len(self.requests), rng)
+            request = random_request(len(self.requests), rng, any(one.keeps_encoded for one in sim.layout.groups))
             try:
                 sim.add(request)
             except ValueError:
@@ -144,7 +149,7 @@ class Life:
         number, follows = len(self.requests), before.request_id
         request = make_request(
             f"r{number}", [*tokens, *piece], rng.randrange(1, 9), seed=rng.randrange(3), arrival=float(number),
-            follows=follows,
+            follows=follows, encoder_ids=before.encoder_ids,
         )  # fmt: skip
         try:
             self.sim.add(request)
@@ -212,38 +217,53 @@ def test_loads_and_holds_change_no_token_and_leak_no_block(setup, connector, scr
     assert sorted(life.sim.scheduler._transfers.connector.ended) == sorted(life.requests)
 
 
+def random_setup(rng: random.Random) -> dict:
+    return {
+        "windows": rng.choice([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
+        "block_size": rng.choice([1, 2, 4]),
+        "strides": rng.choice([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
+        "holds_states": rng.random() < 0.3,
+        "checkpoints": rng.choice([0, 1, 6]),
+        "encodes": rng.random() < 0.4,
+        "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
+        "max_in_flight": rng.randrange(1, 4),
+        "policy": rng.choice(POLICIES),
+        "max_num_seqs": rng.choice([1, 2, 4, 8]),
+        "max_num_batched_tokens": rng.choice([1, 3, 8, 16, 40, 64]),
+        "enable_prefix_caching": rng.random() < 0.7,
+        "enable_chunked_prefill": rng.random() < 0.8,
+        "max_num_partial_prefills": rng.randrange(1, 4),
+        "long_prefill_token_threshold": rng.choice([0, 4]),
+    }
+
+
+def live(life: Life, rng: random.Random, count: int) -> None:
+    names = ["add"] * 4 + ["follow"] * 3 + ["abort", "reset", "forget"] + ["launch"] * 6 + ["answer"] * 6
+    for _ in range(count):
+        life.apply(rng.choice(names), rng.randrange(2**32))
+    life.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_found_behind_an_encoder_is_of_its_prompt(seed):
+    rng = random.Random(seed)
+    always = {"encodes": True, "enable_prefix_caching": True, "holds_states": False, "max_num_batched_tokens": 16}
+    live(Life(simulate({**random_setup(rng), **always})), rng, 150)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 4000, 500))
 def test_thousands_of_random_requests_get_their_tokens(start):
     for seed in range(start, start + 500):
         rng = random.Random(seed)
-        setup = {
-            "windows": rng.choice([(None,), (None, 6), (5,), (None, 3, 9), (8, 8)]),
-            "block_size": rng.choice([1, 2, 4]),
-            "strides": rng.choice([(1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 4), (4, 2, 3)]),
-            "holds_states": rng.random() < 0.3,
-            "checkpoints": rng.choice([0, 1, 6]),
-            "roominess": rng.choice([1.0, 1.3, 2.0, 6.0]),
-            "max_in_flight": rng.randrange(1, 4),
-            "policy": rng.choice(POLICIES),
-            "max_num_seqs": rng.choice([1, 2, 4, 8]),
-            "max_num_batched_tokens": rng.choice([1, 3, 8, 40, 64]),
-            "enable_prefix_caching": rng.random() < 0.7,
-            "enable_chunked_prefill": rng.random() < 0.8,
-            "max_num_partial_prefills": rng.randrange(1, 4),
-            "long_prefill_token_threshold": rng.choice([0, 4]),
-        }
+        setup = random_setup(rng)
         if rng.random() < 0.5:
             setup |= {"speculator": "luck", "num_speculative_tokens": rng.randrange(1, 6), "seed": seed}
         connector = None
         if rng.random() < 0.5:
             failing = [rng.randrange(12) for _ in range(rng.randrange(5))]
             connector = {"later": rng.random() < 0.5, "hold": rng.random() < 0.5, "failing": failing, "shy": 2}
-        life = Life(simulate(setup, connector), breaks=rng.choice([0.0, 0.1]))
-        names = ["add"] * 3 + ["abort", "reset"] + ["launch"] * 6 + ["answer"] * 6
-        for _ in range(200):
-            life.apply(rng.choice(names), rng.randrange(2**32))
-        life.check()
+        live(Life(simulate(setup, connector), breaks=rng.choice([0.0, 0.1])), rng, 200)
 
 
 drafting = st.fixed_dictionaries(

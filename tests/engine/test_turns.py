@@ -186,3 +186,23 @@ def test_decodes_that_take_all_tokens_of_a_step_leave_some_for_another_owner() -
     sim.check(asked)
     (answered,) = (step for step, plan in enumerate(sim.plans) for new in plan.added if new.request_id == "b")
     assert answered - began <= 8, "it waits for a request of another owner to end"
+
+
+def test_a_prompt_does_not_give_way_in_a_step_in_which_another_begins_with_its_blocks() -> None:
+    """What the step computes of it is found by the other, admitted in the same step, and would never be there."""
+    limits = {"max_num_seqs": 7, "max_num_batched_tokens": 24, "long_prefill_token_threshold": 8}
+    layout = simulated_layout(16)
+    sim = Simulation(layout=layout, policy=FairPolicy, max_in_flight=1, max_num_partial_prefills=4, **limits)
+    prompt = [1 + place % 9 for place in range(56)]
+    requests = [make_request(f"a{number}", [5, 6, number], 40, owner="a") for number in range(2)]
+    requests.append(make_request("long", prompt, 4, owner="a"))
+    for one in requests:
+        sim.add(one)
+    while len(sim.plans) < 4:
+        sim.step()
+    later = [make_request("shares", [*prompt[:40], 10, 11], owner="b"), make_request("short", [3] * 3, owner="c")]
+    for one in later:
+        sim.add(one)
+    sim.run()
+    for one in [*requests, *later]:
+        sim.check(one)

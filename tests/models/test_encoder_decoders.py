@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frame.core.config.flat import from_flat
+from frame.core.interfaces.errors import InvalidRequest
 from frame.core.interfaces.provider import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.plugins.platforms.cpu import CpuPlatform
@@ -263,6 +264,13 @@ def test_what_is_wrong_is_named(refusing, case):
     prompt, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         generate(refusing, [{"prompt_token_ids": [5]}, prompt])
+
+
+@pytest.mark.parametrize(("prompt", "name"), [({"prompt_token_ids": []}, "prompt"), (both([]), "encoder_prompt")])
+def test_the_part_that_is_wrong_is_one_that_was_given(refusing, prompt, name):
+    with pytest.raises(InvalidRequest, match="the encoder prompt has 0 tokens") as caught:
+        generate(refusing, [prompt])
+    assert caught.value.param == name
 
 
 def test_texts_of_both_sides_and_truncation(refusing):

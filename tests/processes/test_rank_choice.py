@@ -122,3 +122,18 @@ def test_homes_are_those_of_the_newest_requests(monkeypatch: pytest.MonkeyPatch)
     for place, name in enumerate("abca"):
         kept.note(name, place)
     assert [kept.take(name) for name in ("b", "c", "a", "a", "", None)] == [None, 2, 3, None, None, None]
+
+
+def test_what_an_encoder_reads_is_work_and_tells_decoder_prompts_apart() -> None:
+    def both(read: int, begun: np.ndarray) -> EngineRequest:
+        one = request(begun)
+        one.encoder_ids = prompt(read, read)
+        return one
+
+    choice, start = RankChoice(2), np.zeros(1, np.int32)
+    ranks = [place(choice, both(2000 if number == 0 else 10, start), range(2)) for number in range(8)]
+    assert ranks.count(ranks[0]) == 1
+    choice, begun = RankChoice(2), prompt(2 * CHUNK)
+    first = choice.choose(both(10, begun), range(2))
+    assert choice.choose(both(10, begun), range(2)) == first
+    assert choice.choose(both(11, begun), range(2)) != first

@@ -22,8 +22,12 @@ class KeptBlocks:
         self.used = False
 
     def keep(self, request: Request) -> None:
-        """Takes the blocks of a running request of a session that ends: all its tokens but the last are computed."""
-        if self._active and request.source.follows is not None:
+        """Takes the blocks of a running request of a session that ends: all its tokens but the last are computed.
+
+        Not where steps behind its end, which were on their way, gave back blocks that the next request needs.
+        """
+        known = request.num_tokens - 1
+        if self._active and request.source.follows is not None and self._kv.has_windows(request, known):
             self.drop(request.request_id)  # of an earlier session of that name, whose end nobody told
             self._requests[request.request_id] = owner = copy(request)
             owner.transfer = TransferState(asks=False)

@@ -204,6 +204,13 @@ class KVCache:
                 table[start:end] = [0] * (end - start)
                 request.cache.first_live[group.index] = end
 
+    def has_windows(self, request: Request, num_computed: int) -> bool:
+        """Whether no block was given back that tokens from number `num_computed` on need."""
+        first_live = request.cache.first_live
+        return all(
+            one.spec.first_needed(num_computed) >= first_live[one.index] * one.block_size for one in self._windowed
+        )
+
     def free(self, request: Request) -> None:
         """Gives back all blocks of the request; published ones stay findable until they are reused."""
         self.checkpoints.end(request)

@@ -208,7 +208,12 @@ class Scheduler:
         """
         gives_way, turns = self._policy.gives_way, self.lifecycle.turns
         admitted = {new.slot for new in draft.added}  # in this step, whose plan names their slots already
-        running = [one for one in self._batch.requests if one.slot not in admitted]
+        shared = {  # whose blocks of this step others of them read
+            slot
+            for slot, made in draft.publications.items()
+            if any(pool.references(block) > 1 for pool, block, _ in made)
+        }
+        running = [one for one in self._batch.requests if one.slot not in admitted | shared]
         for waiting in self._waiting.first_of_each(turns.num_waiting, self._admission.may_run):
             leaving = [one for one in running if gives_way(one, waiting)]
             if leaving:
@@ -222,7 +227,10 @@ class Scheduler:
                 turns.put_behind(victim, waiting)
                 self.lifecycle.preempt(victim, draft)
                 # those that stay may each take one more block of every group before the answers free its slot
-                if self._kv.pool.num_free >= needed + len(self._batch) * len(self._layout.groups):
+                room = needed + len(self._batch) * len(self._layout.groups)
+                while self._kv.pool.num_free < room and self.lifecycle.kept.drop():
+                    pass  # what sessions hold goes first
+                if self._kv.pool.num_free >= room:
                     return
 
     def _isolate(self) -> None:

@@ -87,7 +87,7 @@ def both_sides(
     if not 0 < len(read) <= most:
         raise InvalidRequest(
             f"the encoder prompt has {len(read)} tokens; the model's encoder reads 1 to {most}, all in one step",
-            _ENCODER,
+            _ENCODER if named else "prompt",
         )
     _of_side(_ENCODER if named else "", check, read)
     encoder = msgspec.structs.replace(encoder, token_ids=read, listed=read.tolist())

@@ -50,8 +50,9 @@ class RankChoice:
         self._last = process
 
     def cost(self, request: EngineRequest) -> float:
-        """What an engine has to do for a request, in tokens that it keeps: a prompt, and an output of usual length."""
-        return len(request.prompt_ids) + min(request.max_tokens, self._length)
+        """What an engine has to do for a request, in tokens that it keeps: prompts, and an output of usual length."""
+        read = 0 if request.encoder_ids is None else len(request.encoder_ids)
+        return read + len(request.prompt_ids) + min(request.max_tokens, self._length)
 
     def choose(self, request: EngineRequest, ranks: Collection[int]) -> int:
         """One of `ranks`, of which there is at least one; its engine will have the prompt in its prefix cache."""
@@ -103,6 +104,8 @@ def _beginnings(request: EngineRequest) -> Iterator[tuple[int, int]]:
     digest = hashlib.blake2b(root, digest_size=8)
     if request.embeds is not None:
         digest.update(np.ascontiguousarray(request.embeds.rows).data)
+    if request.encoder_ids is not None:
+        digest.update(request.encoder_ids.astype(np.int32, copy=False).tobytes())
     for end in range(step, len(ids) + 1, step):
         digest.update(ids[end - step : end].astype(np.int32, copy=False).tobytes())
         yield end, int.from_bytes(digest.copy().digest(), "little")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
+from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, SlidingKV, StateKV
 from frame.core.interfaces.step import NewRequest
 
 #: Drawn tokens lie below; the last one is what a wrong entry leads to.
@@ -33,12 +33,14 @@ def make_layout(
     strides: Sequence[int] = (),
     states: int = 0,
     checkpoints: int = 0,
+    encodes: bool = False,
     model: str = "test",
 ) -> KVLayout:
     """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
 
     `strides[g]` times `block_size` tokens are in a block of group g; without them every block has `block_size`. With
-    `states` there is a group of a running state besides, for so many requests, and for so many `checkpoints`.
+    `states` there is a group of a running state besides, for so many requests, and for so many `checkpoints`; if it
+    `encodes` there is one of encoder tokens.
     """
     groups = []
     strides = strides or [1] * len(windows)
@@ -50,6 +52,9 @@ def make_layout(
         )
         names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
         groups.append(KVGroup(specs=(spec,) * layers, layers=names, block_size=block_size * strides[index]))
+    if encodes:
+        crossed = (CrossKV(num_kv_heads=HEADS, head_dim=HEAD_DIM, dtype="float32"),)
+        groups.append(KVGroup(specs=crossed, layers=("encoded",), block_size=block_size))
     if states:
         interval = block_size * math.lcm(*strides) if checkpoints else 0
         kept = (StateKV(state_bytes=4 * NUMBERS),)
@@ -64,11 +69,11 @@ def make_layout(
     )
 
 
-def prefixes_of(tokens: Sequence[int]) -> list[int]:
-    """The number that stands for each prefix of `tokens`."""
+def prefixes_of(tokens: Sequence[int], first: int = 0) -> list[int]:
+    """The number that stands for each prefix of `tokens`; `first` stands for what comes before them."""
     prefixes: list[int] = []
     for token in tokens:
-        prefixes.append(extend_prefix(prefixes[-1] if prefixes else 0, token))
+        prefixes.append(extend_prefix(prefixes[-1] if prefixes else first, token))
     return prefixes
 
 
@@ -95,7 +100,7 @@ class Resident:
     """A request in a slot: its tokens, the numbers that stand for its prefixes, its blocks by group.
 
     `spoiled`: it read what a failed load or a broken step left, so that all it computes is wrong from then on. `drafts`
-    were proposed after its newest token.
+    were proposed after its newest token. `encoded` stand for the prefixes of its encoder tokens, on which all depend.
     """
 
     request_id: str
@@ -109,11 +114,13 @@ class Resident:
     prompt_logprobs: bool = False
     spoiled: bool = False
     drafts: list[int] = field(default_factory=list)
+    encoded: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, new: NewRequest) -> Resident:
         """The state of a request that enters."""
         tokens = new.token_ids.tolist()
+        encoded = prefixes_of([] if new.encoder_ids is None else new.encoder_ids.tolist())
         return cls(
             request_id=new.request_id,
             seed=new.seed,
@@ -122,8 +129,9 @@ class Resident:
             num_computed=new.num_computed,
             tables=[blocks.tolist() for blocks in new.block_ids],
             tokens=tokens,
-            prefixes=prefixes_of(tokens),
+            prefixes=prefixes_of(tokens, encoded[-1] if encoded else 0),
             prompt_logprobs=new.params.prompt_logprobs is not None,
+            encoded=encoded,
         )
 
     def append(self, token: int) -> None:

@@ -116,7 +116,7 @@ class FakeWorker:
         }
         views: dict[str, CacheView] = {}
         for index, group in enumerate(layout.groups):
-            if group.keeps_states:
+            if group.keeps_states or group.keeps_encoded:
                 continue
             block = BlockFormat((2, group.block_size, HEADS, HEAD_DIM), (0, 1, 2, 3), torch.float32, 1)
             views |= {layer: CacheView(caches[layer], block, index) for layer in group.layers}
@@ -220,6 +220,7 @@ class FakeWorker:
             self._expect(new.slot not in self.slots, f"slot {new.slot} is taken")
             self._expect(not named, f"slot {new.slot} is still named by steps {named}")
             self._expect(new.num_computed < len(new.token_ids), f"{new.request_id} has nothing to compute")
+            self._expect(new.slot in plan.slots, f"{new.request_id} is added without a token")
             self.slots[new.slot] = Resident.of(new)
         for append in plan.appends:
             columns = (append.slots, append.offsets, append.block_ids)
@@ -258,6 +259,9 @@ class FakeWorker:
             for number, layer in enumerate(group.layers):
                 hooks.before(layer, batch)
                 steps = list(zip(rows, starts, plan.num_drafts.tolist(), strict=True))
+                if group.keeps_encoded:
+                    self._cross(plan, rows, index, number)
+                    steps = []
                 for resident, (start, count), _ in steps if group.keeps_states else ():
                     self._read(resident, index, number, start, count)
                 # all of a layer is written before it is read: rows of one step may share a prefix
@@ -268,6 +272,22 @@ class FakeWorker:
                 hooks.after(layer, batch)
                 if plan.step in self.broken_steps:
                     return
+
+    def _cross(self, plan: StepPlan, rows: Sequence[Resident], group: int, number: int) -> None:
+        """Writes the encoder tokens of those who enter; all read their own."""
+        entries = self.entries[self.layout.groups[group].layers[number]]
+        places = {id(one): self._places(one, group, range(len(one.encoded))) for one in rows}
+        for new in plan.added:
+            one = self.slots[new.slot]
+            blocks, offsets = places[id(one)]
+            self._expect(bool(blocks.all()), f"{one.request_id}: an encoder token is written to the null block")
+            prefixes = [BAD] * len(one.encoded) if one.spoiled else one.encoded
+            entries[blocks, offsets] = entries_of(group, number, range(len(prefixes)), prefixes)
+        for one in rows:
+            wanted = entries_of(group, number, range(len(one.encoded)), one.encoded)
+            if not (one.spoiled or (entries[places[id(one)]] == wanted).all()):
+                self._expect(False, f"{one.request_id} reads encoder tokens that are not its own")
+                one.spoiled = True
 
     def _write(self, resident: Resident, group: int, number: int, start: int, count: int) -> None:
         """Stores a row's new entries; those of drafts stand for the prefixes that they would make."""
