@@ -190,7 +190,7 @@ class DataParallelClient:
         return f"engine {self._ranks.start + place}: {text}" if len(self._ranks) > 1 else str(text)
 
     def _place(self, request: EngineRequest) -> int:
-        before = self._homes.take(request.request_id) or self._homes.take(request.follows)
+        before = self._homes.take(request.follows) or self._homes.take(request.request_id)
         if before is not None and before.end is None and before in self._engines:
             return self._engines.index(before)
         places = range(len(self._engines))

@@ -78,6 +78,16 @@ async def test_the_pieces_of_a_session_go_to_one_engine(client: DataParallelClie
     assert set(client._homes._engines) == {"s/3"}
 
 
+async def test_a_session_with_the_name_of_an_earlier_one_stays_where_it_is(client: DataParallelClient) -> None:
+    seen = Collector(client)
+    client._homes.note("s/2", client._engines[0])  # of the earlier one, which ended with it
+    client._choice.begin(0, 1e6)
+    for name, follows in (("s/1", ""), ("s/2", "s/1")):
+        await client.add(msgspec.structs.replace(request(name, tokens=3), follows=follows))
+        assert client._running[name].place == 1
+        await until(lambda name=name: name in seen.ends)
+
+
 async def test_calls_reach_every_engine(client: DataParallelClient) -> None:
     assert await client.call("reset_prefix_cache") is True
     assert await client.call("worker", {"method": "name"}) == ["name", "name"]
