@@ -83,9 +83,11 @@ def test_only_some_engines_of_several_servers() -> None:
 @pytest.mark.timeout(300)
 def test_engines_give_the_tokens_of_one_and_a_killed_one_its_requests_again() -> None:
     requests: list[dict[str, Any]] = [
-        {"prompt": f"Once upon a time {index}", "temperature": index % 2, "seed": index, "max_tokens": 64}
+        {"prompt": f"Once upon a time {index}", "temperature": index % 2, "seed": index, "max_tokens": 200}
         for index in range(6)
     ]
+    for request in requests:  # which go on until they are seen to run
+        request["extra_body"] = {"ignore_eos": True}
     settings = ("--deterministic", "--num-threads", "1", "--disable-access-log")
     with server(REAL, *settings) as running:
         alone = texts(running, requests)
