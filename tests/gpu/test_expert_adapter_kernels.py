@@ -90,7 +90,7 @@ def test_deterministic_bits_do_not_depend_on_other_tokens() -> None:
     for rows in (slice(0, 1), slice(7, 11)):
         part = hidden[rows], gate_up, down, weights[rows], ids[rows], adapters, slots[rows]
         found = ops.adapted_experts(*map(there, part))
-        assert torch.equal(found, whole[rows]) or (INTERPRETED and torch.allclose(found, whole[rows]))
+        assert torch.equal(found, whole[rows]) or (INTERPRETED and torch.allclose(found, whole[rows], atol=1e-5))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter records nothing")
