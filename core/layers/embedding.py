@@ -33,8 +33,11 @@ class VocabRows(MethodLayer):
         self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
         self.spec = EmbeddingSpec(vocab_size, dim, self.start, self.num_used, self.num_rows, head)
         self.method: EmbeddingMethod = build.methods.embedding(prefix, self.spec)
-        #: whether a head multiplies by the rows, and what it reads in their place if that is quicker
-        self.is_tied, self.packed = False, None
+        #: whether a head multiplies by the rows; `packed` is what it reads in their place if that is quicker
+        self.is_tied = False
+        self.register_buffer(
+            "packed", None, persistent=False
+        )  # no parameter: it goes and comes with `unpack` and `pack`
         self._slots = self.method.create(self)
 
     def weight_slots(self) -> list[WeightSlot]:

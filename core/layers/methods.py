@@ -81,8 +81,7 @@ class PlainEmbedding(EmbeddingMethod):
         if layer.spec.head:
             _pack(layer)
         elif layer.is_tied and layer.packed is None:  # a head reads it packed, and rows are looked up as they were
-            packed = layer.ops.packed(layer.weight)
-            layer.packed = None if packed is None else nn.Parameter(packed, requires_grad=False)
+            layer.packed = layer.ops.packed(layer.weight)
 
     def unpack(self, layer: Any) -> None:
         layer.packed = None

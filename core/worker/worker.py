@@ -148,6 +148,8 @@ class Worker:
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
         self.runner.balance.settle()
+        if "weights" not in keep:
+            self.model.unpack_weights()  # what is packed has no storage to free
         self.platform.memory().sleep(tuple(keep))
         self._weights_gone = "weights" not in keep
 

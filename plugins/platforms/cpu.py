@@ -28,7 +28,6 @@ from frame.interfaces import (
 from frame.links.processors import num_processors
 from frame.ops import Ops
 
-from .cpu_linear import drop_packed
 from .cpu_ops import CpuOps
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
@@ -190,8 +189,6 @@ class HostMemory(Memory):
         for tag, tensors in self._claimed.items():
             if tag in keep or tag in self._sizes:
                 continue
-            for tensor in tensors:
-                drop_packed(tensor)
             storages = [tensor.untyped_storage() for tensor in tensors]
             if not all(storage.resizable() for storage in storages):
                 raise RuntimeError(f"sleep cannot free {tag}: some of it is mapped from a file")

@@ -10,7 +10,7 @@ import platform
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from .invariant_ops import rows_are_alike
@@ -58,14 +58,6 @@ def packed(weight: Tensor) -> Tensor | None:
 def _reordered(weight: Tensor) -> Tensor:
     found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS)
     return found
-
-
-def drop_packed(weight: Tensor) -> None:
-    """Leaves a packed weight without content, in plain order; others as they are."""
-    if weight.is_mkldnn:
-        torch.utils.swap_tensors(
-            weight, nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=False)
-        )
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

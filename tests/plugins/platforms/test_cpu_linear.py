@@ -84,7 +84,9 @@ def test_weights_are_packed_wherever_they_come_from(family, tmp_path, always):
         return [output.outputs[0].token_ids for output in llm.generate(given, params, use_tqdm=False)]
 
     def num_packed(llm):
-        (found,) = llm.collective_rpc(lambda worker: sum(one.is_mkldnn for one in worker.model.parameters()))
+        (found,) = llm.collective_rpc(
+            lambda worker: sum(one.is_mkldnn for one in (*worker.model.parameters(), *worker.model.buffers()))
+        )
         return found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -101,6 +103,7 @@ def test_weights_are_packed_wherever_they_come_from(family, tmp_path, always):
         assert num_packed(llm) == all_packed
         assert tokens(llm) == want
         llm.sleep(level=2)
+        assert num_packed(llm) == 0
         llm.wake_up()
         assert num_packed(llm) == all_packed
         assert tokens(llm) == want
