@@ -20,6 +20,8 @@ from typing import Any
 
 PROMPT, OUTPUT, RUNS = 512, 32, 3
 GGUF = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
+#: What llama.cpp must know of a model without a tokenizer.
+FACTS = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 32000}
 MODEL = {
     "vocab_size": 32000,
     "hidden_size": 1024,
@@ -43,7 +45,7 @@ def write(folder: Path) -> None:
     plain = folder / "model"
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL)).save_pretrained(plain)
     for type_, kind in GGUF.items():
-        write_gguf(plain, folder / f"{type_}.gguf", [(".*", kind)], more={"tokenizer.ggml.model": "no_vocab"})
+        write_gguf(plain, folder / f"{type_}.gguf", [(".*", kind)], more=FACTS)
 
 
 def of_frame(folder: Path, type_: str, threads: int) -> Callable[[int], float]:
