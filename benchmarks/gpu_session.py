@@ -1,4 +1,4 @@
-"""One lease of a GPU, used well: tests and measurements in the order of their worth, each with a limit of time.
+"""A lease of a host's GPUs, used well: tests and measurements in the order of their worth, each with a limit of time.
 
     python benchmarks/gpu_session.py --out $OUT --seconds 580            # what fits, the most valuable first
     python benchmarks/gpu_session.py --out $OUT --plan tests             # every test that needs a GPU
@@ -7,8 +7,9 @@
     python benchmarks/gpu_session.py --out DIR --smoke                   # the same script, tiny, on any machine
 
 A part is a process of its own: its output goes to OUT/PART.log, its figures to OUT/PART.json, and how it ended to
-OUT/session.json, which is written anew after each part. A part that no longer fits is left out and named, so that the
-next call can begin with it (`--skip` takes the names of those that are done). The plan `targets` runs frame and its
+OUT/session.json, which is written anew after each part. Parts that need fewer devices than the host has run beside one
+another, each with devices of its own. A part that no longer fits is left out and named, so that the next call can begin
+with it (`--skip` takes the names of those that are done). The plan `targets` runs frame and its
 peer, vLLM, on the shapes that `table.py` names targets for, and writes that table from OUT/target-*.json to
 OUT/table.log, so that calls which share OUT add to it; the peer's packages may be those of another interpreter.
 """
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +33,13 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Part:
-    """A command, the seconds it may take, and what stands for it where there is no GPU (empty: nothing)."""
+    """A command, the seconds it may take, what stands for it where there is no GPU (empty: nothing), its devices."""
 
     name: str
     command: str
     seconds: int
     smoke: str = ""
+    devices: int = 1
 
 
 def gpu_tests(files: str) -> str:
@@ -46,32 +49,33 @@ def gpu_tests(files: str) -> str:
 
 _KERNELS = "benchmarks/kernels"
 PARTS = (
-    Part("leaks", gpu_tests("tests/gpu/test_leaks.py tests/gpu/test_doctor.py tests/gpu/test_pooling.py"), 150,
+    Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py") + " -n 3", 500, devices=2),
+    Part("new-kernels", gpu_tests("tests/gpu/test_latent*.py tests/gpu/test_state_kernels.py "
+                                  "tests/gpu/test_coded_experts.py tests/gpu/test_nibble_kernels.py "
+                                  "tests/gpu/test_expert_adapter_kernels.py tests/gpu/test_quantized_kernels.py "
+                                  "tests/gpu/test_codebook_kernels.py tests/gpu/test_linear_rows.py") + " -n 8", 400),
+    Part("engine-tests", gpu_tests("tests/gpu/test_engine.py tests/gpu/test_encoder_decoders.py "
+                                   "tests/gpu/test_pooling.py tests/gpu/test_cascade_engine.py") + " -n 4", 400),
+    Part("kernel-tests", gpu_tests("tests/gpu/test_sampling*_kernels.py tests/gpu/test_step_kernels.py "
+                                   "tests/gpu/test_layer_kernels.py tests/gpu/test_attention.py "
+                                   "tests/gpu/test_attention_fp8.py tests/gpu/test_linear_invariant.py "
+                                   "tests/gpu/test_prefill_attention.py "
+                                   "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
+                                   "tests/gpu/test_cascade.py tests/gpu/test_library.py") + " -n 8", 400),
+    Part("graphs", gpu_tests("tests/gpu/test_graphs.py tests/gpu/test_doctor.py tests/gpu/test_leaks.py"), 400,
          "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
+    Part("exchanges", gpu_tests("tests/gpu/test_expert_exchanges.py tests/gpu/test_expert_exchange_kernels.py "
+                                "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py"), 300, devices=4),
     Part("ragged", f"python {_KERNELS}/attention.py --ragged --json {{json}}", 120),
-    Part("engine-tests", gpu_tests("tests/gpu/test_cascade_engine.py tests/gpu/test_graphs.py "
-                                   "tests/gpu/test_engine.py tests/gpu/test_encoder_decoders.py"), 300),
     Part("sanitize", "benchmarks/sanitize.sh", 320),
-    Part("kernel-tests", gpu_tests("tests/gpu/test_s*_kernels.py tests/gpu/test_l*_kernels.py "
-                                   "tests/gpu/test_attention.py tests/gpu/test_attention_fp8.py "
-                                   "tests/gpu/test_linear_*.py tests/gpu/test_prefill_attention.py "
-                                   "tests/gpu/test_expert_kernels.py tests/gpu/test_expert_exchange_kernels.py "
-                                   "tests/gpu/test_adapter_kernels.py tests/gpu/test_codebook_kernels.py "
-                                   "tests/gpu/test_quantized_kernels.py tests/gpu/test_latent*.py "
-                                   "tests/gpu/test_coded_experts.py tests/gpu/test_nibble_kernels.py "
-                                   "tests/gpu/test_expert_adapter_kernels.py "
-                                   "tests/gpu/test_cascade.py "
-                                   "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
-                                   "tests/gpu/test_library.py") + " -n 8", 300),
-    Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py tests/gpu/test_expert_exchanges.py"), 360),
-    Part("expert-exchange", f"python {_KERNELS}/expert_exchange.py --json {{json}}", 120),
+    Part("expert-exchange", f"python {_KERNELS}/expert_exchange.py --json {{json}}", 120, devices=2),
     Part("two-halves", f"python {_KERNELS}/two_halves.py --json {{json}}", 150,
          f"python {_KERNELS}/two_halves.py --device cpu --shape tiny --tokens 24,8 --decodes 8 --context 20 "
-         "--prompt 12 --json {json}"),
+         "--prompt 12 --json {json}", devices=2),
     Part("expert-balance", "python benchmarks/expert_balance.py --json {json}", 560,
          "python benchmarks/expert_balance.py --shape tiny --platform cpu --batch 4 --steps 60 --interval 20 "
-         "--redundant 2 --rows 4 --json {json}"),
+         "--redundant 2 --rows 4 --json {json}", devices=2),
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
          "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
@@ -118,7 +122,10 @@ PARTS = (
 )  # fmt: skip
 #: Parts in the order in which a call runs them that asks for a plan.
 PLANS = {
-    "tests": ("kernel-tests", "start", "engine-tests", "leaks", "libraries", "two-devices"),
+    "tests": (
+        *("two-devices", "new-kernels", "engine-tests", "kernel-tests", "graphs", "start", "libraries"),
+        "exchanges",
+    ),
     "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),
     "targets": (
         *(part.name for part in PARTS if part.name.startswith("target-")),
@@ -130,12 +137,25 @@ PLANS = {
 }
 
 
-def run(part: Part, command: str, seconds: float, out: Path, peer: str = sys.executable) -> dict[str, object]:
-    """Runs one part, `peer` the other engine's interpreter; how it ended."""
-    command = command.format(json=out / f"{part.name}.json", out=out, peer=peer)
+def devices_here() -> list[str]:
+    """The devices that parts may use, as CUDA_VISIBLE_DEVICES names them; one without a name where there is no GPU."""
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return [""]
+    return [str(number) for number in range(len(listed.splitlines()))]
+
+
+def run(part: Part, command: str, seconds: float, options: argparse.Namespace, devices: list[str]) -> dict[str, object]:
+    """Runs one part on these devices; how it ended."""
+    out = options.out
+    command = command.format(json=out / f"{part.name}.json", out=out, peer=options.peer_python)
     words = shlex.split(command) if "*" not in command else ["bash", "-c", command]
     paths = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = {**os.environ, "PATH": paths, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    imports = os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "PATH": paths, "PYTHONPATH": imports, "CUDA_VISIBLE_DEVICES": ",".join(devices)}
     if words[0] in ("python", "pytest", "frame"):
         words[:1] = [sys.executable] if words[0] == "python" else [sys.executable, "-m", words[0]]
     begin = time.perf_counter()
@@ -152,6 +172,34 @@ def run(part: Part, command: str, seconds: float, out: Path, peer: str = sys.exe
     spent = round(time.perf_counter() - begin, 1)
     last = (out / f"{part.name}.log").read_text(errors="replace").strip().splitlines()[-1:]
     return {"part": part.name, "status": status, "seconds": spent, "last line": "".join(last)[:200]}
+
+
+def run_all(pairs: list[tuple[Part, str]], options: argparse.Namespace, devices: list[str]) -> None:
+    """Runs parts as soon as their devices are free, in the order given where that is so for several."""
+    end, results = time.monotonic() + options.seconds, list[dict[str, object]]()
+    pending, free, running = list(pairs), list(devices), dict[Future[dict[str, object]], list[str]]()
+
+    def ended(result: dict[str, object]) -> None:
+        results.append(result)
+        print("{part}: {status}, {seconds} s: {last line}".format(**result), flush=True)
+        (options.out / "session.json").write_text(json.dumps(results, indent=1))
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        while pending or running:
+            fitting = (pair for pair in pending if min(pair[0].devices, len(devices)) <= len(free))
+            if (pair := next(fitting, None)) is not None:
+                pending.remove(pair)
+                part, command = pair
+                left = end - time.monotonic()
+                if left < min(60, part.seconds):
+                    ended({"part": part.name, "status": "left out", "seconds": 0.0, "last line": ""})
+                    continue
+                taken = [free.pop(0) for _ in range(min(part.devices, len(devices)))]
+                running[pool.submit(run, part, command, min(part.seconds, left), options, taken)] = taken
+                continue
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                free = sorted(free + running.pop(future))
+                ended(future.result())
 
 
 def chosen(options: argparse.Namespace) -> list[tuple[Part, str]]:
@@ -180,15 +228,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out = options.out.absolute()
     options.out.mkdir(parents=True, exist_ok=True)
-    end, results = time.monotonic() + options.seconds, []
-    for part, command in chosen(options):
-        left = end - time.monotonic()
-        if left < min(60, part.seconds):
-            results.append({"part": part.name, "status": "left out", "seconds": 0.0, "last line": ""})
-        else:
-            results.append(run(part, command, min(part.seconds, left), options.out, options.peer_python))
-        print("{part}: {status}, {seconds} s: {last line}".format(**results[-1]), flush=True)
-        (options.out / "session.json").write_text(json.dumps(results, indent=1))
+    run_all(chosen(options), options, [""] if options.smoke else devices_here())
 
 
 if __name__ == "__main__":
