@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Part:
 
 def gpu_tests(files: str) -> str:
     """A run of GPU tests that stops at no failure, so that one lease tells of all."""
-    return f"pytest -q -m gpu -p no:cacheprovider -o filterwarnings= --durations=5 {files}"
+    return f"pytest -v --tb=short -m gpu -p no:cacheprovider -o filterwarnings= --durations=5 {files}"
 
 
 _KERNELS = "benchmarks/kernels"
@@ -62,7 +63,7 @@ PARTS = (
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
                                    "tests/gpu/test_cascade.py tests/gpu/test_library.py") + " -n 8", 400),
-    Part("graphs", gpu_tests("tests/gpu/test_graphs.py tests/gpu/test_doctor.py tests/gpu/test_leaks.py"), 400,
+    Part("graphs", gpu_tests("tests/gpu/test_doctor.py tests/gpu/test_graphs.py tests/gpu/test_leaks.py"), 400,
          "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("exchanges", gpu_tests("tests/gpu/test_expert_exchanges.py tests/gpu/test_expert_exchange_kernels.py "
@@ -167,7 +168,11 @@ def run(part: Part, command: str, seconds: float, options: argparse.Namespace, d
             status: int | str = process.wait(seconds)
         except subprocess.TimeoutExpired:
             status = "out of time"
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
+            process.send_signal(signal.SIGINT)  # pytest says what failed until then
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started itself
             process.wait()
     spent = round(time.perf_counter() - begin, 1)
     last = (out / f"{part.name}.log").read_text(errors="replace").strip().splitlines()[-1:]

@@ -84,7 +84,7 @@ def _route(
         if BIASED:
             best = tl.sum(tl.where(lane == place, value, 0.0), 0)
         if MIXER:  # a softmax over those not yet chosen that are near enough
-            far = (best - value) / tl.maximum(tl.abs(value), best) > reach
+            far = tl.div_rn(best - value, tl.maximum(tl.abs(value), best)) > reach
             best = 1.0 / tl.sum(tl.where(far | (merit == -float("inf")), 0.0, tl.exp(merit - best)), 0)
         share = tl.where(choice == k, best, share)
         chosen = tl.where(choice == k, place, chosen)

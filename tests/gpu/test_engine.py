@@ -32,7 +32,8 @@ def make_prompts(count: int = 12) -> list[list[int]]:
 def generate(folder, prompts, temperature: float = 0.0, **arguments) -> list[list[int]]:
     from frame import LLM, SamplingParams
 
-    values = {"max_model_len": 128, "gpu_memory_utilization": 0.1, "max_num_seqs": 16, **arguments}
+    # given bytes do not follow from what other tests hold on the same device
+    values = {"max_model_len": 128, "kv_cache_memory_bytes": 256 << 20, "max_num_seqs": 16, **arguments}
     llm = LLM(model=str(folder), skip_tokenizer_init=True, **values)
     params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False, seed=5)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
@@ -72,17 +73,33 @@ def gaps_to_transformers(folder, dtype: str, prompts: list[list[int]], found: li
     return gaps
 
 
+def rounding_of_transformers(folder, prompts) -> float:
+    """The most that rounding to bfloat16 changes a log-probability which transformers gives behind these prompts."""
+    from transformers import AutoModelForCausalLM
+
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        kind = {"dtype": dtype, "attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(folder, **kind).cuda().eval()
+        with torch.inference_mode():
+            rows = [model(torch.tensor([ids], device="cuda"), use_cache=False).logits[0, -1] for ids in prompts]
+        found.append(torch.stack(rows).float().log_softmax(-1))
+    return float((found[0] - found[1]).abs().max())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_equals_transformers(family: str, dtype: str, tmp_path) -> None:
     folder = make_checkpoint(tmp_path, family)
     prompts = make_prompts()
     gaps = gaps_to_transformers(folder, dtype, prompts, generate(folder, prompts, dtype=dtype))
-    print(f"{family} {dtype}: {sum(gap == 0 for gap in gaps)} of {len(gaps)} equal, largest gap {max(gaps):.4f}")
+    rounding = 2 * rounding_of_transformers(folder, prompts) if dtype == "bfloat16" else 0.0
+    told = f"{sum(gap == 0 for gap in gaps)} of {len(gaps)} equal, largest gap {max(gaps):.4f}, rounding {rounding:.4f}"
+    print(f"{family} {dtype}: {told}")
     routed = family.endswith(ROUTED) or bool({"num_experts", "num_local_experts"} & set(ALL[family].config))
     if routed and dtype == "bfloat16":
         return  # a near tie between experts changes more than the last bits: no gap of logits tells of it
-    assert max(gaps) <= (1e-4 if dtype == "float32" else 0.15)
+    assert max(gaps) <= (1e-4 if dtype == "float32" else max(0.15, rounding))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

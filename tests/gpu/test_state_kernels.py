@@ -20,7 +20,12 @@ pytestmark = pytest.mark.gpu
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
-CLOSE = {torch.float32: (2e-5, 1e-4), torch.float16: (4e-3, 4e-3), torch.bfloat16: (3e-2, 3e-2)}
+#: Of 16-bit inputs, a GPU's sums take tf32, which keeps as many bits as float16 and is not interpreted.
+CLOSE = {
+    torch.float32: (2e-5, 1e-4),
+    torch.float16: (4e-3 if INTERPRETED else 2e-2, 4e-3),
+    torch.bfloat16: (3e-2, 3e-2),
+}
 OPS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     "conv": (convolution.causal_conv, Ops.causal_conv, _conv),
     "ssd": (scans.ssd_scan, Ops.ssd_scan, _ssd),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,10 @@ def test_the_largest_step_runs_without_a_cache(mesh: Mesh, tmp_path: Path) -> No
     _profile(make_checkpoint(tmp_path, "llama"), mesh)
 
 
+def test_the_largest_step_runs_where_each_head_has_scales(tmp_path: Path) -> None:
+    _profile(make_checkpoint(tmp_path, "llama"), Mesh(), kv_cache_dtype="fp8_e4m3", calculate_kv_scales=True)
+
+
 def test_the_largest_step_has_an_encoder_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     monkeypatch.setattr(Stack, "forward", lambda self, embedded, *_: read.append(len(embedded)) or embedded)
@@ -31,9 +36,9 @@ def test_the_largest_step_has_an_encoder_prompt(tmp_path: Path, monkeypatch: pyt
     _profile(tmp_path, Mesh(tensor=2))
 
 
-def _profile(folder: Path, mesh: Mesh) -> None:
-    sizes = {"tensor_parallel_size": mesh.tensor, "decode_context_parallel_size": mesh.decode_context}
-    config = FrameConfig.from_flat(model=str(folder), max_num_batched_tokens=64, max_num_seqs=4, **sizes)
+def _profile(folder: Path, mesh: Mesh, **given: Any) -> None:
+    given |= {"tensor_parallel_size": mesh.tensor, "decode_context_parallel_size": mesh.decode_context}
+    config = FrameConfig.from_flat(model=str(folder), max_num_batched_tokens=64, max_num_seqs=4, **given)
     registry = Registry.load()
     opened = open_device(config, registry, Placement(mesh=mesh), "")
     before = opened.platform.memory().snapshot()

@@ -23,6 +23,7 @@ class NoAttention:
     """Takes the place of a backend while there is no cache: returns zeros of the shape that attention returns."""
 
     needs_python = False
+    takes_head_scales = True
 
     def plan(self, batch: GroupBatch) -> None:
         """There is nothing to plan."""

@@ -32,6 +32,7 @@ def test_the_library_is_always_a_candidate_and_ours_where_they_can_serve() -> No
     assert names(65, PLAIN, hopper=True)[2:] == ["tiles-256", "tiles-128"]
     assert names(8, Shape(4096, 4000, False, BF16), hopper=True)[2:] == [], "64 inputs at a time"
     assert names(128, Shape(4100, 4096, False, BF16), hopper=True)[2:] == [], "results at multiples of 16 bytes"
+    assert names(128, Shape(4096, 4100, False, BF16), hopper=True)[2:] == [], "rows at multiples of 16 bytes"
     assert names(128, Shape(4096, 4096, False, torch.float32), hopper=True)[2:] == []
 
 

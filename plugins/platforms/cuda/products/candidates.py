@@ -58,7 +58,8 @@ def names(rows: int, shape: Shape, *, hopper: bool) -> list[str]:
         found += [name for name in SOME_ROWS if few or name != "rows-8x4"]
         if shape.gated:  # of a gate and a factor more steps on their way leave fewer programs on a multiprocessor
             found = found[:2] + ["rows-4x4"] * few
-    if rows >= LEAST_MANY_ROWS and shape.outputs % (16 if shape.gated else 8) == 0:
+    aligned = shape.inputs % 8 == 0 and shape.outputs % (16 if shape.gated else 8) == 0  # rows at multiples of 16 bytes
+    if rows >= LEAST_MANY_ROWS and aligned:
         found += MANY_ROWS
     return found
 
