@@ -9,6 +9,7 @@ import pytest
 
 from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.start.attention_binding import choose_backends
 from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
@@ -43,4 +44,5 @@ def _profile(folder: Path, mesh: Mesh, **given: Any) -> None:
     opened = open_device(config, registry, Placement(mesh=mesh), "")
     before = opened.platform.memory().snapshot()
     loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
+    choose_backends(loaded.build.caches, config, registry, loaded.build.own_caches)
     profile_step(config, opened.checkpoint, loaded, opened.platform)
