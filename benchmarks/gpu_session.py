@@ -119,6 +119,16 @@ PARTS = (
                           ("0.6b", "--models qwen3-0.6b --runs 2"), ("latent", "--models deepseek-v2-lite --runs 2"),
                           ("states", "--models mamba2-2.7b"), ("mxfp4", "--models gpt-oss-20b --runs 1,2"))
       for engine, python in (("frame", "python"), ("vllm", "{peer}"))),
+    *(Part(f"target-{name}-frame", f"python benchmarks/offline_gpu.py {shape} --json {{json}}", 300, devices=2)
+      for name, shape in (
+          ("70b", "--models llama-70b --extra '{{\"tensor_parallel_size\": 2}}'"),
+          ("30b", "--models qwen3-30b-a3b "
+                  "--extra '{{\"tensor_parallel_size\": 2, \"enable_expert_parallel\": true}}'"))),
+    *(Part(f"trace-{name}", f"python benchmarks/team_trace.py --shape {shape}", 150, devices=2)
+      for name, shape in (
+          ("70b", "llama-70b --batches 64,256 --prompts 16 --extra '{{\"tensor_parallel_size\": 2}}'"),
+          ("30b", "qwen3-30b-a3b --batches 1,64,512 --prompts 16 "
+                  "--extra '{{\"tensor_parallel_size\": 2, \"enable_expert_parallel\": true}}'"))),
     Part("table", "python benchmarks/table.py {out}/target-*.json", 30),
 )  # fmt: skip
 #: Parts in the order in which a call runs them that asks for a plan.

@@ -1,10 +1,12 @@
 """A model as it is and with other weights, another KV cache or adapters: the same runs one after the other, and ratios.
 
-    python benchmarks/variants_gpu.py --variants none,fp8,int4,fp8-kv,adapters --runs 0,1,2,4,5 --json FILE
+    python benchmarks/variants_gpu.py --json FILE                          # each with the runs that have a target
+    python benchmarks/variants_gpu.py --variants none,int8 --runs 0,1,2,4
     python benchmarks/variants_gpu.py --shape tiny --platform cpu --runs 0 --variants none,int8,adapters
 
 Weights are random, and nothing is downloaded. `adapters` are eight of rank 16 on every linear layer, which the requests
-take in turn. Ratios are of seconds, those of `none` over a variant's own, so that more is faster.
+take in turn; `wrapped` is the class of transformers with our attention. Ratios are of seconds, those of `none` over a
+variant's own, so that more is faster.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "none": {},
     **{name: {"quantization": name} for name in ("fp8", "int8", "int4")},
     "fp8-kv": {"kv_cache_dtype": "fp8"},
+    "wrapped": {"model_impl": "transformers"},
     "adapters": {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": RANK},
 }
+#: Numbers of the runs of each variant, unless others are asked for.
+RUNS = {
+    "none": "0,1,2,4,5", "fp8": "0,1,2,4", "int8": "0,1,2,4", "int4": "0,1", "fp8-kv": "5", "adapters": "1",
+    "wrapped": "0,1",
+}  # fmt: skip
 TINY: dict[str, Any] = {
     **LLAMA, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "bos_token_id": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048, "eos_token_id": 2,
@@ -99,19 +107,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A model with other weights, KV cache or adapters beside itself.")
     parser.add_argument("--shape", default="llama-8b", choices=["llama-8b", "tiny"])
     parser.add_argument("--variants", default=",".join(VARIANTS), help="Comma-separated: " + ", ".join(VARIANTS))
-    parser.add_argument("--runs", default="0,1,2,4,5", help="Comma-separated numbers of the shape's runs.")
+    parser.add_argument("--runs", default="", help="Comma-separated numbers of the shape's runs; else those of RUNS.")
     parser.add_argument("--platform", default="auto")
     parser.add_argument("--json", type=Path, help="Where the figures are written.")
     options = parser.parse_args()
     config, _, runs = SHAPES[options.shape]
-    chosen = [runs[int(number)] for number in options.runs.split(",")]
     plain, found = dict[str, float](), list[dict[str, Any]]()
     for variant in options.variants.split(","):
         if variant not in VARIANTS:
             parser.error(f"no variant {variant!r}; there are: {', '.join(VARIANTS)}")
         with started(options.shape, variant, {"platform": options.platform}) as llm:
             timed(llm, SamplingParams, config["vocab_size"], Run(4, (8, 8), (4, 4)), 0)
-            for run in chosen:
+            for run in (runs[int(number)] for number in (options.runs or RUNS[variant]).split(",")):
                 seconds, tokens_in, tokens_out = min(
                     timed(llm, SamplingParams, config["vocab_size"], run, seed) for seed in (1, 2)
                 )
