@@ -128,7 +128,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, list[Run]]] = {
     "qwen3-30b-a3b": (QWEN_MOE, 16384, SHORT),
     "gpt-oss-20b": (GPT_OSS, 16384, SHORT),
     "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 16384, SHORT),
-    "mamba2-2.7b": (MAMBA2, 4096, [STATES]),
+    "mamba2-2.7b": (MAMBA2, 2048, [STATES]),
     "llama-70b": (LLAMA_70B, 8192, [*SHORT[:2], Run(256, (256, 768), (128, 384))]),
 }
 

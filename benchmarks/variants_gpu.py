@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,16 +84,21 @@ def started(shape: str, variant: str, extra: dict[str, Any]) -> Iterator[Any]:
             write_adapter(config, folder / f"adapter-{number}", number)
             adapters.append(LoRARequest(f"adapter-{number}", number, str(folder / f"adapter-{number}")))
             llm.llm_engine.add_lora(adapters[-1])
-        yield InTurn(llm, adapters)
-        del llm
+        try:
+            yield InTurn(llm, adapters)
+        finally:
+            llm.close()
+            del llm
     gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class InTurn:
     """An `LLM` whose prompts take the adapters, which may be none, in turn."""
 
     def __init__(self, llm: LLM, adapters: list[LoRARequest]) -> None:
-        self._llm, self._adapters = llm, adapters
+        self._llm, self._adapters = weakref.proxy(llm), adapters
 
     def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> Any:
         """As `LLM.generate`."""

@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,8 @@ from frame.interfaces import LazyTensor, WeightLoader
 
 #: Elements made at once: on a CPU as many as stay in its cache, on devices enough to keep them busy.
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
+#: More rows than these are numbered on the device.
+_MANY_ROWS = 1 << 16
 _ALL = slice(None)
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
@@ -54,12 +55,14 @@ class DummyLoader(WeightLoader):
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
         *leading, columns = (range(size)[places] for size, places in axes)
-        # rows are numbered on the host: on a device each operation on so few numbers takes as long as one on all values
-        rows = np.zeros((), np.int64)
+        # few rows are numbered on the host: on a device each operation on them takes as long as one on all values
+        where = part.device if part.numel() > _MANY_ROWS * len(columns) else torch.device("cpu")
+        rows = torch.zeros((), dtype=torch.int64, device=where)
         for size, places in zip(shape, leading, strict=False):
-            rows = rows[..., None] * size + np.arange(places.start, places.stop, places.step)
+            step = torch.arange(places.start, places.stop, places.step, device=where)
+            rows = rows[..., None] * size + step
         rows = rows + zlib.crc32(f"{self.setup.seed} {name}".encode())
-        keys = _mix(torch.from_numpy(np.atleast_1d(rows.astype(np.int32)))).view(rows.shape)
+        keys = _mix(torch.atleast_1d(rows.to(torch.int32))).view(rows.shape)
         numbers = torch.arange(columns.start, columns.stop, columns.step, dtype=torch.int32, device=part.device)
         _fill(part, keys.to(part.device), numbers, near or _usual(name, part, shape))
 
@@ -76,7 +79,9 @@ def _fill(part: Tensor, keys: Tensor, columns: Tensor, near: tuple[float, float]
 
     Without `near` the lowest bits of what u is made from.
     """
-    if part.dim() > 2:
+    if part.dim() > 2 and part.is_contiguous():
+        part, keys = part.flatten(0, -2), keys.flatten()
+    elif part.dim() > 2:
         for one, its_keys in zip(part, keys, strict=True):
             _fill(one, its_keys, columns, near)
         return
