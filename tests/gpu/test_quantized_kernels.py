@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import Ops, quantized as references
-from frame.kernels import quantized
+from frame.kernels import coded_rows, quantized
 from frame.layers import WeightSlot
 from frame.plugins.quantization.scaled import with_exponents
 
@@ -63,6 +63,39 @@ def test_few_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, rows:
         found = quantized.few_rows(x, made[0], made[1], (block[0], block[1] or depth), made[2], bias)
         expected = x.float() @ exact(made[0], made[1], (block[0], block[1] or depth), made[2]).T
         close(found, expected if bias is None else expected + bias.float())
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("block", [(1, 0), (1, 128), (32, 128)])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("rows", "splits"), [(1, 0), (2, 1), (5, 3), (33, 2), (64, 1)])
+def test_coded_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, splits: int) -> None:
+    """Twice, as the programs that divide inputs must leave their counters as they were."""
+    if (codes == torch.int32 and block[0] > 1) or (codes == FP8 and zeros):
+        pytest.skip("no format stores that")
+    for outputs, depth in ((40, 128), (200, 768)):
+        made = weight(codes, outputs, depth, block, zeros)
+        sized = block[0], block[1] or depth
+        assert coded_rows.fits(made[0], made[1], sized, rows)
+        bias = torch.randn(outputs).to(DTYPE).to(DEVICE) if rows % 2 else None
+        sizes = (64, 128, 3, min(splits, depth // 128)) if rows > 1 else None
+        for _ in range(2):
+            x = torch.randn(rows, depth + 8)[:, :depth].to(DTYPE).to(DEVICE)
+            found = coded_rows.product(x, made[0], made[1], sized, made[2], bias, sizes)
+            expected = x.float() @ exact(made[0], made[1], sized, made[2]).T
+            close(found, expected if bias is None else expected + bias.float())
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("block", [(1, 16), (1, 32), (1, 64)])
+def test_coded_rows_of_small_groups_are_those_of_one_row(codes: torch.dtype, block: tuple[int, int]) -> None:
+    made = weight(codes, 40, 192, block, zeros=False)
+    takes = coded_rows.fits(made[0], made[1], block, 1)
+    assert takes == (codes != torch.int32 or block[1] > 16)
+    assert not coded_rows.fits(made[0], made[1], block, 2)
+    if takes:
+        x = torch.randn(1, 192).to(DTYPE).to(DEVICE)
+        close(coded_rows.product(x, made[0], made[1], block, None, None), x.float() @ exact(*made[:2], block, None).T)
 
 
 @pytest.mark.parametrize("codes", CODES)

@@ -34,6 +34,7 @@ from frame.kernels import (
     activation,
     adapters,
     coded_experts,
+    coded_rows,
     convolution,
     delta,
     experts,
@@ -81,6 +82,7 @@ from .graphs.piecewise import PiecewiseGraphs
 from .graphs.piecewise_capture import PieceCapturer
 from .graphs.shapes import CudaShapes
 from .products.choice import Products
+from .products.rounded import product as rounded_product
 from .streams import CudaStreams
 
 logger = logging.getLogger("frame.platforms.cuda")
@@ -275,9 +277,9 @@ class CudaOps(Ops):
         """Of few rows from the codes, of many with rounded rows, or from the weight that is put together before."""
         if self._reads_codes(x) and self._has_kernels(codes, scales, block):
             if len(x) <= quantized.FEW_ROWS:
-                return quantized.few_rows(x, codes, scales, block, zeros, bias)
+                return coded_rows.few_rows(x, codes, scales, block, zeros, bias)
             if rounds and zeros is None:
-                return quantized.rounded_product(x, codes, scales, block, bias, input_scale)
+                return rounded_product(x, codes, scales, block, bias, input_scale)
         return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
 
     def packed_linear(
@@ -287,7 +289,7 @@ class CudaOps(Ops):
         block = (1, packed.shape[-1] * 8 // scales.shape[-1])
         is_few = self._reads_codes(x) and len(x) <= quantized.FEW_ROWS
         if is_few and self._has_kernels(packed, scales, block):
-            return quantized.few_rows(x, packed, scales, block, zeros, bias)
+            return coded_rows.few_rows(x, packed, scales, block, zeros, bias)
         return super().packed_linear(x, packed, scales, zeros, bias)
 
     def _reads_codes(self, x: Tensor) -> bool:

@@ -1,0 +1,48 @@
+"""Products of rows that are rounded to 8-bit floats with weights of such codes: by the library where it has them.
+
+Knows no layer. Scales of blocks, other types of activations and sizes that the library refuses are our kernel's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+from frame.kernels import quantized
+
+#: Rows of both matrices begin at multiples of so many bytes.
+_ALIGNMENT = 16
+
+
+def library_takes(x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
+    """Whether `library_product` multiplies x [rows, K] by codes [N, K] with scales of rows."""
+    of_rows = block[0] == 1 and scales.shape[-1] == 1 and scales.is_contiguous()
+    aligned = all(size % _ALIGNMENT == 0 for size in codes.shape) and codes.is_contiguous()
+    return of_rows and aligned and codes.dtype == torch.float8_e4m3fn and x.dtype == torch.bfloat16
+
+
+def library_product(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, static: Tensor | None = None
+) -> Tensor:
+    """x Wᵀ + b for bfloat16 x [rows, K] and W = codes [N, K] · float32 scales [N, 1]: two launches.
+
+    Rows of x get scales of their own, unless `static` [1] is given. Sums are kept in float32.
+    """
+    found, own = quantized.round_rows(x, codes.dtype, x.shape[1], static)
+    recipe = ScalingType.RowWise
+    return scaled_mm(found, codes.t(), own, recipe, scales.view(1, -1), recipe, bias=bias, output_dtype=x.dtype)
+
+
+def product(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block: tuple[int, int],
+    bias: Tensor | None = None,
+    static: Tensor | None = None,
+) -> Tensor:
+    """x Wᵀ + b for x [rows, K] that is rounded to the type of codes [N, K]."""
+    if library_takes(x, codes, scales, block):
+        return library_product(x, codes, scales, bias, static)
+    return quantized.rounded_product(x, codes, scales, block, bias, static)
