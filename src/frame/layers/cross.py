@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class CrossAttention(Attention):
     """Attention over this rank's heads, each with a key and a value of its own, kept in the model's dtype.
 
-    Raises `ValueError` where a model is built to pool or with adapters, or devices share the tokens of a row.
+    Raises `ValueError` where a model is built to pool, with adapters or for deterministic steps alone, or devices share
+    the tokens of a row.
     """
 
     def __init__(self, build: Build, prefix: str, num_heads: int, head_dim: int, *, scale: float) -> None:
@@ -31,6 +32,11 @@ class CrossAttention(Attention):
             )
         if not isinstance(build.methods.adapters, NoAdapters):  # which are chosen for the tokens of a step
             raise ValueError("enable_lora is not for a model with an encoder and a decoder: leave it out")
+        if build.deterministic:
+            raise ValueError(
+                "deterministic is not for a model with an encoder and a decoder, since no attention backend gives its "
+                "encoder's tokens and what reads them the same bits in every batch: leave it out"
+            )
         if max(build.groups.decode_context.size, build.groups.prefill_context.size) > 1:
             raise ValueError(f"{prefix} reads what an encoder gives, which devices cannot share")
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, build.groups.tensor)
