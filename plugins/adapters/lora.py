@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ class LoraAdapters(Adapters):
         self._setup, self._options = setup, options or LoraOptions()
         self.max_adapters = setup.max_adapters
         self.groups = SlotGroups.allocate(setup.max_num_tokens, setup.max_adapters, setup.device)
+        self.read_groups = SlotGroups.allocate(
+            0, setup.max_adapters, setup.device
+        )  # of the tokens that an encoder reads
         self.layers: list[AdaptedLinear | AdaptedExperts] = []
         self._unadapted: dict[str, str] = {}  # layers of experts that take no adapters, and why
         #: how many tokens the step has for which `groups` were filled
@@ -83,6 +87,11 @@ class LoraAdapters(Adapters):
     def prepare(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self._setup.ops.group_slots(self.groups, num_tokens)
+
+    def prepare_read(self, slots: Tensor) -> None:
+        made = SlotGroups.allocate(len(slots), self.max_adapters, self._setup.device)
+        self.read_groups = replace(made, slots=slots)
+        self._setup.ops.group_slots(self.read_groups, len(slots))
 
     def read(self, folder: Path) -> ReadAdapter:
         setup = self._setup
@@ -127,7 +136,7 @@ class AdaptedLinear(LinearMethod):
 
     def __init__(self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup) -> None:
         self._owner, self._inner, self._setup = owner, inner, setup
-        self.spec = spec
+        self.spec, self._reads = spec, owner.reads
         self.parts = {name: place for place, name in enumerate(dict.fromkeys(rows.name for rows in spec.rows))}
         self.sizes = {rows.name: (spec.in_features, rows.total) for rows in spec.rows}
         self.stages = inner.stages  # type: ignore[misc]  # of the method that it wraps
@@ -213,12 +222,16 @@ class AdaptedLinear(LinearMethod):
     def _added(self, layer: Any, y: Tensor, x: Tensor) -> Tensor:
         if not self._owner.active or self._weights is None:
             return y
-        if x.dim() != 2 or len(x) != self._owner.num_tokens:
+        owner = self._owner
+        groups, count = (
+            (owner.read_groups, len(owner.read_groups.slots)) if self._reads else (owner.groups, owner.num_tokens)
+        )
+        if x.dim() != 2 or len(x) != count:
             raise RuntimeError(
-                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {self._owner.num_tokens} tokens, so that "
-                "it is not known which adapters are its rows'"
+                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {count} tokens, so that it is not known "
+                "which adapters are its rows'"
             )
-        out: Tensor = layer.ops.add_adapters(y, x, self._weights, self._owner.groups)
+        out: Tensor = layer.ops.add_adapters(y, x, self._weights, groups)
         return out
 
     def share(self, found: dict[str, Matrices], pin: bool) -> tuple[Tensor, Tensor]:
