@@ -9,6 +9,7 @@ no layer.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -105,6 +106,9 @@ def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
         x, x.stride(0), weights.down, sums, sums.stride(0), groups.order, groups.starts, num_inputs, num_rows,
         piece_size, TOKENS=_TOKENS, ROWS=rows, INPUTS=_INPUTS, ROW_BLOCKS=row_blocks, num_warps=4,
     )  # fmt: skip
+    if weights.gather is not None:
+        inner = weights.gather(reduce(torch.add, sums.unbind(0)).to(x.dtype))  # in the order of *up*
+        sums, num_rows, pieces = inner.float()[None].contiguous(), inner.shape[1], 1
     _up[(blocks, len(weights.spans), num_slots)](
         y, y.stride(0), weights.up, sums, sums.stride(0), weights.spans, groups.order, groups.starts, num_outputs,
         num_rows, rank, TOKENS=_TOKENS, RANK=min(64, max(16, triton.next_power_of_2(rank))), SPAN=_SPAN, PIECES=pieces,

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import cast
 
+from frame.served.first_check import check_modules
 from frame.vllm_names.environment import API_KEY, api_key_of, lines_about
 
 from ..config.checkpoint import read_checkpoint
@@ -42,6 +43,8 @@ class ServeCommand(Command):
         config = serve_config(arguments)
         registry = Registry.load()
         registry.check(config)
+        if config.executor.node_rank == 0:
+            check_modules(config, registry)
         config = fetch_model(config, command=True)
         read_checkpoint(config)
         if config.executor.node_rank > 0:

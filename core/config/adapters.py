@@ -21,6 +21,9 @@ class AdapterConfig(Section):
     max_cpu_loras: int | None = setting(
         None, "Most adapters that are kept in host memory; default: max_loras. Others are read again when needed.", ge=1
     )
+    fully_sharded_loras: bool = setting(
+        False, "Divide the first matrices of adapters by rank where devices divide the outputs of a layer."
+    )
     adapter_plugin: str = setting("auto", "Adapter plugin; auto: the preferred one.")
     lora_root: str | None = setting(
         None,

@@ -57,6 +57,8 @@ class Adapters(ABC):
     #: whether the step that runs has tokens with an adapter; set by the runner before each forward pass, constant for
     #: all steps of one shape
     active: bool = False
+    #: whether the layers that are made now compute the tokens that an encoder reads (see `frame.layers.over_encoder`)
+    reads: bool = False
 
     @property
     @abstractmethod
@@ -83,6 +85,12 @@ class Adapters(ABC):
     @abstractmethod
     def prepare(self, num_tokens: int) -> None:
         """Called in an `active` step once `slots` are filled; launches the same for every step of so many tokens."""
+
+    def prepare_read(self, slots: Tensor) -> None:
+        """Called behind `prepare` with the slots int32 [E] of the tokens that an encoder reads; never captured.
+
+        Without an answer of its own, no model with an encoder and a decoder takes these adapters.
+        """
 
 
 class NoAdapters(Adapters):

@@ -105,7 +105,7 @@ class ExpertSpec:
     "PREFIX.E.NAME.weight". Or two tensors hold all experts, the first of each pair of products and the second, under
     the names `joined`, by default "gate_up_proj" and "down_proj" of such names: [E, 2 · intermediate, H], gate before
     up, and [E, H, intermediate]. They may be [E, H, 2 · intermediate] and [E, intermediate, H] too, and are where they
-    are `transposed` and the shape does not tell; in `interleaved` ones gate and up take turns. Their biases end in
+    are `transposed` and neither shape tells; in `interleaved` ones gate and up take turns. Their biases end in
     "_bias". Raises `ValueError` for an activation that nothing computes.
     """
 

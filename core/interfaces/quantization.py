@@ -169,10 +169,12 @@ class LinearMethod(ABC):
 class EmbeddingMethod(ABC):
     """The rows of a vocabulary: looked up by an embedding, multiplied by a head, or both where these are tied.
 
-    `layer` has a `prefix` and an `EmbeddingSpec` as `spec`, and else what layers of a `LinearMethod` have.
+    `layer` has a `prefix` and an `EmbeddingSpec` as `spec`, and else what layers of a `LinearMethod` have. With
+    `copies` it holds a tied `layer.weight` a second time, packed, where `Ops.packs` it.
     """
 
     stages: ClassVar[bool] = False
+    copies: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, layer: Any) -> list[WeightSlot]:

@@ -159,6 +159,7 @@ class QuantizationSetup(Setup):
 class AdapterSetup(Setup):
     """For `Adapters`, once per worker: the most adapters of a step, their highest rank, and the most tokens of a step.
 
+    With `fully_sharded` the ranks that divide a layer by its outputs divide the inner rank of adapters, too.
     `renames` are those of the model; `base_model` is its name, for a warning about adapters of another one.
     """
 
@@ -168,6 +169,7 @@ class AdapterSetup(Setup):
     device: torch.device
     dtype: torch.dtype
     ops: Ops
+    fully_sharded: bool = False
     renames: Sequence[tuple[str, str]] = ()
     base_model: str = ""
 

@@ -60,6 +60,11 @@ class VocabEmbedding(VocabRows):
         return self.group.all_reduce(rows * mine.unsqueeze(-1).to(rows.dtype))
 
 
+def tied_tables(model: nn.Module) -> list[VocabRows]:
+    """The tables that both an embedding and a head read, and of which a packed copy may therefore be held."""
+    return [one for one in model.modules() if isinstance(one, VocabRows) and one.is_tied and one.method.copies]
+
+
 class Head(nn.Module):
     """Output projection to logits. With `tied` it multiplies by the embedding's rows and owns none."""
 

@@ -6,6 +6,7 @@ Knows neither who chose the experts nor how they are computed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +236,7 @@ def _slots_joined(layer: Experts) -> list[WeightSlot]:
     count, width, hidden = spec.num_experts, spec.intermediate_size, spec.hidden_size
     names = spec.joined or ("_".join([*(part.removesuffix("_proj") for part in first[:-1]), first[-1]]), down)
     of_inner, of_down = (f"{layer.prefix}.{name}" for name in names)
+    sizes = (len(first) * width, hidden), (hidden, width)
     if not held:
         suffixes = ("", "_bias") if spec.bias else ("",)
         return [WeightSlot(name + suffix, (), None) for name in (of_inner, of_down) for suffix in suffixes]
@@ -243,13 +245,18 @@ def _slots_joined(layer: Experts) -> list[WeightSlot]:
     def add(name: str, shape: tuple[int, ...], target: Tensor | None, index: Index, region: Index, covers: str) -> None:
         part, kind = covers.split(".")
         covered = tuple(one for expert in held for one in _names(layer, expert, part, kinds=(kind,)))
-        ways = [(False, shape, index)]
-        if kind == "weight":  # in whichever order of axes the file has it, if its shape tells
-            ways.append((True, (shape[0], shape[2], shape[1]), (index[0], index[2], index[1])))
-            ways = ways[::-1] if spec.transposed else ways
-            ways = ways if shape[1] != shape[2] else ways[:1]
-        for turned, stored, taken in ways:
-            slots.append(WeightSlot(name, stored, target, taken, region, transposed=turned, covers=covered))
+        ways = (spec.transposed, not spec.transposed) if kind == "weight" else (False,)
+        for turned in ways:  # weights in whichever order of axes the file has them
+            slot = WeightSlot(name, shape, target, index, region, covers=covered)
+            if turned:
+                order = (shape[0], shape[2], shape[1]), (index[0], index[2], index[1])
+                slot = replace(slot, shape=order[0], index=order[1], transposed=True)
+            if turned != ways[0] and shape[1] == shape[2]:  # only the shape of the other tensor tells
+                other, (outputs, inputs) = (of_down, sizes[1]) if name == of_inner else (of_inner, sizes[0])
+                if outputs == inputs:
+                    break
+                slot = replace(slot, beside=(other, (count, *((inputs, outputs) if turned else (outputs, inputs)))))
+            slots.append(slot)
 
     for here, experts in _runs(held):
         for number, (part, piece) in enumerate(zip(first, pieces, strict=True)):
@@ -258,10 +265,10 @@ def _slots_joined(layer: Experts) -> list[WeightSlot]:
                 step = len(first)
                 lines = slice(rows.start * step + number, (rows.stop - 1) * step + number + 1, step)
             shape, region = (count, len(first) * width), (here, piece)
-            add(of_inner, (*shape, hidden), layer.gate_up, (experts, lines, _ALL), region, f"{part}.weight")
+            add(of_inner, (count, *sizes[0]), layer.gate_up, (experts, lines, _ALL), region, f"{part}.weight")
             if spec.bias:
                 add(f"{of_inner}_bias", shape, layer.gate_up_bias, (experts, lines), region, f"{part}.bias")
-        add(of_down, (count, hidden, width), layer.down, (experts, _ALL, rows), (here,), f"{down}.weight")
+        add(of_down, (count, *sizes[1]), layer.down, (experts, _ALL, rows), (here,), f"{down}.weight")
         if spec.bias:
             add(f"{of_down}_bias", (count, hidden), layer.down_bias, (experts,), (here,), f"{down}.bias")
     return slots

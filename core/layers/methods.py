@@ -69,6 +69,8 @@ class PlainLinear(LinearMethod):
 class PlainEmbedding(EmbeddingMethod):
     """`layer.weight` [num_rows, dim], read from "PREFIX.weight"."""
 
+    copies = True
+
     def create(self, layer: Any) -> list[WeightSlot]:
         spec: EmbeddingSpec = layer.spec
         layer.weight = layer.empty(spec.num_rows, spec.dim)

@@ -28,6 +28,7 @@ class WeightSlot:
     The tensor must be of `dtype`; without it floating-point numbers of two bytes or more are cast to the parameter's
     type, and others must be of it. `take` is given the piece, on the parameter's device and of the stored type, in
     place of the copy. `near` is (center, reach) of the values that stand for those of a checkpoint where there is none.
+    A slot with `beside` is filled, in place of others of its name, where that tensor of the checkpoint has that shape.
     """
 
     name: str
@@ -41,6 +42,7 @@ class WeightSlot:
     dtype: torch.dtype | None = None
     take: Callable[[Tensor], object] | None = None
     near: tuple[float, float] | None = None
+    beside: tuple[str, tuple[int, ...]] | None = None
 
     @classmethod
     def sharded(

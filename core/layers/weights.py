@@ -6,7 +6,7 @@ Loaders know file formats, and model classes list how names are changed; nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,9 +50,12 @@ class WeightMap:
         """The slots of a checkpoint tensor; empty when it is ignored, None when no layer knows it."""
         if any(pattern.fullmatch(name) for pattern in self._ignores):
             return ()
+        return self._slots.get(self._renamed(name))
+
+    def _renamed(self, name: str) -> str:
         for pattern, replacement in self._renames:
             name = pattern.sub(replacement, name)
-        return self._slots.get(name)
+        return name
 
     def layer(self, slot: WeightSlot) -> Any:
         """The layer to be told before the slot is filled, by `begin_load`; None without one."""
@@ -64,12 +67,14 @@ class WeightMap:
         unexpected: list[str] = []
         misfits: list[str] = []
         covered: set[str] = set()
-        for tensor in self._model.convert(tensors):
+        stored = list(self._model.convert(tensors))
+        shapes = {self._renamed(tensor.name): tuple(tensor.shape) for tensor in stored}
+        for tensor in stored:
             slots = self.match(tensor.name)
             if slots is None:
                 unexpected.append(tensor.name)
                 continue
-            slots = _fitting(slots, tensor.shape)
+            slots = _fitting(slots, tensor.shape, shapes)
             covered.update(name for slot in slots for name in (slot.covers or (slot.name,)))
             if slots and (reason := slots[0].misfit(tensor.name, tensor.shape, tensor.dtype)):
                 misfits.append(reason)
@@ -88,7 +93,7 @@ class WeightMap:
             slots = self.match(name)
             if slots is None:
                 raise WeightError(self._complaint([], [name], []))
-            for slot in _fitting(slots, tensor.shape):
+            for slot in _fitting(slots, tensor.shape, {}):
                 if reason := slot.misfit(name, tensor.shape, tensor.dtype):
                     raise WeightError(self._complaint([], [], [reason]))
                 if slot.is_read:
@@ -140,9 +145,13 @@ def load_weights(model: Model, loader: WeightLoader, fill: Fill | None = None) -
     return filling.num_bytes
 
 
-def _fitting(slots: Sequence[WeightSlot], shape: Sequence[int]) -> Sequence[WeightSlot]:
-    """Those of a tensor that may come in several shapes which fit the one it has; all if none does."""
-    return [slot for slot in slots if slot.parameter is None or slot.has_shape(shape)] or slots
+def _fitting(
+    slots: Sequence[WeightSlot], shape: Sequence[int], shapes: Mapping[str, tuple[int, ...]]
+) -> Sequence[WeightSlot]:
+    """Those of a tensor that may come in several shapes, here among `shapes`, which fit the one it has; else all."""
+    fits = [slot for slot in slots if slot.parameter is None or slot.has_shape(shape)] or slots
+    told = [slot for slot in fits if slot.beside is not None and shapes.get(slot.beside[0]) == slot.beside[1]]
+    return told or [slot for slot in fits if slot.beside is None]
 
 
 def _some(names: list[str]) -> str:

@@ -38,10 +38,14 @@ class Ops:
     linear = staticmethod(layers.linear)
     linear_into = staticmethod(layers.linear_into)
 
+    def packs(self, weight: Tensor) -> bool:
+        """Whether `packed` gives a tensor for a weight [N, K], which need not have its values yet."""
+        return False
+
     def packed(self, weight: Tensor) -> Tensor | None:
         """A weight [N, K] in the order that `linear` and its kin read fastest; None for one that stays as it is.
 
-        A new tensor of the same shape and type, which only they and `to_dense`, which gives the weight, can read.
+        A new tensor of the same shape, type and size, which only they and `to_dense`, which gives the weight, can read.
         """
         return None
 

@@ -5,6 +5,7 @@ S slots, T tokens, P tensors of the checkpoint that a layer puts together, r the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +42,15 @@ class AdapterWeights:
 
     `down` [S, P · r, in_features] has the rows of all parts' A, one part behind the other, zeros beyond an adapter's
     own rank; `up` [S, out_features, r] has B, scaled. `spans` int32 [n, 3] divides the outputs: rows from the first to
-    below the second number belong to the part with the third; it lies on the host as `host_spans`, too.
+    below the second number belong to the part with the third; it lies on the host as `host_spans`, too. Where ranks
+    divide the rows of A, `down` has this rank's, and `gather` makes [T, P · r] of what each rank has of x Aᵀ.
     """
 
     down: Tensor
     up: Tensor
     spans: Tensor
     host_spans: tuple[tuple[int, int, int], ...]
+    gather: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,15 @@ def add_adapters(y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGrou
     """
     rank = weights.up.shape[-1]
     slots = groups.slots[: len(x)]
-    for slot in torch.unique(slots).tolist():
-        if slot == 0:
-            continue
-        tokens = (slots == slot).nonzero().flatten()
-        inner = x.index_select(0, tokens) @ weights.down[slot - 1].t()
+    by_slot = [(slot, (slots == slot).nonzero().flatten()) for slot in torch.unique(slots).tolist() if slot]
+    inner = x.new_zeros(len(x), weights.down.shape[1])
+    for slot, tokens in by_slot:
+        inner[tokens] = x.index_select(0, tokens) @ weights.down[slot - 1].t()
+    if weights.gather is not None:
+        inner = weights.gather(inner)
+    for slot, tokens in by_slot:
         for start, stop, part in weights.host_spans:
-            added = inner[:, part * rank : (part + 1) * rank] @ weights.up[slot - 1, start:stop].t()
+            added = inner[tokens, part * rank : (part + 1) * rank] @ weights.up[slot - 1, start:stop].t()
             y[tokens, start:stop] += added
     return y
 

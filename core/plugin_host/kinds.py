@@ -58,6 +58,7 @@ KINDS = {
     #: model; it lives as long as the model is built.
     "quantization": Kind("frame_quantizations", "quantization", "quantization:Quantization"),
     #: A worker whose model serves adapters builds one before the model; it lives as long as the model is built.
+    #: `tags["check"]` ("package.module:function") is called with each folder of `lora_modules` before a server starts.
     "adapters": Kind("frame_adapters", "adapter plugin", "adapters:Adapters"),
     #: Each API process that is to find adapters by name builds the one that the configuration names; it lives as long
     #: as the process.

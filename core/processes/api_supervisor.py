@@ -109,12 +109,10 @@ class ApiSupervisor:
             self._children[index] = child
             if self._draining:
                 child.signal(signal.SIGTERM)
+            known: list[ApiOrder] = [*self._adapters.values(), *(one for kept in self._news.values() for one in kept)]
             if self._num_scaling:  # before it hears of an engine that it could call
-                await _send(child, Scaling(under_way=True))
-            for name in list(self._adapters):
-                await _send(child, self._adapters[name])  # which may have changed meanwhile
-            for message in [one for kept in self._news.values() for one in kept]:
-                await _send(child, message)
+                known.insert(0, Scaling(under_way=True))
+            await _send(child, *known)  # before any later news
             served = await self._follow(index, child)
             death = await child.death()
             self._serving.discard(index)
@@ -164,10 +162,10 @@ class ApiSupervisor:
         await _send(child, answer)
 
     async def _send_all(self, message: ApiOrder) -> None:
-        for child in list(self._children.values()):
-            await _send(child, message)
+        """To all at once: each gets the messages in the order of the calls, also while another reads nothing."""
+        await asyncio.gather(*(_send(child, message) for child in self._children.values()))
 
 
-async def _send(child: Child, message: ApiOrder) -> None:
+async def _send(child: Child, *messages: ApiOrder) -> None:
     with contextlib.suppress(OSError):  # it is dying; its successor is told when it starts
-        await child.channel.send(message)
+        await child.channel.send(*messages)

@@ -220,9 +220,9 @@ class AsyncChannel:
         transport, _ = await make(lambda: protocol, sock=connection)
         return cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop), kind, limit)
 
-    async def send(self, message: Any) -> None:
-        """Waits while the peer is slow; raises `OSError` when it is known to be gone."""
-        data = pack(message, self._limit)
+    async def send(self, *messages: Any) -> None:
+        """Sends messages with no other between; then waits while the peer is slow. Raises `OSError` once it is gone."""
+        data = b"".join(pack(message, self._limit) for message in messages)
         if not self._writer.is_closing():
             self._writer.write(data)
             await self._writer.drain()

@@ -17,6 +17,7 @@ def frame_adapters() -> list[Provider]:
             _API,
             "low-rank additions (LoRA) in PEFT's folders",
             options="frame.plugins.adapters.lora_options:LoraOptions",
+            tags={"check": "frame.plugins.adapters.peft_config:check_folder"},
         )
     ]
 

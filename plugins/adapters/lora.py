@@ -1,14 +1,17 @@
 """LoRA: y += scale · (x Aᵀ) Bᵀ in the layers of a model, with other A and B for each token (Hu et al. 2021).
 
 Each layer holds the matrices of all slots, padded to the highest rank. Ranks that divide a layer by its outputs hold
-all of A and their rows of B; those that divide it by its inputs their columns of A and all of B, so that what the
-adapter adds joins the sum over ranks. Knows no request.
+all of A and their rows of B, or their rows of both, and gather what comes between, if adapters are `fully_sharded`;
+those that divide it by its inputs their columns of A and all of B, so that what the adapter adds joins the sum over
+ranks. Knows no request.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from frame.interfaces import (
     Gated,
     LinearMethod,
     LinearSpec,
+    ProcessGroup,
     ReadAdapter,
 )
 from frame.layers import WeightSlot
@@ -46,6 +50,9 @@ class LoraAdapters(Adapters):
         self._setup, self._options = setup, options or LoraOptions()
         self.max_adapters = setup.max_adapters
         self.groups = SlotGroups.allocate(setup.max_num_tokens, setup.max_adapters, setup.device)
+        self.read_groups = SlotGroups.allocate(
+            0, setup.max_adapters, setup.device
+        )  # of the tokens that an encoder reads
         self.layers: list[AdaptedLinear | AdaptedExperts] = []
         self._unadapted: dict[str, str] = {}  # layers of experts that take no adapters, and why
         #: how many tokens the step has for which `groups` were filled
@@ -80,6 +87,11 @@ class LoraAdapters(Adapters):
     def prepare(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self._setup.ops.group_slots(self.groups, num_tokens)
+
+    def prepare_read(self, slots: Tensor) -> None:
+        made = SlotGroups.allocate(len(slots), self.max_adapters, self._setup.device)
+        self.read_groups = replace(made, slots=slots)
+        self._setup.ops.group_slots(self.read_groups, len(slots))
 
     def read(self, folder: Path) -> ReadAdapter:
         setup = self._setup
@@ -124,10 +136,14 @@ class AdaptedLinear(LinearMethod):
 
     def __init__(self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup) -> None:
         self._owner, self._inner, self._setup = owner, inner, setup
-        self.spec = spec
+        self.spec, self._reads = spec, owner.reads
         self.parts = {name: place for place, name in enumerate(dict.fromkeys(rows.name for rows in spec.rows))}
         self.sizes = {rows.name: (spec.in_features, rows.total) for rows in spec.rows}
         self.stages = inner.stages  # type: ignore[misc]  # of the method that it wraps
+        self._own, self._rank = (
+            slice(0, setup.max_rank),
+            setup.max_rank,
+        )  # rows of each A that are here, and all of them
         self._weights: AdapterWeights | None = None
         self._spans = torch.empty(0)
 
@@ -137,9 +153,17 @@ class AdaptedLinear(LinearMethod):
 
     def create(self, layer: Any) -> list[WeightSlot]:
         slots = self._inner.create(layer)
-        count, rank, device = self._setup.max_adapters, self._setup.max_rank, layer.device
-        down = torch.zeros(count, len(self.parts) * rank, self.spec.width, dtype=layer.dtype, device=device)
-        up = torch.zeros(count, self.spec.out_features, rank, dtype=layer.dtype, device=device)
+        count, device, gather = self._setup.max_adapters, layer.device, None
+        if self._setup.fully_sharded and any(rows.count < rows.total for rows in self.spec.rows):
+            size = -(-self._setup.max_rank // layer.group.size)
+            self._own, self._rank = (
+                slice(layer.group.rank * size, (layer.group.rank + 1) * size),
+                layer.group.size * size,
+            )
+            gather = partial(self._gathered, layer.group)
+        height = len(self.parts) * (self._own.stop - self._own.start)
+        down = torch.zeros(count, height, self.spec.width, dtype=layer.dtype, device=device)
+        up = torch.zeros(count, self.spec.out_features, self._rank, dtype=layer.dtype, device=device)
         runs, pieces, start = list[tuple[int, int, int]](), list[tuple[int, int, int]](), 0
         for rows in self.spec.rows:
             stop, part = start + rows.count, self.parts[rows.name]
@@ -150,8 +174,13 @@ class AdaptedLinear(LinearMethod):
         spans = self._spans.to(device)
         for name, tensor in (("adapter_down", down), ("adapter_up", up), ("adapter_spans", spans)):
             layer.register_buffer(name, tensor, persistent=False)
-        self._weights = AdapterWeights(down, up, spans, tuple(runs))
+        self._weights = AdapterWeights(down, up, spans, tuple(runs), gather)
         return slots
+
+    def _gathered(self, group: ProcessGroup, inner: Tensor) -> Tensor:
+        """Of every part all rows of A, from [T, P · this rank's rows]."""
+        every = group.all_gather(inner).view(len(inner), group.size, len(self.parts), -1)
+        return every.transpose(1, 2).reshape(len(inner), -1)
 
     def begin_load(self, layer: Any) -> None:
         self._inner.begin_load(layer)
@@ -193,22 +222,26 @@ class AdaptedLinear(LinearMethod):
     def _added(self, layer: Any, y: Tensor, x: Tensor) -> Tensor:
         if not self._owner.active or self._weights is None:
             return y
-        if x.dim() != 2 or len(x) != self._owner.num_tokens:
+        owner = self._owner
+        groups, count = (
+            (owner.read_groups, len(owner.read_groups.slots)) if self._reads else (owner.groups, owner.num_tokens)
+        )
+        if x.dim() != 2 or len(x) != count:
             raise RuntimeError(
-                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {self._owner.num_tokens} tokens, so that "
-                "it is not known which adapters are its rows'"
+                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {count} tokens, so that it is not known "
+                "which adapters are its rows'"
             )
-        out: Tensor = layer.ops.add_adapters(y, x, self._weights, self._owner.groups)
+        out: Tensor = layer.ops.add_adapters(y, x, self._weights, groups)
         return out
 
     def share(self, found: dict[str, Matrices], pin: bool) -> tuple[Tensor, Tensor]:
         """What this rank holds of an adapter's matrices, (down, up) of one slot, in host memory."""
-        rank, dtype = self._setup.max_rank, self._setup.dtype
-        down = torch.zeros(len(self.parts) * rank, self.spec.width, dtype=dtype)
-        up = torch.zeros(self.spec.out_features, rank, dtype=dtype)
+        height, dtype = self._own.stop - self._own.start, self._setup.dtype
+        down = torch.zeros(len(self.parts) * height, self.spec.width, dtype=dtype)
+        up = torch.zeros(self.spec.out_features, self._rank, dtype=dtype)
         for name, matrices in found.items():
-            first = self.parts[name] * rank
-            down[first : first + matrices.rank] = matrices.down[:, self.spec.columns].to(dtype)
+            first, lines = self.parts[name] * height, matrices.down[self._own]
+            down[first : first + len(lines)] = lines[:, self.spec.columns].to(dtype)
         start = 0
         for rows in self.spec.rows:
             if (own := found.get(rows.name)) is not None:

@@ -14,9 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .joined import JoinedExperts, experts_named
-from .peft_config import CONFIG, PeftConfig, read_config
+from .peft_config import CONFIG, WEIGHTS, PeftConfig, check_folder
 
-WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PAIR = re.compile(r"(.+)\.lora_([AB])\.weight")
 #: What tensors of other names are, by what their names hold.
@@ -85,13 +84,7 @@ def read_adapter(folder: Path, taken: Taken) -> tuple[str, dict[str, Matrices], 
 
     Raises `ValueError`, one sentence that names what is wrong.
     """
-    config = read_config(folder)
-    path = folder / WEIGHTS
-    if not path.is_file():
-        other = next((name for name in ("adapter_model.bin", "adapter_model.pt") if (folder / name).is_file()), None)
-        if other is not None:
-            raise ValueError(f"{folder / other} is a pickle, which is not read; save the adapter as {WEIGHTS}")
-        raise ValueError(f"{folder} has no {WEIGHTS}")
+    config, path = check_folder(folder), folder / WEIGHTS
     try:
         with safe_open(str(path), framework="pt") as file:
             found = dict[str, Matrices]()

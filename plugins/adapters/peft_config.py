@@ -12,7 +12,8 @@ from typing import Any
 
 from frame.settings import ConfigError, check_files
 
-CONFIG = "adapter_config.json"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLES = ("adapter_model.bin", "adapter_model.pt")
 #: Settings that change what an adapter computes, with what they ask for; each is refused when it is set.
 _NOT_COMPUTED = {
     "use_dora": "a magnitude for each output (DoRA), which is not a sum of two products",
@@ -75,6 +76,17 @@ def read_config(folder: Path) -> PeftConfig:
         return _checked(given)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
+
+
+def check_folder(folder: Path) -> PeftConfig:
+    """As `read_config`; raises `ValueError` for a folder without weights that can be read, too."""
+    config = read_config(folder)
+    if not (folder / WEIGHTS).is_file():
+        other = next((name for name in _PICKLES if (folder / name).is_file()), None)
+        if other is not None:
+            raise ValueError(f"{folder / other} is a pickle, which is not read; save the adapter as {WEIGHTS}")
+        raise ValueError(f"{folder} has no {WEIGHTS}")
+    return config
 
 
 def _checked(given: Mapping[str, Any]) -> PeftConfig:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ModelSetup
-from frame.layers import WeightSlot
+from frame.layers import WeightSlot, over_encoder
 
 from .added_positions import LearnedPositions
 from .classic import ClassicAttention, PostNormLayer, SequentialLayer
@@ -87,7 +87,8 @@ class BartForConditionalGeneration(EncoderDecoder):
             Copies(self.tokens, ["encoder.embed_tokens", "decoder.embed_tokens"]) if tied else Unread("shared")
         )
         self.embedding_scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.encoder = self._stack(build, "encoder", config.encoder_layers)
+        with over_encoder(build):
+            self.encoder = self._stack(build, "encoder", config.encoder_layers)
         self.decoder = self._stack(build, "decoder", config.decoder_layers)
         self.head = build.head("lm_head", *reversed(size), tied=self.tokens if tied else None)
         self.logits_bias = LogitsBias(build, "final_logits_bias", config.vocab_size)

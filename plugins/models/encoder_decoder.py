@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep, Model, ModelInputs
-from frame.layers import CrossAttention
+from frame.layers import CrossAttention, over_encoder
 
 from .classic import ClassicAttention
 
@@ -32,7 +32,8 @@ class Across(nn.Module):
         self.attention = CrossAttention(build, prefix, heads, head_dim, scale=scale)
         self.query = build.linear(f"{prefix}.{query}", size, inner, bias=bias, shard="column")
         parts = {key: inner, value: inner}
-        self.key_value = build.linear(prefix, size, 2 * inner, bias=bias, shard="column", parts=parts)
+        with over_encoder(build):
+            self.key_value = build.linear(prefix, size, 2 * inner, bias=bias, shard="column", parts=parts)
         self.output = build.linear(f"{prefix}.{output}", inner, size, bias=bias, shard="row")
         self.shape = self.attention.spec.num_heads, head_dim
 

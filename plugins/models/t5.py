@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build, LazyTensor, ModelSetup
-from frame.layers import WeightSlot
+from frame.layers import WeightSlot, over_encoder
 
 from .activations import gate_activation
 from .added_positions import NoPositions
@@ -93,7 +93,8 @@ class T5ForConditionalGeneration(EncoderDecoder):
         super().__init__(setup, options)
         build, config = setup.build, setup.build.config
         self.tokens = build.embedding("shared", config.vocab_size, config.hidden_size)
-        self.encoder = self._stack(build, "encoder", config.num_layers)
+        with over_encoder(build):
+            self.encoder = self._stack(build, "encoder", config.num_layers)
         self.decoder = self._stack(build, "decoder", config.num_decoder_layers)
         self.head = build.head("lm_head", config.hidden_size, config.vocab_size)
         self.scale = config.hidden_size**-0.5 if self.scales_outputs else 1.0

@@ -49,10 +49,15 @@ def packs(dtype: torch.dtype) -> bool:
     return rows_are_alike(dtype, torch.device("cpu"), lambda x, weight: product(x, _reordered(weight)))
 
 
+def is_packed(weight: Tensor) -> bool:
+    """See `Ops.packs`."""
+    plain = weight.dim() == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and weight.is_contiguous()
+    return plain and weight.numel() >= LEAST_PACKED and packs(weight.dtype)
+
+
 def packed(weight: Tensor) -> Tensor | None:
     """See `Ops.packed`."""
-    plain = weight.dim() == 2 and weight.device.type == "cpu" and not weight.is_mkldnn and weight.is_contiguous()
-    return _reordered(weight) if plain and weight.numel() >= LEAST_PACKED and packs(weight.dtype) else None
+    return _reordered(weight) if is_packed(weight) else None
 
 
 def _reordered(weight: Tensor) -> Tensor:

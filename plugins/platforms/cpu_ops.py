@@ -32,7 +32,7 @@ from frame.ops import (
 )
 
 from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
-from .cpu_linear import packed, product
+from .cpu_linear import is_packed, packed, product
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Rows of fewer tokens are scanned token by token.
@@ -58,6 +58,9 @@ class CpuOps(Ops):
 
     def linear_into(self, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return out.copy_(self.linear(x, weight))
+
+    def packs(self, weight: Tensor) -> bool:
+        return is_packed(weight)
 
     def packed(self, weight: Tensor) -> Tensor | None:
         return packed(weight)

@@ -19,12 +19,14 @@ SMALL = {
 }
 
 
-def make_adapter(base: Path, folder: Path, *, seed: int, strength: float = 0.2, **settings: Any) -> Path:
+def make_adapter(
+    base: Path, folder: Path, *, seed: int, strength: float = 0.2, kind: str = "CausalLM", **settings: Any
+) -> Path:
     """Writes an adapter of random matrices, large enough to change the tokens."""
+    import transformers
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(base, dtype=torch.float32)
     settings = {"target_modules": "all-linear", "r": 8, "lora_alpha": 16, **settings}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

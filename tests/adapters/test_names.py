@@ -11,6 +11,9 @@ import pytest
 from frame.core.config.adapters import AdapterConfig
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.interfaces.errors import RequestError
+from frame.core.interfaces.setup import AdapterResolverSetup
+from frame.plugins.adapters.folder import FolderResolver
+from frame.plugins.adapters.folder_options import FolderOptions
 from frame.served.adapters import HostAdapters
 from frame.served.modules import read_module
 
@@ -70,3 +73,21 @@ def test_wrong_entries_of_lora_modules_are_named(text: str, message: str) -> Non
     with pytest.raises(ValueError, match=message) as caught:
         read_module(text)
     assert len(str(caught.value)) < 400
+
+
+def test_a_name_that_is_a_link_out_of_the_root_is_refused_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root / "own", outside):
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+    (root / "away").symlink_to(outside)
+    (root / "same").symlink_to("own")
+    resolver = FolderResolver(AdapterResolverSetup(base_model="m"), FolderOptions(root=root))
+    assert resolver.resolve("own") == resolver.resolve("same") == root / "own"
+    assert not caplog.messages
+    assert resolver.resolve("away") is None
+    assert caplog.messages == [f"the adapter {root}/away is not served: it is a link that leads out of {root}"]
+    assert not any(map(resolver.resolve, ("../outside", str(outside), "nobody")))
+    assert len(caplog.messages) == 1

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from frame import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, RequestOutputKind, SamplingParams
+from frame.core.config.flat import from_flat
 from frame.core.front.prompts import InvalidRequest
+from frame.core.plugin_host.registry import Registry
+from frame.offline.in_process import make_engine
 from frame.testing.checkpoints import make_checkpoint
+from frame.testing.thread_executor import with_threads
 
 from .cases import SMALL, make_adapter, merged_tokens
 
@@ -103,6 +107,35 @@ def test_ranks_share_adapters(
     with running(base, max_loras=4, **settings) as llm:
         found = tokens(llm, PROMPTS[:1] * len(of), list(of.values()))
     assert found == [wanted[name][0] for name in of]
+
+
+@pytest.mark.parametrize("most", [16, 17], ids=["even", "odd"])
+def test_ranks_divide_the_first_matrices_where_they_are_asked_to(
+    base: Path, adapters: dict[str, Path], wanted: dict[str | None, list[list[int]]], most: int
+) -> None:
+    """Layers that divide their outputs hold half of all A, by rank; what they add is the same."""
+
+    def held(worker: Any) -> dict[str, int]:
+        return {name: one.nbytes for name, one in worker.model.named_buffers() if name.endswith("adapter_down")}
+
+    of, settings = requests_of(adapters), {"max_loras": 4, "max_lora_rank": most, "tensor_parallel_size": 2}
+    with running(base, fully_sharded_loras=True, **settings) as llm:
+        assert tokens(llm, PROMPTS[:1] * len(of), list(of.values())) == [wanted[name][0] for name in of]
+    sizes = []
+    for sharded in (False, True):
+        values = {**SMALL, **settings, "model": str(base), "executor": "threads", "fully_sharded_loras": sharded}
+        engine = make_engine(from_flat(values), with_threads(Registry.load()))
+        first, second = engine.executor.call("run", {"function": held})
+        engine.close()
+        assert first == second
+        sizes.append(first)
+    whole, divided = sizes
+    assert whole.keys() == divided.keys()
+    rank = most + most % 2
+    for name, size in divided.items():
+        by_inputs = name.endswith(("output.adapter_down", "down.adapter_down"))
+        assert size * (1 if by_inputs else 2) * most == whole[name] * (most if by_inputs else rank), name
+    assert sum(divided.values()) < 0.75 * sum(whole.values())
 
 
 def test_deterministic_requests_get_equal_bits_in_any_batch(base: Path, adapters: dict[str, Path]) -> None:

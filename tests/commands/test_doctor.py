@@ -347,11 +347,14 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 
 
 def test_constants_are_those_of_the_platforms():
-    from frame.plugins.platforms import cpu, options
+    from frame.plugins.platforms import cpu, cpu_linear, options
     from frame.plugins.platforms.cuda import platform as cuda
     from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
     assert memory.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
+    assert memory.CPU_LEAST_PACKED == cpu_linear.LEAST_PACKED
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert memory.packs(dtype) == cpu_linear.packs(getattr(torch, dtype))
     assert memory.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
     assert {
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
@@ -419,3 +422,38 @@ def test_torch_is_not_imported():
     code = "import sys\nfrom frame.core.cli.main import main\nmain(['doctor'])\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "mamba2"])
+def test_the_packed_copy_of_a_tied_head_is_predicted(family, tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, family, vocab_size=16_384, tie_word_embeddings=True)
+    (weights, copies) = held_weights(str(folder))
+    assert doctor(capsys, str(folder))["weights"]["num_bytes"] == weights + copies
+    (folder / "model.safetensors").unlink()
+    assert doctor(capsys, str(folder))["weights"]["num_bytes"] == pytest.approx(weights + copies, rel=0.01)
+    gpu = doctor(capsys, str(folder), "--platform", "cuda", "--memory-gib", "24", "--dtype", "float32")
+    assert gpu["weights"]["num_bytes"] == pytest.approx(weights, rel=0.01)
+
+
+@pytest.mark.parametrize("convert", ["embed", "none"])
+def test_no_copy_of_a_head_that_a_pooling_model_leaves_out_is_predicted(convert, tmp_path, capsys):
+    folder = make_checkpoint(tmp_path, "llama-tied", vocab_size=16_384)
+    flags = {"runner": "pooling", "convert": convert}
+    (weights, copies) = held_weights(str(folder), **flags)
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert doctor(capsys, str(folder), *words)["weights"]["num_bytes"] == weights + copies
+
+
+def held_weights(folder: str, **settings) -> tuple[int, int]:
+    """Bytes of an engine's parameters, and of the copies that it has packed."""
+    llm = LLM(folder, skip_tokenizer_init=True, num_gpu_blocks_override=20, **settings)
+    try:
+        (found,) = llm.collective_rpc(
+            lambda worker: (
+                sum(one.nbytes for one in worker.model.parameters()),
+                sum(one.nbytes for one in worker.model.buffers() if one.is_mkldnn),
+            )
+        )
+    finally:
+        llm.close()
+    return found

@@ -35,15 +35,18 @@ def doctor(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str, status
 
 
 def held(worker) -> dict:
-    """What a worker has: bytes of parameters, and of its part of the KV cache."""
+    """What a worker has: bytes of parameters and their packed copies, and of its part of the KV cache."""
+    packed = [one for one in worker.model.buffers() if one.is_mkldnn]
     return {
-        "weights_bytes": sum(one.nbytes for one in worker.model.parameters()),
+        "weights_bytes": sum(one.nbytes for one in (*worker.model.parameters(), *packed)),
         "cache_bytes": sum(slot.nbytes for slot in worker.started.memory.slots),
     }
 
 
-def is_same(family: str, division: str, folder: Path, capsys: pytest.CaptureFixture[str], **more) -> None:
-    make_checkpoint(folder, family, dtype=torch.bfloat16)
+def is_same(
+    family: str, division: str, folder: Path, capsys: pytest.CaptureFixture[str], rows: int = 0, **more
+) -> None:
+    make_checkpoint(folder, family, dtype=torch.bfloat16, **({"vocab_size": rows} if rows else {}))
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_threads": 1, **DIVISIONS[division], **more}
     found = doctor(capsys, folder, **settings)
     values = {"model": str(folder), "executor": "threads", **settings}
@@ -84,6 +87,11 @@ def test_each_rank_holds_what_was_predicted(family, division, tmp_path, capsys):
 @pytest.mark.parametrize("division", ["tp2", "pp2"])
 def test_a_cache_of_a_given_size_is_that_of_each_rank(division, tmp_path, capsys):
     is_same("gemma3", division, tmp_path, capsys, kv_cache_memory_bytes=2_000_000)
+
+
+@pytest.mark.parametrize("division", ["tp2", "pp2"])
+def test_packed_copies_of_tied_heads_are_those_of_each_rank(division, tmp_path, capsys):
+    is_same("llama-tied", division, tmp_path, capsys, rows=50_000)
 
 
 @pytest.mark.matrix

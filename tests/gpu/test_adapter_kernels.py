@@ -37,6 +37,23 @@ def test_sums(parts: tuple, slots: tuple[int, ...], rank: int, dtype: torch.dtyp
     assert torch.equal(found[untouched], y[untouched])
 
 
+@pytest.mark.parametrize("inputs", [32, 1500])
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_first_products_of_other_ranks_are_gathered(parts: tuple, inputs: int) -> None:
+    """As by ranks of which the last has the first rows."""
+    draw = Draw(torch.float32)
+    (y, _, weights, groups), _ = adapters_case(draw, (2, 0, 1, 2), parts)
+    x, down = draw.floats(4, inputs), draw.floats(*weights.down.shape[:2], inputs) / inputs**0.5
+    weights = replace(weights, down=down)
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    turned = replace(weights, down=down.flip(1), gather=lambda inner: inner.flip(-1))
+    torch.testing.assert_close(reference.add_adapters(y.clone(), x, turned, groups), expected)
+    moved = replace(turned, **{name: getattr(turned, name).to(DEVICE) for name in ("down", "up", "spans")})
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+    found = kernels.add_adapters(y.to(DEVICE), x.to(DEVICE), moved, there).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_wide_inputs_are_summed_in_pieces() -> None:
     draw = Draw(torch.float32)
     (y, _, weights, groups), _ = adapters_case(draw, (1, 2, 1), ((40, 0),))

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frame.core.config.flat import from_flat
+from frame.core.interfaces.adapters import Adapters
 from frame.core.interfaces.errors import InvalidRequest
-from frame.core.interfaces.provider import PluginError
 from frame.core.plugin_host.registry import Registry
+from frame.plugins.adapters.lora import LoraAdapters
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.encoder_decoders import ENCODER_DECODER_FAMILIES, continued, make_encoder_decoder
 from frame.testing.engines import SMALL, request, running
@@ -298,14 +299,22 @@ def test_what_is_not_for_such_models_is_refused_by_name(refusing, tmp_path):
     folder = refusing.llm_engine.config.model.model
     with pytest.raises(ValueError, match="a model with an encoder and a decoder does not pool"):
         make_llm(folder, runner="pooling")
-    with pytest.raises(ValueError, match="enable_lora is not for a model with an encoder and a decoder"):
-        make_llm(folder, enable_lora=True)
-    with pytest.raises(
-        PluginError, match="biases of distances in windows, deterministic steps or with log-sum-exps not supported"
-    ):
-        make_llm(folder, deterministic=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoraAdapters, "prepare_read", Adapters.prepare_read)
+        with pytest.raises(ValueError, match="plugin LoraAdapters is not for a model with an encoder and a decoder"):
+            make_llm(folder, enable_lora=True)
     with pytest.raises(ValueError, match=r"KV connector 'disk' cannot move what 'decoder\.block\.0\.layer\.1"):
         make_llm(folder, kv_connector="disk", plugin={"disk": {"folder": str(tmp_path)}})
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_deterministic_steps_are_refused_in_one_sentence_that_says_why(family, tmp_path):
+    with pytest.raises(ValueError, match="deterministic is not for a model with an encoder and a decoder") as caught:
+        make_llm(make_encoder_decoder(tmp_path, family), deterministic=True)
+    text = str(caught.value)
+    assert "no attention backend" in text
+    assert text.endswith("leave it out")
+    assert not any(name in text for name in ("triton", "flash", "cudnn", "torch", ";"))
 
 
 def test_steps_too_small_for_an_encoder_prompt_say_so(tmp_path):

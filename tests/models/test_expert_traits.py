@@ -150,8 +150,11 @@ def test_routers_that_families_keep_in_float32_stay_there(row, published):
     assert {one.linear.weight.dtype for one in routers} == {torch.float32}
 
 
-def text_part_equals(folder, config, **vision):
-    """Whether the text part of a checkpoint with pictures gives transformers' logits."""
+def text_part_equals(folder, config, *, exchanged=False, **vision):
+    """Whether the text part of a checkpoint with pictures gives transformers' logits.
+
+    With `exchanged` its joined experts have their last two axes the other way round.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     made = AutoConfig.for_model(config, **vision)
@@ -160,15 +163,26 @@ def text_part_equals(folder, config, **vision):
     model.save_pretrained(folder)
     with torch.inference_mode():
         want = model.eval()(input_ids=torch.tensor([IDS])).logits[0]
+    if exchanged:
+        file = folder / "model.safetensors"
+        tensors = {name: one.mT.contiguous() if ".experts." in name else one for name, one in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
     return (run(make_model(folder), IDS, [60]) - want).abs().max() < 2e-4 * want.abs().max()
 
 
-def test_text_part_of_qwen3_vl_moe(tmp_path):
+@pytest.mark.parametrize("exchanged", [False, True], ids=["as transformers saves", "as published"])
+@pytest.mark.parametrize("inner", [24, 32, 64], ids=["plain", "square gate and up", "square down"])
+def test_text_part_of_qwen3_vl_moe(inner, exchanged, tmp_path):
+    """Published files have the inputs of experts first, and transformers saves them last.
+
+    How a square tensor lies, the other one tells.
+    """
     text = {**FAMILIES["qwen3-moe"].config, "initializer_range": 0.2, "mlp_only_layers": [1]}
+    text |= {"hidden_size": 64, "moe_intermediate_size": inner}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
     sizes = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     vision = {**sizes, "deepstack_visual_indexes": [0], "patch_size": 8, "num_position_embeddings": 16}
-    assert text_part_equals(tmp_path, "qwen3_vl_moe", text_config=text, vision_config=vision)
+    assert text_part_equals(tmp_path, "qwen3_vl_moe", exchanged=exchanged, text_config=text, vision_config=vision)
 
 
 def test_text_part_of_llama4(tmp_path):

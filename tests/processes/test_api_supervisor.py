@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from frame.core.config.tree import FrameConfig
 from frame.core.processes import api_supervisor
 from frame.core.processes.api_supervisor import ApiSupervisor
-from frame.core.processes.messages import Scaled, Serving
+from frame.core.processes.channel import AsyncChannel
+from frame.core.processes.messages import ApiOrder, ApiReport, EngineDown, EngineNews, Scaled, Serving
 from frame.served.news import AdapterNews
 
 
@@ -27,6 +30,9 @@ class Channel:
 
     async def receive(self) -> Any:
         return self._messages.pop(0)
+
+    async def send(self, *messages: Any) -> None:
+        assert not messages, "there is no engine yet"
 
 
 class Mortal:
@@ -75,8 +81,8 @@ class Slow:
     def __init__(self) -> None:
         self.channel, self.got, self.asked, self.let = self, list[Any](), asyncio.Event(), asyncio.Event()
 
-    async def send(self, message: Any) -> None:
-        first, self.got = not self.got, [*self.got, message]
+    async def send(self, *messages: Any) -> None:
+        first, self.got = not self.got, [*self.got, *messages]
         if first:
             self.asked.set()
             await self.let.wait()
@@ -105,3 +111,75 @@ async def test_a_process_that_starts_hears_the_last_news_of_an_adapter_last(monk
         assert [one for one in child.got if one.name == "two"][-1] == gone
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class Late:
+    """A process at the other end of a socket, which reads nothing until it is asked to."""
+
+    def __init__(self, ours: AsyncChannel, theirs: AsyncChannel) -> None:
+        self.channel, self._theirs = ours, theirs
+
+    @classmethod
+    async def born(cls) -> Late:
+        ours, theirs = socket.socketpair()
+        return cls(await AsyncChannel.wrap(ours, ApiReport), await AsyncChannel.wrap(theirs, ApiOrder))
+
+    async def read(self, count: int) -> list[Any]:
+        """The next messages."""
+        return [await asyncio.wait_for(self._theirs.receive(), 10) for _ in range(count)]
+
+    def close(self) -> None:
+        self.channel.close()
+        self._theirs.close()
+
+
+#: More than a socket and its channel hold for a process that does not read.
+LONG = "x" * (4 << 20)
+
+
+@contextlib.asynccontextmanager
+async def supervising(
+    monkeypatch: pytest.MonkeyPatch, told: Sequence[EngineNews], children: Sequence[Late]
+) -> AsyncIterator[ApiSupervisor]:
+    """A supervisor that knows what it was `told` and has started these processes."""
+    left = list(children)
+
+    async def spawn(*arguments: Any) -> Late:
+        return left.pop(0)
+
+    monkeypatch.setattr(api_supervisor, "spawn", spawn)
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(socket.socket()) for _ in children]
+        supervisor = ApiSupervisor(FrameConfig(), listeners, lambda names, death: None, on_scale=unasked)
+        for message in told:
+            await supervisor.tell(message)
+        running = asyncio.create_task(supervisor.run())
+        while len(supervisor._children) < len(children):
+            await asyncio.sleep(0)
+        yield supervisor
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for child in children:
+            child.close()
+
+
+async def test_a_process_that_starts_hears_the_last_news_of_an_engine_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine fails while what was known of it before is still on its way to a process that does not read yet."""
+    child = await Late.born()
+    before, after = (EngineDown(text, rank=1) for text in ("before", "after"))
+    async with supervising(monkeypatch, [EngineDown(LONG), before], [child]) as supervisor:
+        telling = asyncio.create_task(supervisor.tell(after))
+        await asyncio.sleep(0.05)
+        assert [one.error for one in await child.read(3)] == [LONG, "before", "after"]
+        await telling
+
+
+async def test_a_process_that_does_not_read_keeps_no_news_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two parts of the server tell meanwhile comes to all in one order."""
+    slow, quick = await Late.born(), await Late.born()
+    async with supervising(monkeypatch, [], [slow, quick]) as supervisor:
+        texts = [LONG, "first", "second"]
+        telling = [asyncio.create_task(supervisor.tell(EngineDown(text, rank=n))) for n, text in enumerate(texts)]
+        assert [one.error for one in await quick.read(3)] == texts
+        assert [one.error for one in await slow.read(3)] == texts
+        await asyncio.gather(*telling)

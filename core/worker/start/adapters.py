@@ -34,6 +34,7 @@ def make_adapters(
         device=platform.device,
         dtype=dtype,
         ops=platform.ops(),
+        fully_sharded=settings.fully_sharded_loras,
         renames=model_class.renames,
         base_model=config.model.model,
     )

@@ -21,6 +21,7 @@ from ...interfaces.platform_steps import Steps
 from ...interfaces.quantization import QuantizationSpec
 from ...interfaces.setup import ModelSetup
 from ...layers.build import Build
+from ...layers.embedding import tied_tables
 from ...layers.expert_map import ExpertMaps
 from ...layers.experts import experts_of
 from ...layers.methods import Methods
@@ -83,14 +84,15 @@ def load_model(
                 f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
                 "are free; divide the model over more devices, or end what else uses the device"
             ) from None
+        copies = sum(table.weight.nbytes for table in tied_tables(model) if build.ops.packs(table.weight))
         held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-        require_room(config, platform.memory(), before, held)
+        require_room(config, platform.memory(), before, held + copies)
         loader = choose_loader(config, checkpoint, registry)
         progress = LoadProgress(platform.streams().fill, shown=config.load.use_tqdm_on_load and not model.share["rank"])
         progress.report(load_weights(model, loader, progress.fill), model.share["rank"])
     model.requires_grad_(False)
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
-    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    weights_bytes = copies + sum(parameter.nbytes for parameter in model.parameters())
     online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
     digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype), online)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)

@@ -85,7 +85,7 @@ def make_runner(
         adapters=AdapterSlots(adapters, device, max_slots) if adapters is not None and adapters.max_adapters else None,
         lockstep=lockstep_of(opened.groups.data, steps.shapes, opened.collectives.count),
         embeds=_embeds(opened, model, device),
-        encoder=EncoderTokens(device, tables, layout.groups, max_slots) if encodes else NoEncoder(),
+        encoder=EncoderTokens(device, tables, layout.groups, max_slots, adapters) if encodes else NoEncoder(),
     )
 
 

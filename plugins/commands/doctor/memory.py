@@ -5,8 +5,10 @@ The rules are restated here, because platforms need torch; tests compare them wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from frame.interfaces import (
     DTYPE_BYTES,
@@ -27,6 +29,9 @@ from .machine import Device
 STEP_SIZES = {"cpu": (128, 2048), "cuda": (512, 8192)}
 #: A CPU's cache takes at most this, and at most a quarter of what is free, unless its size is given.
 CPU_KV_BYTES = 4 << 30
+#: Elements of the smallest weight that a CPU packs, and the instructions that it packs 16-bit ones for.
+CPU_LEAST_PACKED = 1 << 19
+CPU_PACKED_HALVES = frozenset(("avx512bw", "avx512dq", "avx512vl"))
 #: What a GPU keeps free beside weights, cache, activations and captured steps.
 CUDA_RESERVE_BYTES = 400 << 20
 #: Decode batches that are captured by default, and the largest one that ever is.
@@ -92,6 +97,31 @@ def fitting_pools(
         return with_blocks(empty, kv_bytes, override, num_states=states, bytes_of_pools=own_bytes).pools
     except ValueError:
         return ()
+
+
+def copied_bytes(device: Device, dtype: str, tables: Iterable[tuple[int, int]]) -> int:
+    """Bytes of the packed copies that a CPU multiplies by of tables [rows, dim] that an embedding and a head share."""
+    if device.kind != "cpu" or not packs(dtype):
+        return 0
+    elements = (rows * dim for rows, dim in tables)
+    return DTYPE_BYTES[dtype] * sum(count for count in elements if count >= CPU_LEAST_PACKED)
+
+
+def packs(dtype: str) -> bool:
+    """Whether weights of this type are packed on processors of this machine's kind."""
+    if platform.machine() not in ("x86_64", "AMD64") or dtype not in ("float32", "bfloat16"):
+        return False
+    return dtype == "float32" or processor_flags() >= CPU_PACKED_HALVES
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """The names of the instructions of this machine's processors, as the kernel lists them; none where it does not."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(frozenset(line.split(":")[1].split()) for line in file if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return frozenset()
 
 
 def held_bytes(pools: tuple[int, ...], block_bytes: tuple[int, ...]) -> int:

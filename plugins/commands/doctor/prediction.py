@@ -30,6 +30,7 @@ from .memory import (
     CUDA_WORKSPACE_BYTES,
     Budget,
     Sizes,
+    copied_bytes,
     empty_layout,
     fitting_pools,
     graph_bytes,
@@ -104,8 +105,11 @@ def predict(
     weights = _weights(checkpoint, shape, built, sizes)
     weights_bytes = weights.elements * DTYPE_BYTES[sizes.dtype]
     quantization = quantization_of(config, checkpoint)
+    held = built
     if quantization and not devices:
-        weights_bytes, shape = _quantised(config, checkpoint, sizes, shape, there)
+        held = _quantised(config, checkpoint, sizes, there)
+        weights_bytes, shape = held.weights_bytes, replace(shape, kv_specs=held.kv_specs)
+    weights_bytes += 0 if devices else _copied_bytes(config, checkpoint, device, sizes, shape, held)
     ranks = None
     if devices:
         from .ranks import predict_ranks
@@ -186,16 +190,28 @@ def quantization_of(config: FrameConfig, checkpoint: Checkpoint) -> str:
     return "" if stored is None else str(stored.get("quant_method", "quantised"))
 
 
-def _quantised(
-    config: FrameConfig, checkpoint: Checkpoint, sizes: Sizes, shape: Shape, there: bool
-) -> tuple[int, Shape]:
-    """Bytes of the parameters of a model that is built without memory, and what its layers keep of each token."""
+def _quantised(config: FrameConfig, checkpoint: Checkpoint, sizes: Sizes, there: bool) -> RankPart:
+    """The model without memory, whatever of its weights is there."""
     from frame.settings import engine_parts
 
     if not there:
         config = config.model_copy(update={"load": config.load.model_copy(update={"load_format": "dummy"})})
-    (part, *_) = engine_parts(config, checkpoint, sizes.dtype).ranks
-    return part.weights_bytes, replace(shape, kv_specs=part.kv_specs)
+    return engine_parts(config, checkpoint, sizes.dtype).ranks[0]
+
+
+def _copied_bytes(
+    config: FrameConfig, checkpoint: Checkpoint, device: Device, sizes: Sizes, shape: Shape, built: RankPart | None
+) -> int:
+    """Bytes of the packed copy that a CPU multiplies by where the head is tied to the embedding."""
+    if device.kind != "cpu" or not (shape.tied or built):
+        return 0
+    if built is None and checkpoint.pooling is not None:  # which may do without a head
+        from .ranks import built_part
+
+        if (built := built_part(config, checkpoint, sizes.dtype)) is None:
+            return 0
+    tables = [(checkpoint.vocab_size, shape.hidden_size)] if built is None else built.tied
+    return copied_bytes(device, sizes.dtype, tables)
 
 
 def _filled(config: FrameConfig, sizes: Sizes, empty: KVLayout, budget: Budget) -> KVLayout | None:

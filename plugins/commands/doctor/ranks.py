@@ -15,7 +15,7 @@ from frame.settings import Checkpoint, EngineParts, FrameConfig, PluginError, Ra
 from .backends import multiples_of
 from .layers import Shape
 from .machine import Device
-from .memory import Budget, Sizes, empty_layout, fitting_pools, graph_bytes, held_bytes, kv_budget
+from .memory import Budget, Sizes, copied_bytes, empty_layout, fitting_pools, graph_bytes, held_bytes, kv_budget
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def _rank(
     empty: KVLayout,
 ) -> Rank:
     part, device = placed
+    part = replace(part, weights_bytes=part.weights_bytes + copied_bytes(device, sizes.dtype, part.tied))
     own_bytes = pool_bytes(part_of(empty, part.own))
     shape = _own_shape(config, shape, part)
     vocabulary = checkpoint.vocab_size if part.is_last else 0  # logits are those of the last stage

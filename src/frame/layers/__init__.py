@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from frame.layers.cross import (
         CrossAttention as CrossAttention,
+        over_encoder as over_encoder,
     )
     from frame.layers.delta_net import (
         DeltaHeads as DeltaHeads,

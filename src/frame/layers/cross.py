@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from frame.core.interfaces.adapters import NoAdapters
+from frame.core.interfaces.adapters import Adapters, NoAdapters
 from frame.core.interfaces.attention import AttentionSpec
 from frame.core.interfaces.kv import AnyKVSpec, CrossKV
 from frame.core.interfaces.model import ForwardStep
@@ -18,10 +20,22 @@ if TYPE_CHECKING:
     from frame.core.layers.build import Build
 
 
+@contextmanager
+def over_encoder(build: Build) -> Iterator[None]:
+    """The layers that are made within it compute the tokens that an encoder reads, with the adapters of these."""
+    adapters = build.methods.adapters
+    adapters.reads = True
+    try:
+        yield
+    finally:
+        adapters.reads = False
+
+
 class CrossAttention(Attention):
     """Attention over this rank's heads, each with a key and a value of its own, kept in the model's dtype.
 
-    Raises `ValueError` where a model is built to pool or with adapters, or devices share the tokens of a row.
+    Raises `ValueError` where a model is built to pool, with adapters that know no encoder, or for deterministic steps
+    alone, or devices share the tokens of a row.
     """
 
     def __init__(self, build: Build, prefix: str, num_heads: int, head_dim: int, *, scale: float) -> None:
@@ -29,8 +43,17 @@ class CrossAttention(Attention):
             raise ValueError(
                 "a model with an encoder and a decoder does not pool: leave runner out, so that it generates"
             )
-        if not isinstance(build.methods.adapters, NoAdapters):  # which are chosen for the tokens of a step
-            raise ValueError("enable_lora is not for a model with an encoder and a decoder: leave it out")
+        adapters = type(build.methods.adapters)
+        if adapters is not NoAdapters and adapters.prepare_read is Adapters.prepare_read:
+            raise ValueError(
+                f"the adapter plugin {adapters.__name__} is not for a model with an encoder and a decoder: leave "
+                "enable_lora out"
+            )
+        if build.deterministic:
+            raise ValueError(
+                "deterministic is not for a model with an encoder and a decoder, since no attention backend gives its "
+                "encoder's tokens and what reads them the same bits in every batch: leave it out"
+            )
         if max(build.groups.decode_context.size, build.groups.prefill_context.size) > 1:
             raise ValueError(f"{prefix} reads what an encoder gives, which devices cannot share")
         heads = split_evenly(f"the attention heads of {prefix}", num_heads, build.groups.tensor)

@@ -16,6 +16,7 @@ from frame.core.interfaces.latent import CacheSpec
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.model import Model
 from frame.core.layers.build import Build
+from frame.core.layers.embedding import tied_tables
 from frame.core.layers.experts import experts_of
 from frame.core.layers.stages import Layers
 from frame.core.ops import Ops
@@ -34,9 +35,9 @@ class RankPart:
     """What one rank holds; `rank` counts the ranks of its engine.
 
     `layers` are those of its pipeline stage, the last of which has the head. `weights_bytes` are those of its
-    parameters, `num_experts` whole experts of each layer that has any. `kv_specs` are what all layers of the model
-    keep, each with this rank's heads, and `own` the names of those that keep it here; `attention` is what layers ask
-    of their backends.
+    parameters, `num_experts` whole experts of each layer that has any. `tied` are the shapes of tables that an
+    embedding and a head share. `kv_specs` are what all layers of the model keep, each with this rank's heads, and
+    `own` the names of those that keep it here; `attention` is what layers ask of their backends.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankPart:
     is_last: bool
     weights_bytes: int
     num_experts: int
+    tied: tuple[tuple[int, int], ...]
     kv_specs: Mapping[str, AnyKVSpec]
     own: frozenset[str]
     attention: Mapping[str, CacheSpec]
@@ -90,6 +92,7 @@ def _part(rank: int, model: Model, build: Build) -> RankPart:
         is_last=build.stage.last,
         weights_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         num_experts=max((layer.count for layer in experts_of(model)), default=0),
+        tied=tuple((table.num_rows, table.dim) for table in tied_tables(model)),
         kv_specs={name: spec for name, layer in layers if (spec := layer.kv_spec()) is not None},
         own=frozenset(build.own_caches),
         attention={name: asked for name, layer in layers if (asked := layer.backend_spec) is not None},

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from frame.core.interfaces.adapters import Adapters
 from frame.core.interfaces.attention import GroupBatch
 from frame.core.interfaces.kv import KVGroup
 from frame.core.interfaces.step import StepPlan
@@ -22,8 +23,16 @@ from frame.core.worker.step.request_state import RequestTables
 class EncoderTokens(NoEncoder):
     """The encoder's tokens of one step, E of them, and by slot how many each request has."""
 
-    def __init__(self, device: Device, tables: RequestTables, groups: Sequence[KVGroup], max_slots: int) -> None:
-        self._device, self._tables = device, tables
+    def __init__(
+        self,
+        device: Device,
+        tables: RequestTables,
+        groups: Sequence[KVGroup],
+        max_slots: int,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self._device, self._tables, self._adapters = device, tables, adapters
+        self._adapted = device.streams.stage(np.zeros(0, np.int32))  # int32 [E]: the adapter of each token
         self._kept = {index: group.block_size for index, group in enumerate(groups) if group.keeps_encoded}
         self._lengths = np.zeros(max_slots, np.int32)
         self._read = np.zeros(0, np.int32)  # [B]: what each row of the step reads
@@ -40,6 +49,7 @@ class EncoderTokens(NoEncoder):
         self._read = self._lengths[plan.slots]
         tokens = [np.stack((ids, np.arange(len(ids), dtype=np.int32))) for _, ids in new]
         self._tokens = stage(np.concatenate([np.zeros((2, 0), np.int32), *tokens], 1))
+        self._adapted = stage(np.repeat(np.array([one.adapter for one, _ in new], np.int32), self._begun))
         for index, size in self._kept.items():
             slots = [np.zeros(0, np.int64)]  # as `GroupBatch.slot_mapping`
             for (one, _), (_, places) in zip(new, tokens, strict=True):
@@ -56,6 +66,8 @@ class EncoderTokens(NoEncoder):
         return made
 
     def given(self) -> tuple[Tensor, Tensor] | None:
+        if self._adapters is not None and self._adapters.active:
+            self._adapters.prepare_read(self._adapted)
         ids, positions = self._tokens.unbind(0)
         return ids, positions.long()
 

@@ -138,7 +138,7 @@ _MEDIA_ARGUMENTS = {
 _ADAPTERS = {
     **_switches("encoders of media take no adapters", "enable_tower_connector_lora"),
     **_free("lora_dtype lora_target_modules"),
-    **_free("fully_sharded_loras specialize_active_lora enable_mixed_moe_lora_format", switch=True),
+    **_free("specialize_active_lora enable_mixed_moe_lora_format", switch=True),
 }
 
 _CACHE = {

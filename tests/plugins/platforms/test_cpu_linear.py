@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from frame import LLM, SamplingParams
 from frame.core.ops import Ops
 from frame.plugins.platforms import cpu_linear
+from frame.plugins.platforms.cpu import HostMemory
 from frame.plugins.platforms.cpu_linear import LEAST_PRODUCT, has_onednn, packed, packs, product
 from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.testing.checkpoints import make_checkpoint
@@ -70,7 +71,7 @@ def test_deterministic_rows_keep_their_bits_in_any_batch(dtype, always):
 
 def open_llm(folder, **settings):
     small = {"dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 60, "executor": "inline"}
-    return LLM(str(folder), **small, **settings)
+    return LLM(str(folder), **{**small, **settings})
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied"])
@@ -115,3 +116,33 @@ def test_weights_are_packed_wherever_they_come_from(family, tmp_path, always):
     with closing(open_llm(tmp_path / "state", load_format="sharded_state")) as llm:
         assert num_packed(llm) == all_packed
         assert tokens(llm) == want
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_packed_copy_of_a_tied_head_counts_as_weights(dtype, tmp_path, monkeypatch):
+    """It counts before anything is read, and when the cache gets its share of the machine's memory."""
+    if not packs(getattr(torch, dtype)):
+        pytest.skip("no packed weights of this type")
+    folder, found = make_checkpoint(tmp_path, "llama-tied", vocab_size=16_384), {}
+
+    def lacks(memory, start, utilization, needed_bytes):
+        found.setdefault("needed", []).append(needed_bytes)
+
+    def kv_bytes(memory, start, utilization, weights_bytes, full_bytes):
+        found["weights"] = weights_bytes
+        return full_bytes
+
+    monkeypatch.setattr(HostMemory, "lacks", lacks)
+    monkeypatch.setattr(HostMemory, "kv_bytes", kv_bytes)
+    with closing(open_llm(folder, dtype=dtype, num_gpu_blocks_override=None)) as llm:
+        ((weights, copies, others),) = llm.collective_rpc(held)
+    assert copies >= 16_384 * 32 * getattr(torch, dtype).itemsize
+    assert found["weights"] == weights + copies
+    assert max(found["needed"]) == weights + copies + others
+
+
+def held(worker) -> tuple[int, int, int]:
+    """Bytes of parameters, of packed copies and of other buffers."""
+    buffers = list(worker.model.buffers())
+    copies = sum(one.nbytes for one in buffers if one.is_mkldnn)
+    return sum(one.nbytes for one in worker.model.parameters()), copies, sum(one.nbytes for one in buffers) - copies
