@@ -1,9 +1,9 @@
 """Products of one to 64 rows with weights of codes: int8, 8-bit floats, or nibbles, and their scales.
 
-Such a product should take as long as reading the codes. One row is multiplied by plain arithmetic; more rows by matrix
-instructions, whose left operand is the weight, so that codes become numbers in the registers that are multiplied.
-Where outputs alone make too few programs to keep the chip reading, several divide the inputs, and the last to end adds
-their sums up, always in the same order. Codes are as in `frame.kernels.quantized`.
+Such a product should take as long as reading the codes. One row is multiplied by bytes with plain arithmetic; all else
+by matrix instructions, whose left operand is the weight, so that codes become numbers in the registers that are
+multiplied. Where outputs alone make too few programs to keep the chip reading, several divide the inputs, and the last
+to end adds their sums up, always in the same order. Codes are as in `frame.kernels.quantized`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from torch import Tensor
 
 from . import quantized
 from .chain import await_previous, chained
+from .linear_invariant import num_multiprocessors
 
 #: The most rows of x.
 MOST_ROWS = 64
-#: Columns of a piece, which a thread reads at once: 16 bytes.
-_NIBBLE_PIECE, _BYTE_PIECE = 32, 16
-#: Of one row: outputs of a program, pieces of a step, and warps, of nibbles and of bytes.
-ONE_NIBBLE_ROW, ONE_BYTE_ROW = (4, 64, 2), (4, 64, 2)
-#: Of more rows: outputs of a program, columns of a step, steps on their way.
+#: Bytes that a thread reads at once for one row; outputs of a program, such pieces of a step, and warps.
+PIECE, ONE_ROW = 16, (4, 64, 2)
+#: Of other products: outputs of a program, columns of a step, steps on their way.
 BLOCK_N, DEPTH, STAGES = 64, 128, 4
-#: Programs that divide inputs are made until there are so many of a multiprocessor, of no fewer columns each.
-_PROGRAMS, _LEAST_COLUMNS = 4, 512
+#: Programs that divide inputs are made while all are not more than so many of a multiprocessor, of so many columns.
+_PROGRAMS, _LEAST_COLUMNS = 2, 512
+#: By the type of x the float that has only zeros in its lowest four bits and steps of one, and the bits of two of them.
+_BASES = {torch.bfloat16: (128, 0x43004300), torch.float16: (1024, 0x64006400)}
 
 
 @triton.jit
 def _piece_scales(scales, zeros, where, there, GROUPED: tl.constexpr, ZEROS: tl.constexpr):
     """(scales, zeros) of pieces, as float32; where there are none of a kind, the others again."""
     scale = where.to(tl.float32)
-    zero = scale
     if GROUPED:
         scale = tl.load(scales + where, mask=there, other=0.0).to(tl.float32)
+    zero = scale
     if ZEROS:
         zero = tl.load(zeros + where, mask=there, other=0).to(tl.float32)
     return scale, zero
@@ -45,56 +46,38 @@ def _piece_scales(scales, zeros, where, there, GROUPED: tl.constexpr, ZEROS: tl.
 @triton.jit
 def _one_row(
     x, codes, scales, zeros, bias, out, outputs, depth, groups,
-    GROUP: tl.constexpr, ROWS_PER: tl.constexpr, NIBBLES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, CHAINED: tl.constexpr,
+    GROUP: tl.constexpr, ROWS_PER: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, SIZE: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    # a piece of 16 bytes is one thread's; GROUP 0: one scale for all columns, which multiplies the sum
-    SIZE: tl.constexpr = 32 if NIBBLES else 16
-    UNITS: tl.constexpr = 4 if NIBBLES else 16
+    # GROUP 0: one scale for all columns, which multiplies the sum
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = output < outputs
     wide = output.to(tl.int64)
-    piece, unit = tl.arange(0, PIECES), tl.arange(0, UNITS)
-    source = codes + wide[:, None, None] * (depth // SIZE * UNITS) + (piece[:, None] * UNITS + unit[None, :])[None]
+    piece, unit = tl.arange(0, PIECES) * SIZE, tl.arange(0, SIZE)
+    source = codes + wide[:, None, None] * depth + (piece[:, None] + unit[None, :])[None]
     scale_row = (wide // ROWS_PER * groups)[:, None]
-    kept = there[:, None] & (piece * SIZE < depth)[None, :]
+    kept = there[:, None] & (piece < depth)[None, :]
     ahead = tl.load(source, mask=kept[:, :, None], other=0.0)
     where = scale_row
     if GROUP:
-        where = scale_row + (piece * SIZE // GROUP)[None, :]
+        where = scale_row + (piece // GROUP)[None, :]
     scale, zero = _piece_scales(scales, zeros, where, kept, GROUP > 0, ZEROS)
     acc = tl.zeros([BLOCK, PIECES], tl.float32)
     await_previous(CHAINED)
     for first in range(0, depth, PIECES * SIZE):
-        found = ahead
-        own_scale, own_zero = scale, zero
-        later = first + PIECES * SIZE + piece * SIZE
-        kept = there[:, None] & (later < depth)[None, :]
-        ahead = tl.load(source + (first // SIZE + PIECES) * UNITS, mask=kept[:, :, None], other=0.0)
+        found, own_scale, own_zero = ahead, scale, zero
+        later = first + PIECES * SIZE
+        kept = there[:, None] & (later + piece < depth)[None, :]
+        ahead = tl.load(source + later, mask=kept[:, :, None], other=0.0)
         if GROUP:
             scale, zero = _piece_scales(
-                scales, zeros, scale_row + (later // GROUP)[None, :], kept, True, ZEROS
+                scales, zeros, scale_row + ((later + piece) // GROUP)[None, :], kept, True, ZEROS
             )  # fmt: skip
-        column = first + piece * SIZE
-        if NIBBLES:
-            lane = tl.arange(0, 8)
-            at = x + column[:, None, None] + (unit[:, None] * 8 + lane[None, :])[None]
-            value = tl.load(at, mask=(column < depth)[:, None, None], other=0.0).to(tl.float32)
-            whole = tl.sum(tl.sum(value, 2), 1)
-            # a nibble n as the float 1 + n / 16, of which the sum is taken off again at the end of the piece
-            bits = (found[:, :, :, None] >> (lane * 4)[None, None, None, :]) & 15
-            weight = ((bits << 19) | 0x3F800000).to(tl.float32, bitcast=True)
-            part = tl.sum(tl.sum(weight * value[None], 3), 2)
-            if ZEROS:
-                part = 16 * (part - (1 + own_zero / 16) * whole[None, :])
-            else:
-                part = 16 * (part - 1.5 * whole[None, :])
-        else:
-            at = x + column[:, None] + unit[None, :]
-            value = tl.load(at, mask=(column < depth)[:, None], other=0.0).to(tl.float32)
-            part = tl.sum(found.to(tl.float32) * value[None], 2)
-            if ZEROS:
-                part -= own_zero * tl.sum(value, 1)[None, :]
+        at = x + first + piece[:, None] + unit[None, :]
+        value = tl.load(at, mask=(first + piece < depth)[:, None], other=0.0).to(tl.float32)
+        part = tl.sum(found.to(tl.float32) * value[None], 2)
+        if ZEROS:
+            part -= own_zero * tl.sum(value, 1)[None, :]
         if GROUP:
             part *= own_scale
         acc += part
@@ -108,24 +91,40 @@ def _one_row(
 
 @triton.jit
 def _planes(values, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """Of values [ROWS, WORDS · 8] those of each place in a word, eight of [ROWS, WORDS]."""
+    """Of values [ROWS, WORDS · 8] those of places p and p + 4 in a word, by p: four pairs of [ROWS, WORDS]."""
     even, odd = tl.split(tl.reshape(values, (ROWS, WORDS, 2, 2, 2)))  # by the lowest bit of the place
     a, c = tl.split(even)
     b, d = tl.split(odd)
-    a0, a4 = tl.split(a)
-    c2, c6 = tl.split(c)
-    b1, b5 = tl.split(b)
-    d3, d7 = tl.split(d)
-    return a0, b1, c2, d3, a4, b5, c6, d7
+    return tl.split(a), tl.split(b), tl.split(c), tl.split(d)
+
+
+@triton.jit
+def _nibble_dot(words, value, part, BITS: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """part + Σ (base + n) x over nibbles n of words [N, WORDS] and x of `value` [ROWS, WORDS · 8].
+
+    The bits BITS of two 16-bit floats stand for the base, and a nibble in the lowest ones adds itself: nothing is
+    converted, and every such number is exact.
+    """
+    planes = _planes(value, ROWS, WORDS)
+    for place in tl.static_range(4):
+        two = ((words >> (4 * place)) & 0x000F000F) | BITS
+        low = two.to(tl.int16).to(value.dtype, bitcast=True)
+        high = (two >> 16).to(tl.int16).to(value.dtype, bitcast=True)
+        part = tl.dot(low, tl.trans(planes[place][0]), part, input_precision="ieee")
+        part = tl.dot(high, tl.trans(planes[place][1]), part, input_precision="ieee")
+    return part
 
 
 @triton.jit
 def _some_rows(
-    x, codes, scales, zeros, bias, out, sums, arrived, rows, outputs, depth, groups, stride_x, columns, splits,
+    x, x_scales, codes, scales, zeros, bias, out, sums, arrived,
+    rows, outputs, depth, groups, stride_x, columns, splits,
     GROUP: tl.constexpr, ROWS_PER: tl.constexpr, NIBBLES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    X_SCALES: tl.constexpr, X_GROUP: tl.constexpr, SPLIT: tl.constexpr, BASE: tl.constexpr, BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     WORDS: tl.constexpr = DEPTH // 8
+    await_previous(CHAINED)
     tile, split = tl.program_id(0), tl.program_id(1)
     output = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     there, wide = output < outputs, output.to(tl.int64)
@@ -133,6 +132,8 @@ def _some_rows(
     lane = tl.arange(0, DEPTH)
     scale_row = wide // ROWS_PER * groups
     begin = split * columns
+    # sums of 8-bit floats are kept apart as well: the chip adds them up with fewer bits
+    APART: tl.constexpr = GROUP > 0 or X_SCALES or NIBBLES
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for first in tl.range(begin, tl.minimum(begin + columns, depth), DEPTH, num_stages=STAGES):
         column = first + lane
@@ -141,28 +142,30 @@ def _some_rows(
         scale_at = scale_row
         if GROUP:
             scale_at = scale_row + first // GROUP
-        zero = tl.zeros([BLOCK_N], tl.int32) + 8 * NIBBLES
-        if ZEROS:
-            zero = tl.load(zeros + scale_at, mask=there, other=0).to(tl.int32)
         part = acc
-        if GROUP:
+        if APART:
             part = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         if NIBBLES:
             word = first // 8 + tl.arange(0, WORDS)
             some = there[:, None] & (word < depth // 8)[None, :]
             words = tl.load(codes + wide[:, None] * (depth // 8) + word[None, :], mask=some, other=0)
-            planes = _planes(value, BLOCK_M, WORDS)
-            for place in tl.static_range(8):
-                number = ((words >> (4 * place)) & 15) - zero[:, None]
-                part = tl.dot(number.to(value.dtype), tl.trans(planes[place]), part, input_precision="ieee")
+            part = _nibble_dot(words, value, part, BITS, BLOCK_M, WORDS)
+            zero = tl.full([BLOCK_N], BASE + 8, tl.float32)
+            if ZEROS:
+                zero = BASE + tl.load(zeros + scale_at, mask=there, other=0).to(tl.float32)
+            part -= zero[:, None] * tl.sum(value.to(tl.float32), 1)[None, :]
         else:
             some = there[:, None] & (column < depth)[None, :]
             found = tl.load(codes + wide[:, None] * depth + column[None, :], mask=some, other=0.0)
             if ZEROS:
-                found = found.to(tl.int32) - zero[:, None]
+                found = found.to(tl.int32) - tl.load(zeros + scale_at, mask=there, other=0).to(tl.int32)[:, None]
             part = tl.dot(found.to(value.dtype), tl.trans(value), part, input_precision="ieee")
         if GROUP:
-            acc += part * tl.load(scales + scale_at, mask=there, other=0.0).to(tl.float32)[:, None]
+            part *= tl.load(scales + scale_at, mask=there, other=0.0).to(tl.float32)[:, None]
+        if X_GROUP:
+            part *= tl.load(x_scales + row * (depth // X_GROUP) + first // X_GROUP, mask=row < rows, other=0.0)[None, :]
+        if APART:
+            acc += part
         else:
             acc = part
     place = row[None, :] * outputs + output[:, None]
@@ -182,6 +185,8 @@ def _some_rows(
     if last:
         if not GROUP:
             acc *= tl.load(scales + scale_row, mask=there, other=0.0).to(tl.float32)[:, None]
+        if X_SCALES and not X_GROUP:
+            acc *= tl.load(x_scales + row, mask=row < rows, other=0.0)[None, :]
         if BIAS:
             acc += tl.load(bias + output, mask=there, other=0.0).to(tl.float32)[:, None]
         tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside)
@@ -189,13 +194,9 @@ def _some_rows(
 
 def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], rows: int) -> bool:
     """Whether `product` takes the weight: pieces and steps are whole, and of one scale."""
-    nibbles = codes.dtype == torch.int32
-    depth, piece = codes.shape[-1] * (8 if nibbles else 1), _NIBBLE_PIECE if nibbles else _BYTE_PIECE
-    grouped = scales.shape[-1] > 1
-    whole = depth % piece == 0 and codes.is_contiguous() and scales.is_contiguous() and codes.data_ptr() % 16 == 0
-    if rows == 1:
-        return whole and (not grouped or block[1] % piece == 0)
-    return whole and depth % 16 == 0 and (not grouped or block[1] % DEPTH == 0)
+    depth, unit = _depth(codes), DEPTH if rows > 1 or _is_nibbles(codes) else PIECE
+    whole = depth % 32 == 0 and codes.is_contiguous() and scales.is_contiguous() and codes.data_ptr() % 16 == 0
+    return whole and (scales.shape[-1] == 1 or block[1] % unit == 0)
 
 
 def few_rows(
@@ -212,59 +213,74 @@ def product(
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + b for x [rows, K] of 16 bits, and codes [N, K], or nibbles int32 [N, K / 8], that `fits`; one launch.
 
-    `sizes` are those of `ONE_NIBBLE_ROW`, or of more rows (outputs of a program, columns of a step, steps on their way,
+    `sizes` are those of `ONE_ROW`, or of other products (outputs of a program, columns of a step, steps on their way,
     programs that divide the inputs), for measurements.
     """
-    rows, outputs, groups = len(x), len(codes), scales.shape[-1]
-    nibbles = codes.dtype == torch.int32
-    depth = codes.shape[-1] * (8 if nibbles else 1)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    constants = {
-        "GROUP": block[1] if groups > 1 else 0, "ROWS_PER": block[0], "NIBBLES": nibbles, "ZEROS": zeros is not None,
-        "BIAS": bias is not None,
-    }  # fmt: skip
-    if rows == 1:
-        most, pieces, warps = sizes or (ONE_NIBBLE_ROW if nibbles else ONE_BYTE_ROW)
-        pieces = min(pieces, triton.next_power_of_2(depth // (_NIBBLE_PIECE if nibbles else _BYTE_PIECE)))
-        _one_row[(triton.cdiv(outputs, most),)](
-            x, codes, scales, zeros, bias, out, outputs, depth, groups,
-            **constants, BLOCK=most, PIECES=pieces, num_warps=warps, **chained(x.device),
-        )  # fmt: skip
-        return out
-    block_n, width, stages, *given = sizes or (BLOCK_N, DEPTH, STAGES)
-    tiles = triton.cdiv(outputs, block_n)
-    splits = given[0] if given else _splits(tiles, depth, _multiprocessors(x.device))
-    columns = triton.cdiv(triton.cdiv(depth, splits), width) * width
-    splits = triton.cdiv(depth, columns)
-    sums = torch.empty((splits, rows, outputs) if splits > 1 else 1, dtype=torch.float32, device=x.device)
-    _some_rows[(tiles, splits)](
-        x, codes, scales, zeros, bias, out, sums, _arrivals(x.device, tiles), rows, outputs, depth, groups, x.stride(0),
-        columns, splits, **constants, SPLIT=splits > 1, BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=block_n,
-        DEPTH=width, STAGES=stages, num_warps=4,
+    if len(x) > 1 or _is_nibbles(codes):
+        return _launch(x, None, codes, scales, block, zeros, bias, x.dtype, sizes)
+    outputs, depth, groups = *codes.shape, scales.shape[-1]
+    out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    most, pieces, warps = sizes or ONE_ROW
+    _one_row[(triton.cdiv(outputs, most),)](
+        x, codes, scales, zeros, bias, out, outputs, depth, groups,
+        GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], ZEROS=zeros is not None, BIAS=bias is not None,
+        BLOCK=most, PIECES=min(pieces, triton.next_power_of_2(depth // PIECE)), SIZE=PIECE, num_warps=warps,
+        **chained(x.device),
     )  # fmt: skip
     return out
 
 
-def _splits(tiles: int, depth: int, multiprocessors: int) -> int:
-    """Programs that divide the inputs of a tile of outputs."""
-    wanted = -(-_PROGRAMS * multiprocessors // tiles)
-    return max(1, min(wanted, depth // _LEAST_COLUMNS, 16))
+def rounded_product(
+    x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None,
+    dtype: torch.dtype, sizes: tuple[int, ...] | None = None,
+) -> Tensor:  # fmt: skip
+    """x Wᵀ + b of `dtype` for 2 to 64 rows x [rows, K] of 8-bit floats, as `quantized.round_rows` makes them.
+
+    `x_scales` float32 [rows, 1], or [rows, K / 128]. Codes are 8-bit floats that `fits`.
+    """
+    return _launch(x, x_scales, codes, scales, block, None, bias, dtype, sizes)
+
+
+def _launch(
+    x: Tensor, x_scales: Tensor | None, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None,
+    bias: Tensor | None, dtype: torch.dtype, sizes: tuple[int, ...] | None,
+) -> Tensor:  # fmt: skip
+    rows, outputs, depth, groups = len(x), len(codes), _depth(codes), scales.shape[-1]
+    out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    block_n, width, stages, *given = sizes or (BLOCK_N, DEPTH, STAGES)
+    tiles = triton.cdiv(outputs, block_n)
+    wanted = given[0] if given else min(_PROGRAMS * num_multiprocessors(x.device) // tiles, depth // _LEAST_COLUMNS, 16)
+    columns = triton.cdiv(triton.cdiv(depth, max(1, wanted)), width) * width
+    splits = triton.cdiv(depth, columns)
+    sums = torch.empty((splits, rows, outputs) if splits > 1 else 1, dtype=torch.float32, device=x.device)
+    base, bits = _BASES.get(x.dtype, (0, 0))
+    x_group = 0 if x_scales is None or x_scales.shape[-1] == 1 else depth // x_scales.shape[-1]
+    _some_rows[(tiles, splits)](
+        x, x_scales, codes, scales, zeros, bias, out, sums, _arrivals(x.device, tiles),
+        rows, outputs, depth, groups, x.stride(0), columns, splits,
+        GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=_is_nibbles(codes), ZEROS=zeros is not None,
+        BIAS=bias is not None, X_SCALES=x_scales is not None, X_GROUP=x_group, SPLIT=splits > 1, BASE=base, BITS=bits,
+        BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=block_n, DEPTH=width, STAGES=stages, num_warps=4,
+        **chained(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _is_nibbles(codes: Tensor) -> bool:
+    return codes.dtype == torch.int32
+
+
+def _depth(codes: Tensor) -> int:
+    return codes.shape[-1] * (8 if _is_nibbles(codes) else 1)
 
 
 @lru_cache(maxsize=16)
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 2
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
-
-
-@lru_cache(maxsize=16)
-def _counters(device: torch.device) -> Tensor:
+def counters(device: torch.device) -> Tensor:
+    """Zeros int32 [65536] that stay on the device: how many of the programs that divide a tile's inputs have ended."""
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
 
 def _arrivals(device: torch.device, tiles: int) -> Tensor:
     """Zeros, one for each tile of outputs; kernels leave them as zeros. Products of one device follow one another."""
-    counters = _counters(device)
-    return counters if tiles <= len(counters) else torch.zeros(tiles, dtype=torch.int32, device=device)
+    kept = counters(device)
+    return kept if tiles <= len(kept) else torch.zeros(tiles, dtype=torch.int32, device=device)

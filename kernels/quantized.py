@@ -19,7 +19,7 @@ _MOST_COLUMNS, _LEAST_COLUMNS = 128, 16
 #: Row tiles whose programs run side by side, so that they read the same weights from the cache.
 _GROUP = 8
 #: Columns of x that share a scale where weights have scales of blocks.
-_X_GROUP = 128
+X_GROUP = 128
 
 
 @triton.jit
@@ -228,10 +228,10 @@ def rounded_product(
     rows, depth = x.shape
     outputs, groups = len(codes), scales.shape[-1]
     group = block[1] if groups > 1 else 0
-    x_group = _X_GROUP if group and static is None else 0
+    x_group = X_GROUP if group and static is None else 0
     found, own = round_rows(x, codes.dtype, x_group or depth, static)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    step = min(columns_of_step(block[1], depth, groups), _X_GROUP) if group else 128
+    step = min(columns_of_step(block[1], depth, groups), X_GROUP) if group else 128
     block_m = 64 if rows <= 128 or group else 128  # sums of a step are kept apart where scales change
     _rounded_product[(triton.cdiv(rows, block_m) * triton.cdiv(outputs, 128),)](
         found, own, codes, scales, bias, out, rows, outputs, depth, own.shape[1], groups,

@@ -11,6 +11,7 @@ from torch import Tensor
 from frame.core.ops import Ops, quantized as references
 from frame.kernels import coded_rows, quantized
 from frame.layers import WeightSlot
+from frame.plugins.platforms.cuda.products import rounded
 from frame.plugins.quantization.scaled import with_exponents
 
 pytestmark = pytest.mark.gpu
@@ -68,7 +69,7 @@ def test_few_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, rows:
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("block", [(1, 0), (1, 128), (32, 128)])
 @pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(("rows", "splits"), [(1, 0), (2, 1), (5, 3), (33, 2), (64, 1)])
+@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (2, 1), (5, 3), (33, 2), (64, 1)])
 def test_coded_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, splits: int) -> None:
     """Twice, as the programs that divide inputs must leave their counters as they were."""
     if (codes == torch.int32 and block[0] > 1) or (codes == FP8 and zeros):
@@ -78,7 +79,7 @@ def test_coded_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, row
         sized = block[0], block[1] or depth
         assert coded_rows.fits(made[0], made[1], sized, rows)
         bias = torch.randn(outputs).to(DTYPE).to(DEVICE) if rows % 2 else None
-        sizes = (64, 128, 3, min(splits, depth // 128)) if rows > 1 else None
+        sizes = (64, 128, 3, min(splits, depth // 128)) if rows > 1 or codes == torch.int32 else None
         for _ in range(2):
             x = torch.randn(rows, depth + 8)[:, :depth].to(DTYPE).to(DEVICE)
             found = coded_rows.product(x, made[0], made[1], sized, made[2], bias, sizes)
@@ -86,12 +87,30 @@ def test_coded_rows(codes: torch.dtype, block: tuple[int, int], zeros: bool, row
             close(found, expected if bias is None else expected + bias.float())
 
 
+@pytest.mark.parametrize("block", [(1, 0), (1, 128), (128, 128)])
+@pytest.mark.parametrize(("rows", "splits"), [(2, 1), (33, 3)])
+@pytest.mark.parametrize("static", [False, True])
+def test_few_rounded_rows(block: tuple[int, int], rows: int, splits: int, static: bool) -> None:
+    """Of what x is rounded to, with scales of rows or of 128 of their columns."""
+    outputs, depth = 200, 768
+    made = weight(FP8, outputs, depth, block, zeros=False)
+    sized = block[0], block[1] or depth
+    x, bias = torch.randn(rows, depth).to(DTYPE).to(DEVICE), torch.randn(outputs).to(DTYPE).to(DEVICE)
+    group = 128 if block[1] and not static else depth
+    fixed = torch.tensor([0.02], device=DEVICE) if static else None
+    found, own = quantized.round_rows(x, FP8, group, fixed)
+    back = (found.float().unflatten(1, (-1, group)) * own[:, :, None]).flatten(1)
+    expected = back @ exact(made[0], made[1], sized, None).T + bias.float()
+    close(coded_rows.rounded_product(found, own, made[0], made[1], sized, bias, DTYPE, (64, 128, 3, splits)), expected)
+    close(rounded.few_rows(x, made[0], made[1], sized, bias, fixed), expected)
+
+
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("block", [(1, 16), (1, 32), (1, 64)])
 def test_coded_rows_of_small_groups_are_those_of_one_row(codes: torch.dtype, block: tuple[int, int]) -> None:
     made = weight(codes, 40, 192, block, zeros=False)
     takes = coded_rows.fits(made[0], made[1], block, 1)
-    assert takes == (codes != torch.int32 or block[1] > 16)
+    assert takes == (codes != torch.int32)
     assert not coded_rows.fits(made[0], made[1], block, 2)
     if takes:
         x = torch.randn(1, 192).to(DTYPE).to(DEVICE)

@@ -117,9 +117,10 @@ def pretending(chip: Chip, *, compiles: bool = True) -> Iterator[list[tuple[str,
 
 def forget_the_chip() -> None:
     """Empties what launch code remembers of a device."""
-    from frame.kernels import chain, experts, linear_invariant
+    from frame.kernels import chain, coded_rows, experts, linear_invariant
 
-    for remembered in (chain.chained, experts.chip_of, linear_invariant.num_multiprocessors):
+    known = chain.chained, experts.chip_of, linear_invariant.num_multiprocessors, coded_rows.counters
+    for remembered in known:
         remembered.cache_clear()
 
 

@@ -15,6 +15,7 @@ from frame.kernels import (
     adapters,
     all_reduce,
     coded_experts,
+    coded_rows,
     expert_adapters,
     expert_exchange,
     experts,
@@ -100,11 +101,14 @@ def coded(rows: int, codes: torch.dtype, block: tuple[int, int], *, rounds: bool
         quantized.dequantize(weight, scales, block, zero, BF16)
         return
     x, bias = _empty(rows, 4096), _empty(6144)
-    if rounds:
+    if rounds and rows <= coded_rows.MOST_ROWS:
+        codes_of_x = _empty(rows, 4096, dtype=codes), _empty(rows, 4096 // max(128, block[1]), dtype=F32)
+        coded_rows.rounded_product(*codes_of_x, weight, scales, block, bias, BF16)
+    elif rounds:
         quantized.rounded_product(x, weight, scales, block, bias)
         quantized.rounded_product(x, weight, scales, block, None, _empty(1, dtype=F32))
     else:
-        quantized.few_rows(x, weight, scales, block, zero, bias)
+        coded_rows.few_rows(x, weight, scales, block, zero, bias)
 
 
 def invariant(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BF16, *, bias: bool = False) -> None:
@@ -405,6 +409,8 @@ def quantized_launches() -> dict[str, Callable[[], None]]:
                 found[f"{kind} by {name}, {rows} rows"] = partial(coded, rows, codes, block)
             if codes != torch.int32:
                 found[f"{kind} by {name}, 4096 rounded rows"] = partial(coded, 4096, codes, block, rounds=True)
+            if kind == "fp8" and name in ("rows", "blocks"):
+                found[f"{kind} by {name}, 33 rounded rows"] = partial(coded, 33, codes, block, rounds=True)
             found[f"{kind} by {name}, dequantised"] = partial(coded, 0, codes, block)
     found["nibbles with zeros, 5 rows"] = partial(coded, 5, torch.int32, (1, 128), zeros=True)
     found["int8 with zeros, 5 rows"] = partial(coded, 5, torch.int8, (1, 128), zeros=True)

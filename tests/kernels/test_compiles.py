@@ -69,6 +69,7 @@ UNITS = {
     "delta._pass_moved": {"HMMA", "HGMMA"},
     "delta_tables._chunk_tables": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
+    "coded_rows._some_rows": {"HGMMA", "QGMMA"},  # the latter of 8-bit floats
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -106,6 +107,8 @@ SPILLS = {
     "scans._ssd_step": 0,
     "delta._delta_step": 0,
     "quantized._few_rows": 0,
+    "coded_rows._one_row": 0,
+    "coded_rows._some_rows": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,

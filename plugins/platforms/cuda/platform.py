@@ -93,6 +93,10 @@ RESERVE_BYTES = 400 << 20
 _ATTENTION = ("attention", "cascade", "decode", "prefill")
 
 
+#: Rows that are not rounded although they may be, as that would take a launch more and save no time.
+_FEW_EXACT_ROWS = 16
+
+
 class CudaOps(Ops):
     """The ops for which there are kernels that are faster, or that do not wait for the device."""
 
@@ -276,7 +280,7 @@ class CudaOps(Ops):
     ) -> Tensor:  # fmt: skip
         """Of few rows from the codes, of many with rounded rows, or from the weight that is put together before."""
         if self._reads_codes(x) and self._has_kernels(codes, scales, block):
-            if len(x) <= quantized.FEW_ROWS:
+            if len(x) <= (_FEW_EXACT_ROWS if rounds else quantized.FEW_ROWS):
                 return coded_rows.few_rows(x, codes, scales, block, zeros, bias)
             if rounds and zeros is None:
                 return rounded_product(x, codes, scales, block, bias, input_scale)

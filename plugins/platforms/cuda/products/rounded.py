@@ -1,6 +1,7 @@
-"""Products of rows that are rounded to 8-bit floats with weights of such codes: by the library where it has them.
+"""Products of rows that are rounded to 8 bits with weights of such codes: by the library where it has them.
 
-Knows no layer. Scales of blocks, other types of activations and sizes that the library refuses are our kernel's.
+Knows no layer. Up to 64 rows take as long as reading the codes, which a kernel of ours divides among more programs.
+Scales of blocks, other types of activations and sizes that the library refuses are our kernels' as well.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
-from frame.kernels import quantized
+from frame.kernels import coded_rows, quantized
 
 #: Rows of both matrices begin at multiples of so many bytes.
 _ALIGNMENT = 16
@@ -34,6 +35,21 @@ def library_product(
     return scaled_mm(found, codes.t(), own, recipe, scales.view(1, -1), recipe, bias=bias, output_dtype=x.dtype)
 
 
+def few_rows(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    block: tuple[int, int],
+    bias: Tensor | None = None,
+    static: Tensor | None = None,
+) -> Tensor:
+    """As `product`, for 2 to 64 rows and 8-bit floats: two launches."""
+    depth = x.shape[1]
+    by_groups = scales.shape[-1] > 1 and static is None and depth % quantized.X_GROUP == 0
+    found, own = quantized.round_rows(x, codes.dtype, quantized.X_GROUP if by_groups else depth, static)
+    return coded_rows.rounded_product(found, own, codes, scales, block, bias, x.dtype)
+
+
 def product(
     x: Tensor,
     codes: Tensor,
@@ -43,6 +59,9 @@ def product(
     static: Tensor | None = None,
 ) -> Tensor:
     """x Wᵀ + b for x [rows, K] that is rounded to the type of codes [N, K]."""
+    floats = codes.dtype.is_floating_point
+    if floats and 1 < len(x) <= coded_rows.MOST_ROWS and coded_rows.fits(codes, scales, block, len(x)):
+        return few_rows(x, codes, scales, block, bias, static)
     if library_takes(x, codes, scales, block):
         return library_product(x, codes, scales, bias, static)
     return quantized.rounded_product(x, codes, scales, block, bias, static)

@@ -10,7 +10,8 @@ from .row import TINY, Family
 #: Ranks, and sizes of a head's parts, with which short prompts are attended absorbed and long ones expanded. Norms of
 #: latents have another epsilon than the others, which shows at this size.
 _LATENT: Mapping[str, Any] = {
-    **{name: value for name, value in TINY.items() if name not in ("num_key_value_heads", "head_dim")},
+    **{name: value for name, value in TINY.items() if name != "head_dim"},
+    "num_key_value_heads": TINY["num_attention_heads"],
     "q_lora_rank": 24,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
