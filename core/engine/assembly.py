@@ -17,6 +17,7 @@ import msgspec
 from frame.layout.check import check_layout
 from frame.layout.devices import check_devices
 from frame.layout.line import layout_line
+from frame.transfers.merging import ResultMerge
 
 from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
@@ -37,7 +38,6 @@ from ..startup.bytecode import report_missing_bytecode
 from .agreement import agreed_layout
 from .engine import Engine
 from .grammar.compiler import make_compiler
-from .merging import ResultMerge
 from .schedule.scheduler import Scheduler
 from .schedule.step_budget import resolve_budget
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from copy import copy
 
+from frame.transfers.calls import Transfers
+
 from ..interfaces.engine import EngineOutput, FinishReason
 from ..interfaces.step import StepPlan
 from .cache.kept import KeptBlocks
 from .cache.kv_cache import KVCache
-from .cache.transfers import Transfers
 from .request import CachedBlocks, Request, RequestState, TransferState
 from .schedule.batch import Batch
 from .schedule.planned_step import LaunchedStep, StepDraft

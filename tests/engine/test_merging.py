@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from frame.core.engine.agreement import agreed_layout, numerics
-from frame.core.engine.merging import ResultMerge
 from frame.interfaces import FullKV, Mesh, StateKV, StepResult, TransferReport, WorkerDescription, WorkerFacts
+from frame.transfers.merging import ResultMerge
 from tests.engine.simulation import make_config
 
 TWO = Mesh(tensor=2)

@@ -8,10 +8,10 @@ import pytest
 
 from frame.core.engine import engine as engine_module
 from frame.core.engine.engine import Engine
-from frame.core.engine.merging import ResultMerge
 from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.step import StepPlan, StepResult
+from frame.transfers.merging import ResultMerge
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import Simulation, expected, make_layout, make_request, run_step
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from frame.transfers.calls import Transfers
+
 from ...config.tree import FrameConfig
 from ...interfaces.connector import ConnectorScheduler
 from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
@@ -23,7 +25,6 @@ from ..answers import Answers
 from ..cache.common_prefixes import SharedPrefixes
 from ..cache.hashing import BlockHasher
 from ..cache.kv_cache import KVCache
-from ..cache.transfers import Transfers
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.constraints import Constraints
 from ..lifecycle import Lifecycle

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from ..interfaces.step import StepResult, TransferReport
+from frame.core.interfaces.step import StepResult, TransferReport
 
 T = TypeVar("T", str, bytes)
 

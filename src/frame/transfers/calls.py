@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
-from ...interfaces.step import StepPlan, TransferReport
-from ..request import Request
-from .kv_cache import KVCache
+from frame.core.engine.cache.kv_cache import KVCache
+from frame.core.engine.request import Request
+from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
+from frame.core.interfaces.step import StepPlan, TransferReport
 
 logger = logging.getLogger("frame.engine")
 
