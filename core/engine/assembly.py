@@ -155,7 +155,7 @@ class EngineStart:
                 executor=executor,
                 connector=connector,
                 info=info,
-                merge=ResultMerge(sum(fact.answers for fact in facts)),
+                merge=ResultMerge(sum(fact.answers for fact in facts), scheduler.lifecycle.awaits),
                 culprit=partial(culprit, self._registry),
                 wants_capture=any(one.wants_capture for one in ready),
                 on_close=self._rendezvous.close,

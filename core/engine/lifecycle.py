@@ -191,6 +191,10 @@ class Lifecycle:
                 self.finished_ids.append(request.request_id)
                 self._settle(request)
 
+    def awaits(self, request_id: str) -> bool:
+        """Whether blocks of a request wait for the connector to have written or read them."""
+        return request_id in self.held or request_id in self.loading or request_id in self.abandoned
+
     def sent(self, request_id: str) -> None:
         """Gives back the blocks of a finished request that the connector no longer reads; unknown ids are ignored."""
         request = self.held.pop(request_id, None)

@@ -55,6 +55,36 @@ def test_a_transfer_has_ended_once_all_workers_say_so() -> None:
     assert again.sent == [], "a request of the same name is another one"
 
 
+def test_a_rank_that_names_an_id_twice_does_not_speak_for_the_others() -> None:
+    merge = ResultMerge(2)
+    twice = merge.merge([result(1, sent=["a", "a"], received=["b"], events=[b"e", b"e"]), result(1)]).transfer
+    again = merge.merge([result(1, sent=["a"], received=["b"]), result(1)]).transfer
+    other = merge.merge([result(1), result(1, sent=["a"], received=["b"], events=[b"e"])]).transfer
+    assert twice is not None
+    assert again is not None
+    assert other is not None
+    assert (twice.sent, twice.received, twice.events) == ([], [], [])
+    assert (again.sent, again.received) == ([], [])
+    assert (other.sent, other.received, other.events) == (["a"], ["b"], [b"e"])
+
+
+def test_a_late_name_of_a_released_id_changes_nothing() -> None:
+    awaited = {"a"}
+    merge = ResultMerge(2, awaited.__contains__)
+    merge.merge([result(1, sent=["a"]), result(1, sent=["a"])])
+    awaited.clear()
+    merge.merge([result(1, sent=["a"]), result(1)])  # the engine has given its blocks back
+    awaited.add("a")  # a later request of that name
+    early = merge.merge([result(1), result(1, sent=["a"])]).transfer
+    awaited.clear()  # released without the word of rank 0
+    merge.merge([result(1), result(1)])
+    awaited.add("a")
+    third = merge.merge([result(1, sent=["a"]), result(1)]).transfer
+    assert early is not None
+    assert third is not None
+    assert (early.sent, third.sent) == ([], [])
+
+
 def test_failures_of_any_worker_count_once() -> None:
     answers = [result(1, failed_blocks=[(0, 4), (0, 2)]), result(1, failed_blocks=[(0, 2), (1, 9)])]
     answers[1].failed[0] = "not finite"

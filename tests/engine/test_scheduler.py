@@ -498,6 +498,18 @@ def test_a_connector_may_hold_the_blocks_of_a_finished_request():
     assert not sim.scheduler.has_transfers()
 
 
+def test_the_id_of_held_blocks_is_taken():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, hold=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    while sim.scheduler.lifecycle.requests:
+        sim.step()
+    with pytest.raises(ValueError, match="'a' is there already"):
+        sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    assert sim.scheduler._kv.pool.num_free == 19
+
+
 def test_an_aborted_load_frees_its_blocks_when_the_connector_is_done():
     layout = make_layout(20)
     sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, later=True))

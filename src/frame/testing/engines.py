@@ -200,5 +200,5 @@ def fake_engine(
         executor=executor,
         connector=connector,
         info=info,
-        merge=ResultMerge(len(facts)),
+        merge=ResultMerge(len(facts), scheduler.lifecycle.awaits),
     )

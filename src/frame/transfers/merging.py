@@ -1,9 +1,9 @@
-"""Merges the answers of all workers to a step into one result. Knows no request and no executor."""
+"""Merges the answers of all workers to a step into one result. Knows no executor, and of requests the ids alone."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import structs
@@ -16,14 +16,16 @@ T = TypeVar("T", str, bytes)
 class ResultMerge:
     """Merges the results of a step: tokens are the first worker's, a KV transfer is complete once all workers named it.
 
-    `num_answers` is how many workers answer each step.
+    `num_answers` is how many workers answer each step. `awaits` says whether the blocks of the request of an id wait
+    for that: a worker that names another id, because it comes late or names one twice, changes nothing.
     """
 
-    def __init__(self, num_answers: int) -> None:
+    def __init__(self, num_answers: int, awaits: Callable[[str], bool] = lambda request_id: True) -> None:
         self._num_answers = num_answers
-        self._sent: dict[str, int] = {}  # request id -> workers that have named it
-        self._received: dict[str, int] = {}
-        self._events: dict[bytes, int] = {}
+        self._awaits = awaits
+        self._sent: dict[str, set[int]] = {}  # request id -> the workers that have named it, by place
+        self._received: dict[str, set[int]] = {}
+        self._events: dict[bytes, set[int]] = {}
 
     def merge(self, answers: Sequence[StepResult]) -> StepResult:
         """What the step did; a single answer passes untouched. Raises `RuntimeError` when workers left some out."""
@@ -32,7 +34,7 @@ class ResultMerge:
         if len(answers) == 1:
             return answers[0]
         failed = {row: reason for answer in answers for row, reason in answer.failed.items()}
-        reports = [answer.transfer for answer in answers if answer.transfer is not None]
+        reports = {place: answer.transfer for place, answer in enumerate(answers) if answer.transfer is not None}
         return structs.replace(
             answers[0],
             failed=failed,
@@ -40,28 +42,37 @@ class ResultMerge:
             wants_capture=any(answer.wants_capture for answer in answers),
         )
 
-    def _transfer(self, reports: Sequence[TransferReport]) -> TransferReport:
+    def _transfer(self, reports: Mapping[int, TransferReport]) -> TransferReport:
         counters, gauges = Counter[str](), dict[str, float]()
-        for report in reports:
+        for report in reports.values():
             counters.update(report.counters)
             for name, value in report.gauges.items():
                 gauges[name] = max(value, gauges.get(name, value))
+        for named in (self._sent, self._received):
+            for request_id in [one for one in named if not self._awaits(one)]:
+                del named[request_id]  # its blocks were given back without the word of the others
         return TransferReport(
-            sent=self._complete(self._sent, [name for report in reports for name in report.sent]),
-            received=self._complete(self._received, [name for report in reports for name in report.received]),
-            failed_blocks=sorted({block for report in reports for block in report.failed_blocks}),
+            sent=self._complete(self._sent, {place: one.sent for place, one in reports.items()}, self._awaits),
+            received=self._complete(
+                self._received, {place: one.received for place, one in reports.items()}, self._awaits
+            ),
+            failed_blocks=sorted({block for report in reports.values() for block in report.failed_blocks}),
             counters=dict(counters),
             gauges=gauges,
-            events=self._complete(self._events, [event for report in reports for event in report.events]),
-            notes=[note for report in reports for note in report.notes],
+            events=self._complete(self._events, {place: one.events for place, one in reports.items()}),
+            notes=[note for report in reports.values() for note in report.notes],
         )
 
-    def _complete(self, seen: dict[T, int], names: Sequence[T]) -> list[T]:
-        """The ids or events that all workers have named by now."""
+    def _complete(
+        self, seen: dict[T, set[int]], named: Mapping[int, Sequence[T]], counts: Callable[[T], bool] = lambda name: True
+    ) -> list[T]:
+        """The ids or events, of those that count, which all workers have named by now."""
         done = []
-        for name in names:
-            seen[name] = seen.get(name, 0) + 1
-            if seen[name] == self._num_answers:
-                del seen[name]
-                done.append(name)
+        for place, names in named.items():
+            for name in filter(counts, dict.fromkeys(names)):
+                workers = seen.setdefault(name, set())
+                workers.add(place)
+                if len(workers) == self._num_answers:
+                    del seen[name]
+                    done.append(name)
         return done
