@@ -206,6 +206,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
         kv_transfer_config={
             "kv_connector": "disk",
             "kv_role": "kv_producer",
+            "kv_ip": "10.0.0.1",
             "kv_connector_extra_config": {"folder": "/tmp"},
         },
         served_model_name="one",
@@ -220,6 +221,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
     assert config.executor.executor == "process"
     assert config.attention.attention_backend == "triton"
     assert (config.transfer.kv_connector, config.transfer.kv_role) == ("disk", "producer")
+    assert config.transfer.kv_ip == "10.0.0.1"
     assert config.plugin == {"disk": {"folder": "/tmp"}}
     assert config.model.served_model_name == ["one"]
     assert config.model.max_model_len == -1
