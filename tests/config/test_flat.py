@@ -185,7 +185,7 @@ def test_config_is_frozen_and_closed():
         ({"plugin": {"disk": 3}}, "plugin must map names to their settings"),
         ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} cannot be honoured"),
-        ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
+        ({"kv_transfer_config": {"kv_rank": 1}}, "kv_transfer_config has no kv_rank here"),
         ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
         ({"api_key": ["k", " "]}, "api_key must not be empty"),
