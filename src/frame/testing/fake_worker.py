@@ -118,8 +118,8 @@ class FakeWorker:
         for index, group in enumerate(layout.groups):
             if group.keeps_states or group.keeps_encoded:
                 continue
-            block = BlockFormat((2, group.block_size, HEADS, HEAD_DIM), (0, 1, 2, 3), torch.float32, 1)
-            views |= {layer: CacheView(caches[layer], block, index) for layer in group.layers}
+            block = BlockFormat((2, group.block_size, HEADS, HEAD_DIM), (0, 1, 2, 3), torch.float32, 1, 2)
+            views |= {layer: CacheView(caches[layer], block, index, (0, HEADS), HEADS) for layer in group.layers}
         if self.connector is not None:
             self.transfer = self.connector(layout)
         self.transfer.register(views)
