@@ -25,6 +25,7 @@ from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
 from .sources import frame_model_sources
 from .speculators import frame_speculators
+from .tiers import frame_tier_policies
 from .tokenizers import frame_tokenizers
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "frame_reasoning_parsers",
     "frame_schedulers",
     "frame_speculators",
+    "frame_tier_policies",
     "frame_tokenizers",
     "frame_tool_parsers",
     "frame_weight_loaders",

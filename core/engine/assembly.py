@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -131,6 +132,7 @@ class EngineStart:
                 pooling=ready[mesh_of(config).output_rank].pooling,
             )
             setup = connector_setup(config, info.max_model_len, layout, self._engine_id)
+            setup = replace(setup, make=partial(make, config=config))
             connector: ConnectorScheduler = NullConnectorScheduler(setup)
             if config.transfer.kv_connector is not None:
                 connector = make("connector", config.transfer.kv_connector, setup, config)

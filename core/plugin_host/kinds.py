@@ -43,6 +43,8 @@ KINDS = {
     #: `target` is the scheduler side, `tags["worker"]` the worker side ("package.module:Class"). The engine builds the
     #: first, each worker the second, when the KV cache exists; both are closed with it.
     "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
+    #: A connector with a tier builds one through its setup, when the engine starts.
+    "tier-policy": Kind("frame_tier_policies", "tier policy", "frame.tiers.policy:TierPolicy"),
     #: The engine builds one when it starts and closes it when it ends. With a tag "spawns" it has `workers.spawn` make
     #: each worker, whose processes then start before it is built.
     "executor": Kind("frame_executors", "executor", "executor:Executor"),

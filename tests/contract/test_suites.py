@@ -19,6 +19,7 @@ HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
 BALANCERS = "tests.contract.wrong_balancers"
+TIERS = "tests.contract.wrong_tier_policies"
 EXCHANGES = "tests.contract.wrong_exchanges"
 ADAPTERS = "tests.contract.wrong_adapters"
 QUANTIZATIONS = "tests.contract.wrong_quantizations"
@@ -41,6 +42,9 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("balancer", f"{BALANCERS}:Wandering", "placements depend on the arguments alone", {}),
         ("balancer", f"{BALANCERS}:InPlace", "looking changes nothing", {}),
         ("balancer", f"{BALANCERS}:Gathering", "placements of a start get no worse", {}),
+        ("tier-policy", f"{TIERS}:Grabbing", "only what is held and not in use goes", {}),
+        ("tier-policy", f"{TIERS}:Clinging", "only what is held and not in use goes", {}),
+        ("tier-policy", f"{TIERS}:Fickle", "choices depend on the calls alone", {}),
         ("exchange", f"{EXCHANGES}:Staying", "tokens get what all experts give", {}),
         ("exchange", f"{EXCHANGES}:Equal", "what is sent comes back weighed", {}),
         ("exchange", f"{EXCHANGES}:Twice", "tokens get what all experts give", {}),

@@ -353,6 +353,10 @@ if TYPE_CHECKING:
     from frame.core.worker.connected import (
         WorkerProcess as WorkerProcess,
     )
+    from frame.tiers.policy import (
+        TierPolicy as TierPolicy,
+        TierPolicySetup as TierPolicySetup,
+    )
     from frame.vllm_names.processors import (
         AdapterLogitsProcessor as AdapterLogitsProcessor,
         BatchLogitsProcessor as BatchLogitsProcessor,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .speculator_suite import SpeculatorSuite as SpeculatorSuite
     from .suites import SUITES as SUITES
     from .thread_executor import ThreadExecutor as ThreadExecutor
+    from .tier_policy_suite import TierPolicySuite as TierPolicySuite
     from .tokenizer_suite import TokenizerSuite as TokenizerSuite
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -36,9 +36,11 @@ from frame.core.plugin_host.setups import (
     grammar_setup,
     platform_setup,
 )
+from frame.tiers.policy import TierPolicySetup
 
 if TYPE_CHECKING:
     from frame.core.interfaces.platform import Platform
+    from frame.core.plugin_host.registry import Registry
 
 _MAX_MODEL_LEN = 96
 _NUM_SEQS = 8
@@ -78,7 +80,8 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
         case "executor", "":
             return executor_setup(config, _MAX_MODEL_LEN, [Placement()], changes["workers"])
         case "connector", "":
-            return connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
+            made = connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
+            return replace(made, make=lambda *what: _registry().make(*what, config=config))
         case "connector", "worker":
             platform = _cpu(config)
             return connector_worker_setup(
@@ -88,11 +91,15 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
 
 
 def _cpu(config: FrameConfig) -> Platform:
+    setup = platform_setup(config, _MAX_MODEL_LEN, Placement())
+    platform: Platform = _registry().make("platform", "frame-llm:cpu", setup)
+    return platform
+
+
+def _registry() -> Registry:
     from frame.core.plugin_host.registry import Registry
 
-    setup = platform_setup(config, _MAX_MODEL_LEN, Placement())
-    platform: Platform = Registry.load().make("platform", "frame-llm:cpu", setup)
-    return platform
+    return Registry.load()
 
 
 def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> Setup:
@@ -108,6 +115,8 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return ParserSetup()
         case "source":
             return SourceSetup(config.load.download_dir, config.load.offline)
+        case "tier-policy":
+            return TierPolicySetup(num_blocks=16)
         case "balancer" | "command" | "sink":
             return Setup()
         case "adapter-resolver":

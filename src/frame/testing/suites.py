@@ -29,6 +29,7 @@ from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
 from .source_suite import ModelSourceSuite
 from .speculator_suite import SpeculatorSuite
+from .tier_policy_suite import TierPolicySuite
 from .tokenizer_suite import TokenizerSuite
 
 #: Kind → suite.
@@ -37,6 +38,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "attention": AttentionBackendSuite,
     "model": ModelSuite,
     "connector": ConnectorSuite,
+    "tier-policy": TierPolicySuite,
     "executor": ExecutorSuite,
     "scheduler": SchedulerPolicySuite,
     "balancer": ExpertBalancerSuite,
