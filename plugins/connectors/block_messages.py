@@ -13,11 +13,12 @@ from frame.interfaces import KVLayout, Mesh, encode
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """One grain of `owner`'s prompt: its hash, and its block ids in each KV group (0: that group needs none)."""
+    """Grain number `index` of `owner`'s prompt: its hash, its block ids in each KV group (0: that group needs none)."""
 
     owner: str
     key: bytes
     blocks: list[list[int]]
+    index: int
 
 
 class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -25,9 +26,11 @@ class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `entered` are requests that begin in this step: their blocks hold what their hashes say unless a step breaks.
     `known_breaks[rank]` is how many failed steps of that worker the scheduler side knew of when it wrote the message.
+    `number` counts messages; a step whose blocks may be saved later has one, so that a worker knows of lost steps.
     """
 
     blocks_name: str
+    number: int = -1
     loads: list[Move] = []
     saves: list[Move] = []
     entered: list[str] = []

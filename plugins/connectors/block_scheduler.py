@@ -52,6 +52,7 @@ class BlockScheduler(ConnectorScheduler):
         self._prompts: dict[int, Prompt] = {}  # by slot
         self._loads: list[Move] = []
         self._breaks: dict[int, int] = {}  # by rank
+        self._num_messages = 0
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         self.spaces = [f"{self.blocks_name}/{rank}-{formats.decode()}" for rank, formats in sorted(handshakes.items())]
@@ -74,18 +75,23 @@ class BlockScheduler(ConnectorScheduler):
         last = len(block_ids[0]) * layout.groups[0].block_size // layout.grain
         for index in range(last - num_external // layout.grain, last):
             blocks = layout.grain_blocks(block_ids, index)
-            self._loads.append(Move(request.request_id, request.block_hashes[index], blocks))
+            self._loads.append(Move(request.request_id, request.block_hashes[index], blocks, index))
 
     def build_message(self, plan: StepPlan) -> bytes:
         loads, self._loads = self._loads, []
         entered = self._follow(plan) if self._saves_any else []
-        saves = self._completed(plan) if self._prompts else []
-        if not (loads or saves or entered):
+        followed = bool(self._prompts)
+        saves = self._completed(plan) if followed else []
+        # a prompt that is not saved to its end has a message in each step: without it, the worker would not know of a
+        # step that failed before it heard of it
+        if not (loads or saves or entered or followed or self.waits):
             return b""
+        self._num_messages += 1
         return encode(
             self.message(
                 BlockStep(
                     blocks_name=self.blocks_name,
+                    number=self._num_messages - 1,
                     loads=loads,
                     saves=saves,
                     entered=entered,
@@ -93,6 +99,11 @@ class BlockScheduler(ConnectorScheduler):
                 )
             )
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether the worker side is to get a message although there is nothing new."""
+        return False
 
     def message(self, step: BlockStep) -> BlockStep:
         """The message for the worker side; a subclass may return one with more fields."""
@@ -140,7 +151,7 @@ class BlockScheduler(ConnectorScheduler):
             for index in range(num_computed // size, last):
                 blocks = self.layout.grain_blocks(prompt.tables, index)
                 if all(map(all, blocks)):
-                    moves.append(Move(prompt.request_id, prompt.hashes[index], blocks))
+                    moves.append(Move(prompt.request_id, prompt.hashes[index], blocks, index))
             if last == len(prompt.hashes):
                 del self._prompts[slot]
         return moves

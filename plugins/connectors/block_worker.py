@@ -23,7 +23,7 @@ from .block_messages import BlockStep, Move
 #: Blocks that are copied together: bounds the host memory that a step needs.
 BATCH = 32
 #: dtype → the dtype in which its values are checked for being finite; torch has no such check for 8-bit floats
-_CHECKED = {
+CHECKED = {
     torch.float32: torch.float32,
     torch.float16: torch.float16,
     torch.bfloat16: torch.bfloat16,
@@ -63,6 +63,7 @@ class BlockWorker(ConnectorWorker):
         self.failed: list[tuple[int, int]] = []
         self._parts: list[Part] = []
         self._step = BlockStep(blocks_name="")
+        self.next_number = -1  # of the next message; -1: none came yet, and so no owner is sound
         self._in_step = False
         self._breaks = 0
         self._reported_breaks = 0
@@ -80,6 +81,9 @@ class BlockWorker(ConnectorWorker):
     @abstractmethod
     def keep(self, key: bytes, data: np.ndarray) -> bool:
         """Stores a block: copies `data`, uint8 [block_bytes], which changes later. False when it cannot be stored."""
+
+    def lost(self, skipped: range, broken: int) -> None:
+        """Called when steps had failed: messages `skipped` never came, and the one `broken` (-1: none) saved nothing."""
 
     def loaded(self) -> list[str]:
         """Ids of the requests whose loads, begun in an earlier step, have ended since the last call."""
@@ -109,14 +113,19 @@ class BlockWorker(ConnectorWorker):
         return self.formats.encode()
 
     def begin_step(self, message: bytes) -> None:
-        if self._in_step:
-            # The previous step raised. Steps planned before the scheduler knew of that build on blocks it never filled.
+        step = decode(message, self.message) if message else BlockStep(blocks_name="")
+        skipped = range(self.next_number, step.number) if self.next_number >= 0 else range(0)
+        if self._in_step or skipped:
+            # An earlier step raised, maybe before it came here. Steps planned before the scheduler knew of that build
+            # on blocks that it never filled.
             self._breaks += 1
             self._sound.clear()
-        else:
+            self.lost(skipped, self._step.number if self._in_step else -1)
+        if not self._in_step:
             self.failed, self._counters = [], {}
         self._in_step = True
-        self._step = step = decode(message, self.message) if message else BlockStep(blocks_name="")
+        self.next_number = max(self.next_number, step.number + 1) if message else self.next_number
+        self._step = step
         if step.known_breaks.get(self.rank, 0) == self._breaks:
             self._sound.update(step.entered)
         self.load(step)
@@ -133,7 +142,7 @@ class BlockWorker(ConnectorWorker):
             notes.append((self.rank, encode(self._breaks)))
         return TransferReport(received=self.loaded(), failed_blocks=self.failed, counters=self._counters, notes=notes)
 
-    def count(self, name: str, value: int) -> None:
+    def count(self, name: str, value: float) -> None:
         """Adds `value` to the counter `title`_`name` of this step."""
         if value:
             name = f"{self.title}_{name}"
@@ -167,8 +176,8 @@ class BlockWorker(ConnectorWorker):
         for part in self._parts:
             blocks = torch.tensor([move.blocks[part.group] for move in moves], device=part.cache.device)
             found = part.cache.index_select(0, blocks.flatten()).view(len(moves), -1)
-            if part.dtype in _CHECKED:
-                finite &= found.view(part.dtype).to(_CHECKED[part.dtype]).isfinite().all(1).cpu()
+            if part.dtype in CHECKED:
+                finite &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all(1).cpu()
             data[:, part.start : part.end] = found.cpu().numpy()
         kept = 0
         for row, move in enumerate(moves):

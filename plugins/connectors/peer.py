@@ -93,6 +93,7 @@ class PeerScheduler(BlockScheduler):
         sources, self._sources = self._sources, {}
         return PeerStep(
             blocks_name=step.blocks_name,
+            number=step.number,
             loads=step.loads,
             saves=step.saves,
             entered=step.entered,
