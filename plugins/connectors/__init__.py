@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_kv_connectors() -> list[Provider]:
-    """Blocks of prompts on a disk, or in the memory of other engines."""
+    """Blocks of prompts in this machine's memory, on a disk, or in the memory of other engines."""
     here = "frame.plugins.connectors"
     return [
         Provider(
@@ -26,5 +26,15 @@ def frame_kv_connectors() -> list[Provider]:
             options=f"{here}.peer_options:PeerOptions",
             # its blocks end with the engine, so `frame plugins check` does not expect a second engine to find them
             tags={"worker": f"{here}.peer_worker:PeerWorker", "stores": "no"},
+        ),
+        Provider(
+            "offload",
+            f"{here}.offload:OffloadScheduler",
+            api=">=0.2.dev45,<0.3",
+            summary="prompt blocks in this machine's memory, for prompts that the device no longer holds",
+            options=f"{here}.offload_messages:OffloadOptions",
+            # they end with the engine, so `frame plugins check` does not expect a second engine to find them
+            tags={"worker": f"{here}.offload_worker:OffloadWorker", "stores": "no"},
+            aliases=("OffloadingConnector",),
         ),
     ]

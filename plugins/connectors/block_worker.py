@@ -83,7 +83,7 @@ class BlockWorker(ConnectorWorker):
         """Stores a block: copies `data`, uint8 [block_bytes], which changes later. False when it cannot be stored."""
 
     def lost(self, skipped: range, broken: int) -> None:
-        """Called when steps had failed: messages `skipped` never came, and the one `broken` (-1: none) saved nothing."""
+        """Called when steps had failed: messages `skipped` never came, the one `broken` (-1: none) saved nothing."""
 
     def loaded(self) -> list[str]:
         """Ids of the requests whose loads, begun in an earlier step, have ended since the last call."""

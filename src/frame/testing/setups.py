@@ -81,7 +81,7 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
             return executor_setup(config, _MAX_MODEL_LEN, [Placement()], changes["workers"])
         case "connector", "":
             made = connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
-            return replace(made, make=lambda *what: _registry().make(*what, config=config))
+            return replace(made, make=lambda kind, name, setup: _registry().make(kind, name, setup, config))
         case "connector", "worker":
             platform = _cpu(config)
             return connector_worker_setup(

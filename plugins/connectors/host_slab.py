@@ -1,0 +1,86 @@
+"""Host memory in rows of equal size, taken in pieces, as pinned memory rounds up to powers of two. Knows no block."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+#: Most bytes of a piece, unless one row needs more.
+PIECE_BYTES = 256 << 20
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+
+
+class HostSlab:
+    """As many rows of `row_bytes` as `num_bytes` hold. `pinned(n)` gives n bytes of memory, uint8 [n]."""
+
+    def __init__(self, row_bytes: int, num_bytes: int, pinned: Callable[[int], Tensor]) -> None:
+        self._pieces: list[Tensor] = []  # uint8 [rows, row_bytes]
+        self._starts: list[int] = []  # the number of each piece's first row
+        self.num_rows = 0
+        most = max(PIECE_BYTES, 1 << (row_bytes - 1).bit_length())
+        while num_bytes >= row_bytes:
+            size = min(most, 1 << (num_bytes.bit_length() - 1))
+            count = size // row_bytes
+            if count == 0:
+                break
+            self._starts.append(self.num_rows)
+            self._pieces.append(pinned(size)[: count * row_bytes].view(count, row_bytes))
+            self.num_rows += count
+            num_bytes -= size
+
+    def runs(self, rows: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """`rows` as runs that lie side by side: (the place of the first in `rows`, uint8 [n, row_bytes])."""
+        place = 0
+        while place < len(rows):
+            piece = bisect.bisect_right(self._starts, rows[place]) - 1
+            first, size = rows[place] - self._starts[piece], len(self._pieces[piece])
+            count = 1
+            while place + count < len(rows) and rows[place + count] == rows[place] + count and first + count < size:
+                count += 1
+            yield place, self._pieces[piece][first : first + count]
+            place += count
+
+
+def check_room(num_bytes: int, num_workers: int) -> None:
+    """Raises `ValueError`, one sentence, where this machine cannot hold `num_bytes` for each of its workers."""
+    total, available = _memory()
+    if num_bytes * num_workers > total:
+        raise ValueError(
+            f"{_gib(num_bytes * num_workers)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
+            "lower kv_offloading_size"
+        )
+    if num_bytes > available:
+        raise ValueError(
+            f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "
+            "available: lower kv_offloading_size, or end what else uses it"
+        )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of memory that this machine, or this process' container, has in all, and that may still be taken."""
+    with open("/proc/meminfo") as file:
+        sizes = dict(line.split(":") for line in file)
+    total, available = (int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    for limit_file, usage_file, stat_file in _CGROUPS:
+        try:
+            limit, usage = int(Path(limit_file).read_text()), int(Path(usage_file).read_text())
+            cached = dict(line.split() for line in Path(stat_file).read_text().splitlines())
+        except (OSError, ValueError):
+            continue  # there is none, or it is "max"
+        total = min(total, limit)
+        available = min(available, max(0, limit - usage + int(cached.get("inactive_file", 0))))
+    return total, available

@@ -1,0 +1,261 @@
+"""The worker side of the offload connector: copies blocks between the device and host memory, beside the steps.
+
+Loads and saves have a queue each. A block goes through a buffer on the device, in which all its layers lie side by
+side, so that it crosses to the host in one piece. Knows of a request only its id, and chooses no row.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, TransferReport, encode
+
+from .block_messages import BlockStep, Move
+from .block_worker import CHECKED, BlockWorker
+from .host_slab import HostSlab, check_room
+from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+
+logger = logging.getLogger("frame.connectors.offload")
+
+#: Bytes of the buffer on the device through which each queue copies.
+BUFFER_BYTES = 32 << 20
+_MOST_ROWS = 256
+
+
+@dataclass(eq=False)
+class Copy:
+    """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
+
+    `finite` [n] says of saves which hold numbers only, once `mark` is passed. `places` are those of saves among the
+    `total` of their message. `error` is what a copy raised.
+    """
+
+    number: int
+    owner: str
+    moves: Sequence[Move]
+    rows: Sequence[int]
+    places: Sequence[int] = ()
+    total: int = 0
+    finite: Tensor | None = None
+    begun: float = field(default_factory=time.monotonic)
+    mark: Mark = field(default_factory=Mark)
+    error: Exception | None = None
+
+
+class OffloadWorker(BlockWorker):
+    """See the module."""
+
+    title = "offload"
+    message = OffloadStep
+
+    def __init__(self, setup: ConnectorWorkerSetup, options: OffloadOptions) -> None:
+        super().__init__(setup, options)
+        mesh, here = setup.placement.mesh, setup.placement
+        self.next_number = 0
+        self._share = int(options.size * (1 << 30)) // mesh.engine_size
+        check_room(self._share, 1 if here.address else mesh.engine_size)
+        self._first = here.rank % mesh.engine_size == 0
+        self._slab: HostSlab | None = None
+        self._load_queue: SideQueue = setup.streams.side_queue()
+        self._save_queue: SideQueue = setup.streams.side_queue()
+        self._load_buffer = self._save_buffer = torch.empty(0)
+        self._loading: list[Copy] = []
+        self._saving: list[Copy] = []
+        self._note = OffloadNote(0)
+        self._gauges: dict[str, float] = {}
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        if not caches:
+            self._wait()
+        super().register(caches)
+        if caches and self._slab is None:
+            self._slab = HostSlab(self.block_bytes, self._share, self.setup.memory.pinned)
+            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // self.block_bytes))
+            device = next(iter(caches.values())).bytes.device
+            shape = (count, self.block_bytes)
+            self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
+            self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
+
+    def handshake(self) -> bytes:
+        return encode(Hello(0 if self._slab is None else self._slab.num_rows, self.block_bytes))
+
+    def lost(self, skipped: range, broken: int) -> None:
+        for number in skipped:
+            self._note.loaded.append(number)
+            self._note.saved.append((number, None))
+        if broken >= 0:
+            self._note.saved.append((broken, None))
+        # what the lost messages said of blocks that are given away is not known
+        self._save_queue.join()
+
+    def load(self, step: BlockStep) -> None:
+        if not isinstance(step, OffloadStep):
+            return
+        if step.join:
+            self._save_queue.join()
+        by_owner: dict[str, list[int]] = {}
+        for place, move in enumerate(step.loads):
+            by_owner.setdefault(move.owner, []).append(place)
+        for owner, places in by_owner.items():
+            rows = [step.load_rows[place] for place in places]
+            copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
+            self._run(self._load_queue, copy, self._read)
+            self._loading.append(copy)
+        if self._first:
+            self.count("lookup_tokens", step.lookups)
+            self.count("hit_tokens", step.hits)
+            if step.size_bytes:
+                self._gauges = {"offload_used_bytes": step.used_bytes, "offload_size_bytes": step.size_bytes}
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        step = self._step
+        if isinstance(step, OffloadStep) and step.saves:
+            self._save_sound(step)
+        self._sound.difference_update(finished)
+        self._in_step = False
+        received = self._end_loads()
+        self._end_saves()
+        notes, told = [], self._note
+        if told.loaded or told.saved or told.breaks != self._breaks:
+            told.breaks = self._breaks
+            notes.append((self.rank, encode(told)))
+        self._note = OffloadNote(self._breaks)
+        return TransferReport(
+            received=received, failed_blocks=self.failed, counters=self._counters, gauges=self._gauges, notes=notes
+        )
+
+    def keeps(self, key: bytes) -> bool:
+        """The scheduler side decides."""
+        raise NotImplementedError
+
+    def keep(self, key: bytes, data: np.ndarray) -> bool:
+        """The scheduler side decides."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._wait()
+        self._load_queue.close()
+        self._save_queue.close()
+
+    def _save_sound(self, step: OffloadStep) -> None:
+        places = [place for place, move in enumerate(step.saves) if move.owner in self._sound]
+        if not places:
+            self._note.saved.append((step.number, None))
+            self.count("unsaved_blocks", len(step.saves))
+            return
+        rows = [step.save_rows[place] for place in places]
+        copy = Copy(step.number, "", [step.saves[place] for place in places], rows, places, len(step.saves))
+        copy.finite = self.setup.memory.pinned(len(places)).view(torch.bool)
+        self._run(self._save_queue, copy, self._write)
+        self.count("unsaved_blocks", len(step.saves) - len(places))
+        self._saving.append(copy)
+
+    def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
+        queue.run(partial(self._tried, copy, work))
+        copy.mark = queue.mark()
+
+    def _tried(self, copy: Copy, work: Callable[[Copy], None]) -> None:
+        try:
+            with torch.inference_mode():
+                work(copy)
+        except Exception as error:
+            logger.exception("blocks could not be copied")
+            copy.error = error
+
+    def _read(self, copy: Copy) -> None:
+        """From host memory to the blocks of `copy.moves`."""
+        buffer = self._load_buffer
+        for start in range(0, len(copy.moves), len(buffer)):
+            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
+            for place, run in self._host(rows):
+                buffer[place : place + len(run)].copy_(run, non_blocking=True)
+            for part in self._parts:
+                needed = [
+                    (place, block)
+                    for row, move in enumerate(moves)
+                    for place, block in enumerate(move.blocks[part.group], row * part.count)
+                    if block
+                ]
+                if needed:
+                    places, blocks = self._staged(np.array(needed, np.int64).T)
+                    found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
+                    part.cache.index_copy_(0, blocks, found.index_select(0, places))
+
+    def _write(self, copy: Copy) -> None:
+        """From the blocks of `copy.moves` to host memory."""
+        buffer, finite = self._save_buffer, copy.finite
+        for start in range(0, len(copy.moves), len(buffer)):
+            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
+            good = torch.ones(len(moves), dtype=torch.bool, device=buffer.device)
+            for part in self._parts:
+                (blocks,) = self._staged(np.array([[b for move in moves for b in move.blocks[part.group]]], np.int64))
+                found = part.cache.index_select(0, blocks).view(len(moves), -1)
+                if part.dtype in CHECKED:
+                    # values that are not finite fail the request that made them; they must not fail later ones
+                    good &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all(1)
+                buffer[: len(moves), part.start : part.end] = found
+            for place, run in self._host(rows):
+                run.copy_(buffer[place : place + len(run)], non_blocking=True)
+            if finite is not None:
+                finite[start : start + len(moves)].copy_(good, non_blocking=True)
+
+    def _host(self, rows: Sequence[int]) -> Sequence[tuple[int, Tensor]]:
+        return [] if self._slab is None else list(self._slab.runs(rows))
+
+    def _staged(self, numbers: np.ndarray) -> Sequence[Tensor]:
+        return self.setup.streams.stage(numbers).unbind(0)
+
+    def _end_loads(self) -> list[str]:
+        """The requests whose loads have ended; blocks of those that failed are named."""
+        ended = [copy for copy in self._loading if copy.mark.done()]
+        self._loading = [copy for copy in self._loading if copy not in ended]
+        for copy in ended:
+            self._passed(copy)
+            if copy.error is None:
+                self._count_copy("load", copy, len(copy.rows))
+            else:
+                self.count("failed_blocks", len(copy.moves))
+                self.failed += [
+                    (group, block)
+                    for move in copy.moves
+                    for group, some in enumerate(move.blocks)
+                    for block in some
+                    if block
+                ]
+            if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
+                self._note.loaded.append(copy.number)
+        return [copy.owner for copy in ended]
+
+    def _end_saves(self) -> None:
+        while self._saving and self._saving[0].mark.done():
+            copy = self._saving.pop(0)
+            self._passed(copy)
+            good = copy.finite.tolist() if copy.finite is not None and copy.error is None else [False] * len(copy.rows)
+            saved = {place for place, one in zip(copy.places, good, strict=True) if one}
+            bad = None if not saved else [place for place in range(copy.total) if place not in saved]
+            self._note.saved.append((copy.number, bad))
+            self._count_copy("save", copy, len(saved))
+            self.count("unsaved_blocks", len(copy.rows) - len(saved))
+
+    def _count_copy(self, name: str, copy: Copy, num_rows: int) -> None:
+        self.count(f"{name}_bytes", num_rows * self.block_bytes)
+        if self._first:
+            self.count(f"{name}_seconds", time.monotonic() - copy.begun)
+
+    def _passed(self, copy: Copy) -> None:
+        try:
+            copy.mark.wait()
+        except Exception as error:
+            copy.error = copy.error or error
+
+    def _wait(self) -> None:
+        for copy in (*self._loading, *self._saving):
+            self._passed(copy)

@@ -1,0 +1,309 @@
+"""The offload connector under frame's scheduler, over a fake worker whose cache says what each entry is of."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from frame.testing import ConnectorSuite
+from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
+from frame.testing.fake_worker import BrokenStepError
+from tests.connectors.late import LateStreams
+
+#: Bytes of a row where a layout has one group of two layers and blocks of four tokens.
+ROW = 2 * 4 * 32
+LAYOUTS = {
+    "full": {},
+    "full and sliding": {"windows": (0, 6)},
+    "unequal blocks": {"windows": (0, 6, 0), "strides": (2, 1, 4)},
+}
+
+
+class Suite(ConnectorSuite):
+    """Engines with the connector, whose copies are late. Its tests are run elsewhere."""
+
+    __test__ = False
+    plugin = "offload"
+    share, seed = 0.3, 0
+
+    def worker_side(self, config, layout):
+        streams = LateStreams(self.share, self.seed)
+        return self.make(config=config, part="worker", layout=layout, streams=streams)
+
+
+def suite_of(folder, *, share=0.3, seed=0, **options):
+    made = Suite()
+    made.folder, made.options, made.share, made.seed = folder, {"size": 0.01, **options}, share, seed
+    return made
+
+
+def room(num_blocks, row=ROW):
+    """The size, in GiB, of a tier that holds so many blocks."""
+    return num_blocks * row / (1 << 30)
+
+
+def forget(engine):
+    """Has the device's cache forget all prompts."""
+    assert engine.engine.call("reset_prefix_cache", {})
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+@pytest.mark.parametrize("shape", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_evicted_then_hit(tmp_path, shape, policy):
+    suite = suite_of(tmp_path, policy=policy)
+    engine = suite.engine(make_layout(200, **shape))
+    prompts = [suite.prompt(length, seed=length) for length in (22, 40, 33)]
+    engine.run(*(request(f"first-{index}", prompt) for index, prompt in enumerate(prompts)))
+    forget(engine)
+    engine.run(*(request(f"again-{index}", prompt) for index, prompt in enumerate(prompts)))
+    engine.check()
+    grain = engine.layout.grain
+    for index, prompt in enumerate(prompts):
+        assert engine.num_cached(f"first-{index}") == 0
+        assert engine.num_cached(f"again-{index}") == (len(prompt) - 1) // grain * grain
+    stats = engine.engine.stats()
+    assert stats.connector_counters["offload_hit_tokens"] == sum(
+        engine.num_cached(f"again-{index}") for index in range(3)
+    )
+    assert stats.connector_counters["offload_lookup_tokens"] == 2 * sum(
+        len(prompt) // grain * grain for prompt in prompts
+    )
+    saved = sum(len(prompt) // grain for prompt in prompts)
+    row = engine.workers.made[0].transfer.block_bytes
+    assert stats.connector_counters["offload_save_bytes"] == saved * row
+    assert stats.connector_gauges["offload_used_bytes"] == saved * row
+    assert stats.connector_gauges["offload_size_bytes"] >= saved * row
+    assert stats.connector_counters["offload_load_seconds"] > 0
+    assert stats.connector_counters["offload_save_seconds"] > 0
+    engine.close()
+
+
+def test_a_device_that_holds_the_prompt_loads_nothing(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine()
+    engine.run(request("first", suite.prompt(22)))
+    engine.run(request("again", suite.prompt(22)), request("longer", suite.prompt(20) + suite.prompt(20, 5)))
+    engine.check()
+    assert engine.num_cached("again") == engine.num_cached("longer") == 20
+    assert "offload_load_bytes" not in engine.engine.stats().connector_counters
+    engine.close()
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 12])
+def test_blocks_of_its_own_size(tmp_path, block_size):
+    suite = suite_of(tmp_path, block_size=block_size)
+    engine = suite.engine(max_num_batched_tokens=10)
+    engine.run(request("first", suite.prompt(38)), request("second", suite.prompt(17, seed=1)))
+    forget(engine)
+    engine.run(request("again", suite.prompt(38)), request("other", suite.prompt(20) + suite.prompt(20, seed=5)))
+    engine.check()
+    assert engine.num_cached("again") == 36 // block_size * block_size
+    assert engine.num_cached("other") == 20 // block_size * block_size
+    engine.close()
+
+
+def test_a_block_size_that_does_not_fit_is_refused(tmp_path):
+    suite = suite_of(tmp_path, block_size=6)
+    with pytest.raises(ValueError, match="block_size is 6, and must be a multiple of 4"):
+        suite.engine()
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_full_tier_keeps_beginnings(tmp_path, policy):
+    suite = suite_of(tmp_path, size=room(8), policy=policy)
+    engine = suite.engine()
+    for seed in range(3):
+        engine.run(request(f"first-{seed}", suite.prompt(23, seed=seed)))
+    forget(engine)
+    engine.run(*(request(f"again-{seed}", suite.prompt(23, seed=seed)) for seed in reversed(range(3))))
+    engine.check()
+    assert [engine.num_cached(f"again-{seed}") for seed in range(3)] == [0, 12, 20]
+    engine.close()
+
+
+def test_a_prompt_that_is_larger_than_the_tier_keeps_its_beginning(tmp_path):
+    suite = suite_of(tmp_path, size=room(5))
+    engine = suite.engine()
+    engine.run(request("first", suite.prompt(40)))
+    forget(engine)
+    engine.run(request("again", suite.prompt(40)))
+    engine.check()
+    assert engine.num_cached("again") == 20
+    engine.close()
+
+
+def test_salts_and_adapters_stay_apart(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine()
+    for salt in (None, "mine", "yours"):
+        one = request(f"first-{salt}", suite.prompt())
+        one.salt = salt
+        engine.run(one)
+        assert engine.num_cached(f"first-{salt}") == 0
+    forget(engine)
+    for salt in ("yours", "theirs", None, "mine"):
+        one = request(f"again-{salt}", suite.prompt())
+        one.salt = salt
+        engine.run(one)
+        assert engine.num_cached(f"again-{salt}") == (0 if salt == "theirs" else 20)
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stores_never_read_a_block_that_was_given_away(tmp_path, seed):
+    """Saves that are late, while blocks are preempted, trimmed and given to others: what is found later is right."""
+    draw = random.Random(seed)
+    windows = draw.choice([(0,), (0, 6), (5,)])
+    suite = suite_of(tmp_path, share=draw.choice([0.02, 0.2]), seed=seed)
+    layout = make_layout(num_blocks=30 if len(windows) > 1 else 24, windows=windows)
+    engine = suite.engine(layout, max_num_batched_tokens=draw.choice([7, 64]))
+    for number in range(12):
+        engine.add(request(f"{number}", suite.prompt(20, seed=number % 5), draw.randrange(1, 25)))
+        for _ in range(draw.randrange(6)):
+            engine.step()
+    engine.run()
+    assert engine.engine.stats().preemptions > 0 or windows != (0,)
+    forget(engine)
+    engine.run(*(request(f"again-{seed}", suite.prompt(20, seed=seed)) for seed in range(5)))
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_lives(tmp_path, seed):
+    """Small tiers, late copies, broken steps, aborts, resets: right tokens, and every row and block comes back."""
+    draw = random.Random(seed)
+    windows = draw.choice([(0,), (0, 6)])
+    options = {
+        "policy": draw.choice(["lru", "arc"]),
+        "block_size": draw.choice([0, 8]),
+        "size": room(12 * len(windows)),
+    }
+    suite = suite_of(tmp_path, share=draw.choice([0.05, 0.5]), seed=seed, **options)
+    layout = make_layout(num_blocks=30 * len(windows), windows=windows)
+    broken = set(draw.sample(range(80), 3)) if draw.random() < 0.5 else ()
+    engine = suite.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))
+    lose_steps(engine.workers.made[0], draw.sample(range(80), 3))
+    gone = set()
+    for number in range(30):
+        prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(4))
+        engine.add(request(str(number), prompt, draw.randrange(1, 9)))
+        for _ in range(draw.randrange(6)):
+            engine.step()
+        if draw.random() < 0.15:
+            gone.add(str(number))
+            engine.engine.abort([str(number)])
+        if draw.random() < 0.1:
+            engine.engine.call("reset_prefix_cache", {"reset_connector": draw.random() < 0.5})
+    engine.run()
+    failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+    engine.check(*(set(engine.requests) - gone - failed))
+    engine.run(request("last", suite.prompt(5, seed=99), 3))
+    side = engine.connector.inner
+    assert not side._transfers
+    assert not side._reading
+    assert not side._index.num_writing
+    assert engine.engine.call("reset_prefix_cache", {"reset_connector": True})
+    assert side._index.num_used == 0
+    engine.close()
+
+
+def lose_steps(worker, lost):
+    """Has steps of these numbers fail before the connector hears of them."""
+    change = worker._change_state
+
+    def fails(plan):
+        change(plan)
+        if plan.step in lost:
+            for slot in plan.slots.tolist():
+                worker.slots[slot].spoiled = True
+            raise BrokenStepError("before the connector hears of it")
+
+    worker._change_state = fails
+
+
+def test_reset_forgets_what_is_being_saved_too(tmp_path):
+    suite = suite_of(tmp_path, share=0.0)
+    engine = suite.engine()
+    engine.add(request("first", suite.prompt(40), 30))
+    for _ in range(3):
+        engine.step()
+    side = engine.connector.inner
+    assert side._index.num_writing
+    assert side.reset()
+    engine.workers.made[0].transfer._save_queue.share = 1.0
+    engine.run()
+    assert side._index.num_used == 0
+    engine.close()
+
+
+def test_sleep_ends_the_copies_and_waking_keeps_the_tier(tmp_path):
+    suite = suite_of(tmp_path, share=0.0)
+    engine = suite.engine()
+    engine.add(request("first", suite.prompt(40), 20))
+    for _ in range(3):
+        engine.step()
+    worker = engine.workers.made[0].transfer
+    assert worker._save_queue.work
+    worker.register({})
+    assert not worker._save_queue.work
+    assert not worker._parts
+
+
+def test_values_that_are_not_finite_are_not_kept(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine()
+    worker = engine.workers.made[0]
+    end = worker.transfer.end_step
+
+    def spoils(finished):
+        for entries in worker.entries.values():
+            entries[...] = np.float32("nan").view(np.int32)
+        return end(finished)
+
+    worker.transfer.end_step = spoils
+    engine.run(request("first", suite.prompt(22), 1))
+    assert engine.connector.inner._index.num_used == 0
+    assert engine.engine.stats().connector_counters["offload_unsaved_blocks"] == 5
+    engine.close()
+
+
+def test_a_copy_that_fails_costs_its_help_only(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine()
+    engine.run(request("first", suite.prompt(30)))
+    forget(engine)
+    worker = engine.workers.made[0].transfer
+    worker._host, host = lambda rows: 1 / 0, worker._host
+    engine.run(request("again", suite.prompt(30)), request("new", suite.prompt(30, seed=3)))
+    worker._host = host
+    forget(engine)
+    engine.run(request("third", suite.prompt(30)), request("newer", suite.prompt(30, seed=3)))
+    engine.check()
+    assert engine.num_cached("third") == 28
+    assert engine.num_cached("newer") == 0
+    assert engine.engine.stats().connector_counters["offload_failed_blocks"] == 7
+    engine.close()
+
+
+def test_a_tier_larger_than_memory_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"100000.0 GiB of blocks are to be kept, and this machine has .* of memory: l"
+    ):
+        suite_of(tmp_path, size=100_000).engine()
+
+
+def test_a_tier_without_room_for_a_block_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"hold no block of 4 tokens, which take 0.0 MiB: raise kv_offloading_size"):
+        suite_of(tmp_path, size=room(0.5)).engine()
+
+
+def test_one_line_says_what_is_kept(tmp_path, caplog):
+    with caplog.at_level("INFO", "frame.connectors.offload"):
+        suite_of(tmp_path, size=0.5, policy="arc").engine().close()
+    (line,) = [record.message for record in caplog.records]
+    assert line == "offloading: 0.5 GiB of host memory keep 2097152 blocks of 4 tokens, policy arc"
