@@ -268,7 +268,7 @@ def test_every_rank_must_have_the_block(tmp_path):
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
     second.end_step([])
-    assert engine.scheduler.matched_tokens(view(), 0) == (16, False)
+    assert engine.scheduler.matched_tokens(view(), 0) == (16, True)
 
 
 def test_engines_that_share_experts_share_blocks(tmp_path):
