@@ -94,7 +94,7 @@ class PeerScheduler(BlockScheduler):
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         super().allocated(request, block_ids, num_external)
         question = self._questions.pop(request.request_id, None)
-        if question is not None:
+        if question is not None and num_external:
             self._sources[request.request_id] = question.source
 
     def message(self, step: BlockStep) -> PeerStep:

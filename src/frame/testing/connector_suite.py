@@ -219,16 +219,20 @@ class ConnectorSuite(ConnectorRanks, ConnectorEnds):
             raise failures[0]
         self.fill(*prompts)
 
-    @pytest.mark.parametrize("seed", range(6))
-    def test_random_lives(self, seed: int) -> None:
+    @pytest.mark.parametrize(("seed", "ranks"), [*((seed, 1) for seed in range(6)), *((seed, 2) for seed in range(6))])
+    def test_random_lives(self, seed: int, ranks: int) -> None:
         """Random requests, aborts and failures, in engines that start and end on one storage."""
         draw = random.Random(seed)
         windows = draw.choice([(0,), (0, 6), (5,)])
         strides = [draw.choice((1, 2)) for _ in windows]
-        layout = make_layout(num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides)
+        layout = make_layout(
+            num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides, ranks=ranks
+        )
+        late = seed % 3 if ranks > 1 else 0
         for life in range(3):
             broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
-            engine = self.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))
+            budget = draw.choice([5, 16, 64])
+            engine = self.engine(layout, broken, ranks=ranks, late=late, max_num_batched_tokens=budget)
             gone: set[str] = set()
             for number in range(8):
                 name = f"{life}-{number}"
