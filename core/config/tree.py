@@ -216,6 +216,7 @@ class TransferConfig(Section):
     kv_role: Literal["both", "producer", "consumer"] = setting(
         "both", "Whether this engine saves KV blocks (producer), loads them (consumer), or both."
     )
+    kv_ip: str = setting("127.0.0.1", "This machine's address for engines that exchange KV blocks with this one.")
     kv_load_failure_policy: Literal["recompute", "fail"] = setting(
         "recompute",
         "Whether a request whose KV blocks could not be loaded computes them (recompute) or ends with an error (fail).",

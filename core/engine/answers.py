@@ -173,7 +173,7 @@ class Answers:
     def apply_transfer(self, report: TransferReport, step: LaunchedStep) -> list[EngineOutput]:
         """Ends loads and saves. Must be called before `accept` of the same `step`, some of whose rows it may drop."""
         lifecycle = self._lifecycle
-        lifecycle.transfers.report(report)
+        released = lifecycle.transfers.report(report)
         outputs = []
         if report.failed_blocks and (bad := lifecycle.transfers.failed_blocks(report)):
             outputs = self._lose_blocks(bad, step)
@@ -181,7 +181,7 @@ class Answers:
             request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:
                 outputs += self._end_load(request)
-        for request_id in report.sent:
+        for request_id in (*report.sent, *released):
             lifecycle.sent(request_id)
         return outputs
 

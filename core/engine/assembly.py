@@ -17,6 +17,7 @@ import msgspec
 from frame.layout.check import check_layout
 from frame.layout.devices import check_devices
 from frame.layout.line import layout_line
+from frame.transfers.merging import ResultMerge
 
 from ..config.checkpoint import read_checkpoint
 from ..config.errors import ConfigError
@@ -37,7 +38,6 @@ from ..startup.bytecode import report_missing_bytecode
 from .agreement import agreed_layout
 from .engine import Engine
 from .grammar.compiler import make_compiler
-from .merging import ResultMerge
 from .schedule.scheduler import Scheduler
 from .schedule.step_budget import resolve_budget
 
@@ -155,7 +155,7 @@ class EngineStart:
                 executor=executor,
                 connector=connector,
                 info=info,
-                merge=ResultMerge(sum(fact.answers for fact in facts)),
+                merge=ResultMerge(sum(fact.answers for fact in facts), scheduler.lifecycle.awaits),
                 culprit=partial(culprit, self._registry),
                 wants_capture=any(one.wants_capture for one in ready),
                 on_close=self._rendezvous.close,

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from frame.transfers.merging import ResultMerge
+
 from ..interfaces.client import BrokenEngineError, EngineInfo
 from ..interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
@@ -19,7 +21,6 @@ from ..interfaces.executor import Executor, Progress, StepHandle
 from ..interfaces.step import StepPlan
 from ..processes.journal import NullJournal
 from .idle_capture import IdleCapture
-from .merging import ResultMerge
 from .pause import Pause
 from .recovery.suspects import Suspects
 from .schedule.planned_step import LaunchedStep

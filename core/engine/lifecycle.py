@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from copy import copy
 
+from frame.transfers.calls import Transfers
+
 from ..interfaces.engine import EngineOutput, FinishReason
 from ..interfaces.step import StepPlan
 from .cache.kept import KeptBlocks
 from .cache.kv_cache import KVCache
-from .cache.transfers import Transfers
 from .request import CachedBlocks, Request, RequestState, TransferState
 from .schedule.batch import Batch
 from .schedule.planned_step import LaunchedStep, StepDraft
@@ -189,6 +190,10 @@ class Lifecycle:
                 self.removed_slots.append(slot)
                 self.finished_ids.append(request.request_id)
                 self._settle(request)
+
+    def awaits(self, request_id: str) -> bool:
+        """Whether blocks of a request wait for the connector to have written or read them."""
+        return request_id in self.held or request_id in self.loading or request_id in self.abandoned
 
     def sent(self, request_id: str) -> None:
         """Gives back the blocks of a finished request that the connector no longer reads; unknown ids are ignored."""

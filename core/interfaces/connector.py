@@ -8,7 +8,7 @@ Messages are bytes, encoded as the connector likes (`frame.interfaces.encode`), 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,9 @@ class RequestView:
 
     `token_ids` are prompt and output. `block_hashes` are hashes of the prompt, one for each full `grain` of the
     layout, each over its tokens and the hash before; they are equal in every process, and however the model is divided
-    over ranks (see `KVLayout.model`). `params` are the request's `kv_transfer` parameters.
+    over ranks (see `KVLayout.model`). `params` are the request's `kv_transfer` parameters. `content` stands for all
+    that the blocks depend on besides the tokens: model, salt, adapter, media, embeddings; unlike hashes it is equal
+    whatever the block size.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class RequestView:
     prompt_len: int
     cache_salt: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,16 @@ class CacheView:
     """The KV cache of one layer: `bytes` uint8 [num_blocks, block_bytes]; each row is a block in one piece of memory.
 
     A connector that moves blocks to an equal engine needs only `bytes`. `format` says what lies in a block; `group` is
-    the number of the layer's KV group in the layout, whose block ids are the rows of `bytes`.
+    the number of the layer's KV group in the layout, whose block ids are the rows of `bytes`. `heads` are those of the
+    layer's `total_heads` KV heads that lie in a block here, from the first to before the second, on the format's axis
+    `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents.
     """
 
     bytes: Tensor
     format: BlockFormat
     group: int
+    heads: tuple[int, int] | None = None
+    total_heads: int = 0
 
 
 class ConnectorScheduler(ABC):
@@ -77,10 +84,11 @@ class ConnectorScheduler(ABC):
         """
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        """Called when a request was given `block_ids` [group][i] for its computed tokens.
+        """Called when a request was given `block_ids` [group][i] for its computed tokens, each time it is admitted.
 
-        The connector must load the last `num_external` of these tokens. The blocks of a group hold as many tokens as
-        its block size says; block id 0 stands where a window needs no block. The blocks for tokens that the step
+        The connector must load the last `num_external` of these tokens; 0 where all that is needed of them is here, or
+        nothing is elsewhere. Not called where `matched_tokens` was not asked. The blocks of a group hold as many tokens
+        as its block size says; block id 0 stands where a window needs no block. The blocks for tokens that the step
         computes are in the plan's `added` and `appends`.
         """
 
@@ -92,13 +100,17 @@ class ConnectorScheduler(ABC):
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Called once a request, before its blocks are freed; returns (hold, parameters for its last output).
 
-        With `hold` the blocks stay until the worker side reports the request's id as sent.
+        With `hold` the blocks stay until each rank's worker side reported the request's id as sent, or `update` returns
+        it. Until then no other request may have that id.
         """
         del request, block_ids
         return False, None
 
-    def update(self, report: TransferReport) -> None:
-        """Called after each step with the reports of all ranks, merged."""
+    def update(self, report: TransferReport) -> Iterable[str] | None:
+        """Called after each step with the reports of all ranks, merged; may return ids of ended requests.
+
+        Their blocks are given back at once, whichever ranks have reported them as sent: no rank may read them any more.
+        """
 
     def reset(self) -> bool:
         """Drops what it keeps, because the weights changed; returns whether it could."""
@@ -125,7 +137,11 @@ class ConnectorWorker(ABC):
 
     @abstractmethod
     def register(self, caches: Mapping[str, CacheView]) -> None:
-        """Called once, before the first step, with the cache of each layer that keeps something, by layer name."""
+        """Called before the first step with the cache of each layer that keeps something, by layer name.
+
+        Called with {} between steps when that memory is about to go, as for sleep: all access to it must have ended
+        when it returns. Called with caches again when memory is back, perhaps elsewhere and without content.
+        """
 
     @abstractmethod
     def begin_step(self, message: bytes) -> None:

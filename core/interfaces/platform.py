@@ -61,6 +61,17 @@ class HostCopy(ABC):
         """Blocks until the copy has arrived; returns the arrays by the names of the tensors. May be called again."""
 
 
+class Mark:
+    """A place in a queue: all that it was given before. This one is passed already."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return True
+
+    def wait(self) -> None:
+        """Blocks until the queue has done all that; raises what the work given since the mark before raised."""
+
+
 class SideQueue:
     """Runs work beside the steps, in the order in which it is given; here before `run` returns."""
 
@@ -69,7 +80,14 @@ class SideQueue:
         work()
 
     def join(self) -> None:
-        """Work launched on the main queue from now on runs after all that `run` was given; raises what that raised."""
+        """Work launched on the main queue from now on runs after all that `run` was given; raises what that raised.
+
+        Not what a mark raises.
+        """
+
+    def mark(self) -> Mark:
+        """A mark behind all that `run` was given, and so behind what the main queue held at the last `run`."""
+        return Mark()
 
     def close(self) -> None:
         """Ends the queue. May be called twice."""
@@ -149,6 +167,10 @@ class Memory(ABC):
     def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
         """Says which tensors belong to `tag`, for platforms that free them one by one; the default ignores it."""
         del tag, tensors
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Host memory, uint8 [num_bytes], which the device can copy beside other work; by default any memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
     def sleep(self, keep: tuple[str, ...]) -> None:
         """Copies the pools named in `keep` to the host, and frees all pools; the default raises."""

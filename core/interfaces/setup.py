@@ -96,13 +96,16 @@ class ConnectorSetup(EngineSetup):
     """For `ConnectorScheduler`: the layout of the KV cache, which all workers of `mesh` have.
 
     `role` says whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange
-    blocks; no other engine has or had that name.
+    blocks; no other engine has or had that name. Of several engines beside one another each has a `data_rank`, from
+    which those of one machine tell their ports. `address` is this machine's for engines that it exchanges blocks with.
     """
 
     layout: KVLayout
     role: KVRole
     engine_id: str
     mesh: Mesh
+    data_rank: int = 0
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)

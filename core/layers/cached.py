@@ -42,6 +42,8 @@ class CachedLayer(nn.Module, ABC):
     backend_spec: CacheSpec | None = None
     #: whether it computes the tokens of an encoder that decoders of other layers attend to; it keeps nothing
     of_encoder: bool = False
+    #: the first of the model's KV heads that this rank caches, and how many the model has; (0, 0) without such heads
+    kv_heads: tuple[int, int] = (0, 0)
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()

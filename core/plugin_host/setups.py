@@ -116,9 +116,15 @@ def shared_settings(config: FrameConfig, *groups: str, own: Sequence[str] = ()) 
 
 def connector_setup(config: FrameConfig, max_model_len: int, layout: KVLayout, engine_id: str = "") -> ConnectorSetup:
     """For the connector's scheduler side."""
-    role, mesh = config.transfer.kv_role, mesh_of(config)
-    fields = vars(engine_setup(config, max_model_len))
-    return ConnectorSetup(**fields, layout=layout, role=role, engine_id=engine_id, mesh=mesh)
+    return ConnectorSetup(
+        **vars(engine_setup(config, max_model_len)),
+        layout=layout,
+        role=config.transfer.kv_role,
+        engine_id=engine_id,
+        mesh=mesh_of(config),
+        data_rank=config.data_parallel.data_parallel_rank or 0,
+        address=config.transfer.kv_ip,
+    )
 
 
 def connector_worker_setup(

@@ -51,7 +51,7 @@ class Worker:
         self._start = WorkerStart(config, registry, placement, engine_id, progress)
         self._started: Started | None = None
         self._step = 0  # the newest one
-        self._weights_gone = False
+        self._weights_gone = self._cache_gone = False
         suffix = f"-rank{placement.rank}" if placement.mesh.size > 1 else ""
         self._profiler = Profiler(config.observability.profile_dir, suffix)
 
@@ -150,7 +150,13 @@ class Worker:
         self.runner.balance.settle()
         if "weights" not in keep:
             self.model.unpack_weights()  # what is packed has no storage to free
-        self.platform.memory().sleep(tuple(keep))
+        self.runner.connector.register({})
+        self._cache_gone = True
+        try:
+            self.platform.memory().sleep(tuple(keep))
+        except BaseException:
+            self._give_cache()
+            raise
         self._weights_gone = "weights" not in keep
 
     def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
@@ -162,7 +168,14 @@ class Worker:
             _, loader = self._open_weights({})
             load_weights(self.started.model, loader, platform.streams().fill)
             self._weights_gone = False
+        if "kv_cache" in tags:
+            self._give_cache()
         self._drop_stale_graphs()
+
+    def _give_cache(self) -> None:
+        if self._cache_gone:
+            self._cache_gone = False
+            self.runner.connector.register(self.started.views)
 
     def check_weights(self, **source: Any) -> None:
         """Raises with the reason why `update_weights` would fail; changes nothing."""

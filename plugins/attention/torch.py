@@ -106,7 +106,8 @@ class TorchAttention(AttentionBackend):
     @classmethod
     def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
         """A token's key and value are one piece, and tokens lie at even distances."""
-        return BlockFormat((2, spec.block_size, spec.num_kv_heads, spec.head_dim), (1, 0, 2, 3), spec.kv_dtype, 1)
+        shape = (2, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        return BlockFormat(shape, (1, 0, 2, 3), spec.kv_dtype, block_axis=1, head_axis=2)
 
     def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows | PartialRows:
         if self.spec.returns_lse:

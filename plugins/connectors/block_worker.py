@@ -92,6 +92,9 @@ class BlockWorker(ConnectorWorker):
         return f"{self._step.blocks_name}/{self.place}-{self.formats}"
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
+        if not caches and self.formats:
+            self._parts = []  # copies end within their step
+            return
         self._parts, start, formats = [], 0, []
         for group in self.layout.groups:
             count = self.layout.grain // group.block_size

@@ -11,6 +11,7 @@ from frame import StructuredOutputsParams
 from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
 
 from .anthropic_context import refusal_of_edits
+from .transfer_params import TransferParams
 
 _MANY = Field(max_length=1 << 16, fail_fast=True)  # a coarse bound; the configured one is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)
@@ -148,6 +149,7 @@ class MessagesBody(ConversationBody):
     diagnostics: Object | None = None
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    kv_transfer_params: TransferParams | None = None
 
     def constraint(self) -> StructuredOutputsParams | None:
         """What the output must obey; None for free text."""

@@ -22,7 +22,6 @@ from frame.interfaces import (
     Name,
     SamplingFields,
     Serving,
-    Settings,
     TokenId,
     bound_logprobs,
     limits_of,
@@ -32,6 +31,7 @@ from .json_response import json_response
 from .names import response_name
 from .openai_answers import DONE, Usage, UsageCounter
 from .openai_logprobs import ChatLogprobs, TokenTexts, prompt_logprobs
+from .transfer_params import TransferParams
 
 Stream = AsyncGenerator[Any, None]
 
@@ -66,7 +66,7 @@ class GenerateBody(BoundedModel):
     stream: bool = False
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    kv_transfer_params: Settings | None = None
+    kv_transfer_params: TransferParams | None = None
 
     @field_validator("token_ids")
     @classmethod

@@ -76,14 +76,20 @@ class _Answer:
 
     def start(self) -> AsyncGenerator[Piece, None]:
         """Renders the conversation and admits the request with the first piece."""
-        return self._reply.run(self._name, priority=self._body.priority, cache_salt=self._body.cache_salt)
+        body = self._body
+        return self._reply.run(
+            self._name, priority=body.priority, cache_salt=body.cache_salt, kv_transfer=body.kv_transfer_params
+        )
 
     async def whole(self, pieces: AsyncGenerator[Piece, None]) -> Response:
         """The whole answer in one response."""
         async for piece in pieces:
             self._see(piece)
         self._blocks.finish()
-        return json_response({**self._message(self._blocks.content), **self._ending(), "usage": self._final_usage()})
+        answer = {**self._message(self._blocks.content), **self._ending(), "usage": self._final_usage()}
+        if self._reply.kv_transfer_params is not None:
+            answer["kv_transfer_params"] = self._reply.kv_transfer_params
+        return json_response(answer)
 
     async def frames(self, first: Piece | None, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
         """The response as events."""

@@ -24,6 +24,7 @@ from frame.interfaces import (
 )
 
 from .structured import ResponseFormat, StructuredOutputs, constraint_of
+from .transfer_params import TransferParams
 
 _MAX_PARTS = 1024
 _MAX_TOOLS = 512
@@ -76,7 +77,7 @@ class GenerationBody(SamplingFields):
     return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    kv_transfer_params: Settings | None = None
+    kv_transfer_params: TransferParams | None = None
     # accepted where they ask for what the server does anyway
     length_penalty: float | None = Field(None, ge=-1e4, le=1e4)
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT)

@@ -61,6 +61,8 @@ class Reply:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        #: what the engine's KV connector says to who asked, with the last piece
+        self.kv_transfer_params: dict[str, Any] | None = None
 
     async def prompt(self) -> Any:
         """The rendered conversation, with `text` and `token_ids`."""
@@ -73,7 +75,14 @@ class Reply:
             template_kwargs=dict(chat.template_kwargs),
         )
 
-    async def run(self, name: str, *, priority: int = 0, cache_salt: str | None = None) -> AsyncGenerator[Piece, None]:
+    async def run(
+        self,
+        name: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        kv_transfer: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[Piece, None]:
         """The pieces of the answer as they arrive; closing the generator aborts the request."""
         chat = await self.prompt()
         prompt = {"prompt": chat.text, "prompt_token_ids": chat.token_ids}
@@ -81,7 +90,9 @@ class Reply:
             prompt["cache_salt"] = cache_salt
         params = self._serving.generation.params(self._body, output_kind=RequestOutputKind.DELTA, **self._fields)
         params = self._turn.constrain(params, chat.text)
-        outputs = self._serving.generation.generate(prompt, params, f"{name}-{uuid.uuid4().hex[:8]}", priority=priority)
+        outputs = self._serving.generation.generate(
+            prompt, params, f"{name}-{uuid.uuid4().hex[:8]}", priority=priority, kv_transfer=kv_transfer
+        )
         try:
             async for output in outputs:
                 self._count(output)
@@ -104,6 +115,8 @@ class Reply:
     def _count(self, output: Any) -> None:
         if output.prompt_token_ids is not None:
             self.num_prompt_tokens = len(output.prompt_token_ids)
+        if output.kv_transfer_params is not None:
+            self.kv_transfer_params = output.kv_transfer_params
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         self.num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)

@@ -11,6 +11,7 @@ from frame import StructuredOutputsParams
 from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Settings, Text, at_most, bound_logprobs, few
 
 from .structured import StructuredOutputs
+from .transfer_params import TransferParams
 
 _MANY = Field(max_length=1 << 16, fail_fast=True)  # a coarse bound; the configured one is usually far lower
 _TOOLS = Field(max_length=512, fail_fast=True)
@@ -87,7 +88,6 @@ class InputBody(SamplingFields):
         "chat_template": "the server's chat template is used",
         "mm_processor_kwargs": "inputs are text",
         "media_io_kwargs": "inputs are text",
-        "kv_transfer_params": "send it to /v1/chat/completions",
         "max_tokens": "send max_output_tokens",
         "max_completion_tokens": "send max_output_tokens",
         "prompt_logprobs": "send it to /v1/completions",
@@ -129,6 +129,7 @@ class ResponsesBody(InputBody):
     structured_outputs: StructuredOutputs | None = None
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    kv_transfer_params: TransferParams | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")] | None = None
     # accepted, since OpenAI's clients send them; they have no effect
     user: Name | None = None

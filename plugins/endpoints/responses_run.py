@@ -84,6 +84,7 @@ class ResponseRun:
         #: the error that ended the response, if one did
         self.failure: RequestError | None = None
         self._number = 0
+        self._kv_transfer = body.kv_transfer_params
         self._reply: Reply | None = None
         self._pieces: AsyncGenerator[Piece, None] | None = None
         self._first: Piece | None = None
@@ -168,6 +169,8 @@ class ResponseRun:
         self._pieces = None
         if self._reply is not None:
             self._usage.add(self._reply)
+            if self._reply.kv_transfer_params is not None:
+                self.response["kv_transfer_params"] = self._reply.kv_transfer_params
 
     def _next_reply(self) -> AsyncGenerator[Piece, None]:
         body = self._body
@@ -181,7 +184,11 @@ class ResponseRun:
             logprobs=(body.top_logprobs or 0) if body.with_logprobs else None,
             structured_outputs=body.constraint(),
         )
-        return self._reply.run(self.response["id"], priority=body.priority, cache_salt=body.cache_salt)
+        # later replies have other prompts
+        given, self._kv_transfer = self._kv_transfer, None
+        return self._reply.run(
+            self.response["id"], priority=body.priority, cache_salt=body.cache_salt, kv_transfer=given
+        )
 
     async def _run_call(self, call: Object, allowed: bool) -> list[Object]:
         """Runs one call of a tool server. Errors are passed to the model, which may try again."""

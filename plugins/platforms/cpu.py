@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from frame.interfaces import (
     SMALL_COPY_BYTES,
     Collectives,
     HostCopy,
+    Mark,
     Memory,
     MemorySnapshot,
     Placement,
@@ -114,25 +115,45 @@ class Arrived(HostCopy):
         return self._arrays
 
 
+class SideMark(Mark):
+    """Behind `given`, and behind what a thread had been given before: `last`."""
+
+    def __init__(self, given: list[Future[None]], last: Future[None] | None) -> None:
+        self._given, self._last = given, last
+
+    def done(self) -> bool:
+        return self._last is None or self._last.done()
+
+    def wait(self) -> None:
+        if self._last is not None:
+            wait([self._last])
+        for one in self._given:
+            one.result()
+
+
 class SideThread(SideQueue):
     """A thread of its own, begun with the first work."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given: list[Future[None]] = []
+        self._given: list[Future[None]] = []  # since the last mark
+        self._last: Future[None] | None = None
 
     def run(self, work: Callable[[], None]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="frame-side", daemon=True)
             self._thread.start()
-        self._given.append(Future())
-        self._work.put((work, self._given[-1]))
+        self._last = Future()
+        self._given.append(self._last)
+        self._work.put((work, self._last))
 
     def join(self) -> None:
+        self.mark().wait()
+
+    def mark(self) -> Mark:
         given, self._given = self._given, []
-        for one in given:
-            one.result()
+        return SideMark(given, self._last)
 
     def close(self) -> None:
         self._work.put(None)

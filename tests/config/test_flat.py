@@ -185,7 +185,7 @@ def test_config_is_frozen_and_closed():
         ({"plugin": {"disk": 3}}, "plugin must map names to their settings"),
         ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} cannot be honoured"),
-        ({"kv_transfer_config": {"kv_ip": "x"}}, "kv_transfer_config has no kv_ip here"),
+        ({"kv_transfer_config": {"kv_rank": 1}}, "kv_transfer_config has no kv_rank here"),
         ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
         ({"api_key": ["k", " "]}, "api_key must not be empty"),
@@ -206,6 +206,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
         kv_transfer_config={
             "kv_connector": "disk",
             "kv_role": "kv_producer",
+            "kv_ip": "10.0.0.1",
             "kv_connector_extra_config": {"folder": "/tmp"},
         },
         served_model_name="one",
@@ -220,6 +221,7 @@ def test_vllm_names_and_values_mean_the_same(caplog):
     assert config.executor.executor == "process"
     assert config.attention.attention_backend == "triton"
     assert (config.transfer.kv_connector, config.transfer.kv_role) == ("disk", "producer")
+    assert config.transfer.kv_ip == "10.0.0.1"
     assert config.plugin == {"disk": {"folder": "/tmp"}}
     assert config.model.served_model_name == ["one"]
     assert config.model.max_model_len == -1

@@ -74,6 +74,8 @@ class Keeping(ConnectorScheduler):
         return count, self.later and count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        if not num_external:
+            return
         layout = self.layout
         last = len(block_ids[0]) * layout.groups[0].block_size // layout.grain
         first = last - num_external // layout.grain

@@ -99,6 +99,9 @@ class FakeConnector(ConnectorScheduler):
         self.store: dict[bytes, list[int]] = {}
         self.later, self.hold, self.failing, self.shy = later, hold, set(failing), shy
         self.ended: list[str] = []
+        self.told: list[tuple[str, int]] = []  # requests that got blocks, and how many tokens are to be loaded
+        self.views: dict[str, RequestView] = {}
+        self.expired: list[str] = []  # ids whose blocks are given back with the next report
         self.messages: list[Load] = []
         self.worker: FakeWorker
 
@@ -119,12 +122,20 @@ class FakeConnector(ConnectorScheduler):
         return count, self.later and count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        self.told.append((request.request_id, num_external))
+        self.views[request.request_id] = request
+        if not num_external:
+            return
         grain, group = self.layout.grain, self.layout.groups[0]
         last = len(block_ids[0]) * group.block_size // grain
         first = last - num_external // grain
         prints = [self.store[block_hash] for block_hash in request.block_hashes[first:last]]
         tables = [list(table) for table in block_ids]
         self.messages.append(Load(request.request_id, first, tables, prints, self.later))
+
+    def update(self, report: TransferReport) -> list[str]:
+        expired, self.expired = self.expired, []
+        return expired
 
     def build_message(self, plan: StepPlan) -> bytes:
         message = msgspec.msgpack.encode(self.messages) if self.messages else b""

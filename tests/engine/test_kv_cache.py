@@ -13,8 +13,8 @@ from tests.engine.simulation import SPEC, make_layout, make_request
 MISS = PrefixHit(0, [[], []])
 
 
-def make_cache(layout: KVLayout, *, caching: bool = True) -> KVCache:
-    return KVCache(layout, BlockHasher("sha256", layout), enable_prefix_caching=caching)
+def make_cache(layout: KVLayout, *, caching: bool = True, connected: bool = False) -> KVCache:
+    return KVCache(layout, BlockHasher("sha256", layout), enable_prefix_caching=caching, connected=connected)
 
 
 def make(cache: KVCache, prompt: list[int], **fields: object) -> Request:
@@ -175,6 +175,34 @@ def test_blocks_that_fell_out_of_the_window_are_given_back():
     assert cache.pool.num_free == 7
     cache.free(request)
     assert cache.pool.num_free == 9
+
+
+def live(request: Request) -> list[int]:
+    """The places of the blocks that the first group still holds."""
+    return [place for place, block in enumerate(request.cache.blocks[0]) if block]
+
+
+@pytest.mark.parametrize(("connected", "kept"), [(True, [5, 6, 7]), (False, [6, 7])])
+def test_a_prompt_keeps_the_window_before_its_last_grain(connected, kept):
+    cache = make_cache(make_layout(20, 4, (6,)), connected=connected)
+    request = make(cache, list(range(31)))
+    assert cache.admit(request, PrefixHit(0, [[]]), 0, 30)
+    assert cache.extend(request, 30, 31)
+    assert live(request) == kept, "an engine that loads the first 28 tokens reads from number 23 on"
+    request.token_ids.append(1)
+    assert cache.extend(request, 31, 32)
+    assert live(request) == [6, 7], "while it generates only its own window is kept"
+
+
+def test_the_window_before_the_last_grain_is_kept_only_where_there_is_room():
+    cache = make_cache(make_layout(20, 4, (5, None), strides=(1, 2)), connected=True)
+    request = make(cache, list(range(31)))
+    assert cache.admit(request, MISS, 0, 28)
+    assert cache.extend(request, 28, 28)
+    assert live(request) == [5, 6]
+    cache.pool.allocate(cache.pool.num_free)
+    assert cache.extend(request, 28, 31)
+    assert live(request) == [6, 7]
 
 
 def test_a_state_group_holds_one_block_and_shares_no_prefix():

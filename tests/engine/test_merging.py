@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from frame.core.engine.agreement import agreed_layout, numerics
-from frame.core.engine.merging import ResultMerge
 from frame.interfaces import FullKV, Mesh, StateKV, StepResult, TransferReport, WorkerDescription, WorkerFacts
+from frame.transfers.merging import ResultMerge
 from tests.engine.simulation import make_config
 
 TWO = Mesh(tensor=2)
@@ -53,6 +53,36 @@ def test_a_transfer_has_ended_once_all_workers_say_so() -> None:
     again = merge.merge([result(1, sent=["a"]), result(1)]).transfer
     assert again is not None
     assert again.sent == [], "a request of the same name is another one"
+
+
+def test_a_rank_that_names_an_id_twice_does_not_speak_for_the_others() -> None:
+    merge = ResultMerge(2)
+    twice = merge.merge([result(1, sent=["a", "a"], received=["b"], events=[b"e", b"e"]), result(1)]).transfer
+    again = merge.merge([result(1, sent=["a"], received=["b"]), result(1)]).transfer
+    other = merge.merge([result(1), result(1, sent=["a"], received=["b"], events=[b"e"])]).transfer
+    assert twice is not None
+    assert again is not None
+    assert other is not None
+    assert (twice.sent, twice.received, twice.events) == ([], [], [])
+    assert (again.sent, again.received) == ([], [])
+    assert (other.sent, other.received, other.events) == (["a"], ["b"], [b"e"])
+
+
+def test_a_late_name_of_a_released_id_changes_nothing() -> None:
+    awaited = {"a"}
+    merge = ResultMerge(2, awaited.__contains__)
+    merge.merge([result(1, sent=["a"]), result(1, sent=["a"])])
+    awaited.clear()
+    merge.merge([result(1, sent=["a"]), result(1)])  # the engine has given its blocks back
+    awaited.add("a")  # a later request of that name
+    early = merge.merge([result(1), result(1, sent=["a"])]).transfer
+    awaited.clear()  # released without the word of rank 0
+    merge.merge([result(1), result(1)])
+    awaited.add("a")
+    third = merge.merge([result(1, sent=["a"]), result(1)]).transfer
+    assert early is not None
+    assert third is not None
+    assert (early.sent, third.sent) == ([], [])
 
 
 def test_failures_of_any_worker_count_once() -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from frame.core.config.flat import from_flat
 from frame.core.engine import engine as engine_module
 from frame.core.engine.engine import Engine
-from frame.core.engine.merging import ResultMerge
 from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput
 from frame.core.interfaces.step import StepPlan, StepResult
+from frame.core.plugin_host.offers import Offer
+from frame.interfaces import CacheView, ConnectorScheduler, ConnectorWorker, Provider, RequestView, TransferReport
+from frame.offline.in_process import make_engine
+from frame.settings import Registry
+from frame.testing.checkpoints import make_checkpoint
+from frame.transfers.merging import ResultMerge
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import Simulation, expected, make_layout, make_request, run_step
 
@@ -228,3 +236,74 @@ def test_a_load_that_a_failed_step_never_began_holds_up_no_sleep(rig: Rig, monke
     rig.engine.call("sleep")
     assert rig.engine.call("is_sleeping")
     assert not rig.engine.scheduler.num_transfers
+
+
+class NoHelp(ConnectorScheduler):
+    """Has no block."""
+
+    def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        return 0, False
+
+
+class Watcher(ConnectorWorker):
+    """Notes the addresses of the caches that it was told of, which must be there."""
+
+    told: ClassVar[list[dict[str, int]]] = []
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        assert all(view.bytes.untyped_storage().nbytes() for view in caches.values())
+        self.told.append({layer: view.bytes.data_ptr() for layer, view in caches.items()})
+        self.there = bool(caches)
+
+    def begin_step(self, message: bytes) -> None:
+        assert self.there, "a step without memory"
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        return TransferReport()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Engine]:
+    """A real engine whose connector notes what it is told."""
+    Watcher.told.clear()
+    model = str(make_checkpoint(tmp_path, "llama"))
+    config = from_flat({"model": model, "kv_connector": "watcher", "max_num_seqs": 2, "num_gpu_blocks_override": 20})
+    registry = Registry.load()
+    provider = Provider("watcher", f"{__name__}:NoHelp", api=">=0.2.dev1,<0.3", tags={"worker": f"{__name__}:Watcher"})
+    registry.offers.append(Offer("connector", provider, "strangers", "1.0"))
+    engine = make_engine(config, registry)
+    yield engine
+    engine.close()
+
+
+def worker_of(engine: Engine) -> Any:
+    return engine.executor.call("run", {"function": lambda worker: worker})[0]
+
+
+def test_sleep_takes_the_cache_from_the_connector_and_waking_gives_it_back(watched: Engine) -> None:
+    for keep in (["weights"], []):
+        watched.call("sleep", {"keep": keep})
+        watched.call("wake_up", {"tags": ["weights"]})
+        watched.call("wake_up", {"tags": ["kv_cache"]})
+    first, *rest = Watcher.told
+    assert [bool(one) for one in rest] == [False, True, False, True]
+    assert first.keys() == rest[-1].keys()
+    addresses = {name: view.data_ptr() for name, view in worker_of(watched).started.memory.layer_bytes().items()}
+    assert rest[-1] == addresses
+    watched.add(make_request("a", [5, 6, 7], max_tokens=2))
+    while watched.has_unfinished():
+        watched.step()
+
+
+def test_a_connector_keeps_the_cache_where_the_platform_cannot_sleep(
+    watched: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = worker_of(watched)
+
+    def refuse(keep: tuple[str, ...]) -> None:
+        raise NotImplementedError("sleep is not available on this platform")
+
+    monkeypatch.setattr(worker.platform.memory(), "sleep", refuse)
+    with pytest.raises(NotImplementedError):
+        watched.call("sleep")
+    assert Watcher.told[0] == Watcher.told[-1]

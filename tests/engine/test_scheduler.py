@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from frame.core.engine.request import QueueFullError
+from frame.core.interfaces.engine import PromptEmbeds
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import StepResult, TransferReport
 from frame.plugins.schedulers.priority import PriorityPolicy
@@ -496,6 +497,77 @@ def test_a_connector_may_hold_the_blocks_of_a_finished_request():
     assert sim.scheduler._kv.pool.num_free < 19
     sim.run()
     assert not sim.scheduler.has_transfers()
+
+
+def test_blocks_that_no_rank_reports_as_sent_are_given_back_when_the_connector_says_so():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=(connector := FakeConnector(layout=layout, hold=True)))
+    connector.transfer.end_step = lambda finished: TransferReport()
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    for _ in range(10):
+        sim.step()
+    assert not sim.scheduler.lifecycle.requests
+    assert sim.scheduler._kv.pool.num_free < 19
+    connector.expired = ["a", "never heard of"]
+    sim.run()
+    assert sim.scheduler._kv.pool.num_free == 19
+
+
+def test_a_connector_hears_of_every_admission_for_which_it_was_asked():
+    layout, prompt = make_layout(20), list(range(9))
+    sim = Simulation(layout=layout, connector=(connector := FakeConnector(layout=layout)))
+    for name in ("a", "b"):
+        sim.add(make_request(name, prompt, max_tokens=2))
+        sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("c", prompt, max_tokens=2))
+    sim.add(make_request("d", prompt, 2, params=SamplingParams(max_tokens=2, prompt_logprobs=1)))
+    sim.run()
+    assert connector.told == [("a", 0), ("b", 0), ("c", 8)], "all of b is here; d reads no cache"
+
+
+def test_a_connector_that_loaded_for_later_is_not_told_again():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=(connector := FakeConnector(layout=layout, later=True)))
+    for name in ("a", "b"):
+        sim.add(make_request(name, list(range(9)), max_tokens=2))
+        sim.run()
+        sim.scheduler.reset_prefix_cache()
+    assert connector.told == [("a", 0), ("b", 8)]
+
+
+def test_the_content_of_a_view_is_what_blocks_depend_on_besides_tokens():
+    def content(size: int = 4, **fields: object) -> bytes:
+        layout = make_layout(20, size)
+        sim = Simulation(layout=layout, connector=(connector := FakeConnector(layout=layout)))
+        sim.add(make_request("a", list(range(9)), max_tokens=2, **fields))
+        sim.run()
+        return connector.views["a"].content
+
+    row, places = np.ones((1, 8), np.float32), np.array([2], np.int32)
+    others = [
+        content(salt="s"),
+        content(media_keys=["m"]),
+        content(params=SamplingParams(max_tokens=2, deterministic=True)),
+        content(embeds=PromptEmbeds(rows=row, places=places)),
+        content(embeds=PromptEmbeds(rows=row, places=places + 1)),
+        content(embeds=PromptEmbeds(rows=row * 2, places=places)),
+    ]
+    assert content() == content(8) == content(kv_transfer={"x": 1}) == content(seed=5)
+    assert len({content(), *others}) == len(others) + 1
+    assert content(4, salt="s") == content(8, salt="s")
+
+
+def test_the_id_of_held_blocks_is_taken():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, hold=True))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    while sim.scheduler.lifecycle.requests:
+        sim.step()
+    with pytest.raises(ValueError, match="'a' is there already"):
+        sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    assert sim.scheduler._kv.pool.num_free == 19
 
 
 def test_an_aborted_load_frees_its_blocks_when_the_connector_is_done():

@@ -1,6 +1,7 @@
 """An engine process without a model: repeats each prompt, token by token, or says what `extra_args["answer"]` holds.
 
-Faults are asked for in `extra_args`, and that an output ends (`once`: with finish reason "stop") where the prompt does.
+What a request says of its KV transfer is echoed with its last output. Faults are asked for in `extra_args`, and that an
+output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `libraries` seconds before it could begin and `startup` seconds from
 then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
@@ -135,6 +136,8 @@ class FakeEngine:
         if token in (request.params.stop_token_ids or []):
             output.finish_reason, output.stop_reason = "stop", token
         if output.finish_reason is not None:
+            if request.kv_transfer is not None:
+                output.kv_transfer = {"echo": request.kv_transfer, "num_prompt_tokens": len(prompt)}
             del self._running[request_id]
         else:
             self._running[request_id] = (request, count + 1)

@@ -249,6 +249,19 @@ def test_tools_that_run_here(client: openai.OpenAI, says: Any) -> None:
     assert "Error executing tool fail" in str(item.error)
 
 
+def test_blocks_elsewhere_are_those_of_the_first_reply(running: Running, says: Any) -> None:
+    ask = {"input": "Add", "tools": [MCP], "kv_transfer_params": {"remote_block_ids": [[1, 2]]}}
+    ask |= says(call("add", a=2, b=3))
+    answers = [
+        httpx.post(
+            f"{running.url}/v1/responses", json={**ask, "max_tool_calls": replies}, headers={"x-api-key": KEY}
+        ).json()
+        for replies in (1, 2)
+    ]
+    assert [len(answer["output"]) for answer in answers] == [2, 3]
+    assert answers[0]["kv_transfer_params"] == answers[1]["kv_transfer_params"]
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "words"),
     [

@@ -16,6 +16,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.worker.start.attention_binding import choose_backends
 from frame.plugins.attention.torch import TorchAttention
 from frame.testing.engines import greedy, prompts, running
+from frame.testing.thread_executor import with_threads
 from frame.testing.tiny import write_tiny
 
 SETTINGS = {"max_model_len": 160, "num_gpu_blocks_override": 120, "dtype": "float32", "max_num_seqs": 8}
@@ -114,3 +115,29 @@ def test_auto_is_a_word_and_the_default(folder: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         _, layout = answers(folder, block_size=8)
     assert {group.block_size for group in layout.groups} == {8}
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "heads"),
+    [
+        ("Qwen3ForCausalLM", 1, [(0, 2)]),
+        ("Qwen3ForCausalLM", 2, [(0, 1), (1, 2)]),
+        ("Qwen3ForCausalLM", 4, [(0, 1), (0, 1), (1, 2), (1, 2)]),
+        ("DeepseekV2ForCausalLM", 2, [None, None]),
+    ],
+)
+def test_caches_say_which_heads_lie_in_them(
+    model: str, ranks: int, heads: list[tuple[int, int] | None], tmp_path: Path
+) -> None:
+    write_tiny(tmp_path, model)
+    given = {"tensor_parallel_size": ranks, "executor": "threads", "num_threads": 1}
+    with running(from_flat({"model": str(tmp_path), **SETTINGS, **given}), with_threads(Registry.load())) as engine:
+        views = engine.executor.call("run", {"function": lambda worker: worker.started.views})
+    assert [{view.heads for view in of_rank.values()} for of_rank in views] == [{own} for own in heads]
+    for of_rank, own in zip(views, heads, strict=True):
+        for view in of_rank.values():
+            axis = view.format.head_axis
+            assert (axis is None) == (own is None)
+            if axis is not None and own is not None:
+                assert view.format.shape[axis] == own[1] - own[0]
+                assert view.total_heads == 2

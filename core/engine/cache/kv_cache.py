@@ -48,11 +48,15 @@ class KVCache:
     """Gives blocks of tokens and of states to requests. Tables of a request's groups cover the same tokens.
 
     A group of states has a pool of its own, with a block for every request that may run at once and for copies, and a
-    table of one.
+    table of one. `connected`: another engine may load the whole grains of a prompt from the blocks that its request has
+    when it is computed, so the window before the last of them is kept until then.
     """
 
-    def __init__(self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool, connected: bool = False
+    ) -> None:
         self.layout = layout
+        self._connected = connected
         self.block_size = unit = layout.block_size
         self.hasher = hasher
         self.pool = BlockPool(layout.pools[0], len(layout.groups))
@@ -165,10 +169,14 @@ class KVCache:
 
     def extend(self, request: Request, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Adds blocks up to `total` tokens after giving back those that no later token needs; False without room."""
-        if self._windowed:
-            self._trim(request, num_computed)
+        kept = num_computed
+        if self._connected and num_computed < request.prompt_len:
+            kept = min(num_computed, (request.prompt_len - 1) // self.layout.grain * self.layout.grain)
+        self._trim(request, kept)
         blocks = request.cache.blocks
         needed = sum(one.num_missing(len(blocks[one.index]), num_computed, total) for one in self._growing)
+        if kept < num_computed and needed + reserve > self.pool.num_free:
+            self._trim(request, num_computed)
         if needed + reserve > self.pool.num_free:
             return False
         self._grow(request, num_computed, total)

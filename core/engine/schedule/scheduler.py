@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from frame.transfers.calls import Transfers
+
 from ...config.tree import FrameConfig
-from ...interfaces.connector import ConnectorScheduler
+from ...interfaces.connector import ConnectorScheduler, NullConnectorScheduler
 from ...interfaces.engine import EngineOutput, EngineRequest, EngineStats
 from ...interfaces.kv import KVLayout
 from ...interfaces.scheduling import SchedulerPolicy
@@ -23,7 +25,6 @@ from ..answers import Answers
 from ..cache.common_prefixes import SharedPrefixes
 from ..cache.hashing import BlockHasher
 from ..cache.kv_cache import KVCache
-from ..cache.transfers import Transfers
 from ..grammar.compiler import GrammarCompiler
 from ..grammar.constraints import Constraints
 from ..lifecycle import Lifecycle
@@ -70,7 +71,12 @@ class Scheduler:
         self.max_in_flight = max_in_flight
         self._num_stages = num_stages
         self._hasher = BlockHasher(config.cache.prefix_caching_hash_algo, layout)
-        self._kv = KVCache(layout, self._hasher, enable_prefix_caching=config.cache.enable_prefix_caching)
+        self._kv = KVCache(
+            layout,
+            self._hasher,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            connected=not isinstance(connector, NullConnectorScheduler),
+        )
         fewest = config.attention.shared_prefix_min_tokens
         costs = prefix_costs if fewest is None else PrefixCosts(fewest, prefix_tile_rows) if fewest else None
         if not prefix_tile_rows or self._deterministic:
@@ -104,9 +110,10 @@ class Scheduler:
         """Queues a request. Raises `ValueError` when it can never run, `QueueFullError` when too many wait."""
         lifecycle = self.lifecycle
         max_len = self._limits.max_len(source)
-        if source.request_id in lifecycle.requests:
+        if source.request_id in lifecycle.requests or lifecycle.awaits(source.request_id):
             raise ValueError(
-                f"request {source.request_id!r} is there already; ids must be unique among unfinished requests"
+                f"request {source.request_id!r} is there already; ids must be unique among unfinished requests, and "
+                "ended ones whose blocks a KV connector still uses"
             )
         most = self._config.max_queue
         full = lifecycle.num_waiting >= most and lifecycle.turns.has_its_share(source.owner, most)

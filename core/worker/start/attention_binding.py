@@ -70,7 +70,9 @@ class BoundLayers:
                 if cache is not None and one.backend is not None:
                     cache, block = memory.layer_block(layer.name, type(one.backend), one.backend.spec)
                     if not memory.layout.groups[one.group].keeps_encoded:
-                        views[layer.name] = CacheView(cache, block, one.group)
+                        axis, (first, total) = block.head_axis, layer.kv_heads
+                        heads = None if axis is None or not total else (first, first + block.shape[axis])
+                        views[layer.name] = CacheView(cache, block, one.group, heads, total)
                 layer.bind(cache, block, index, one.planner)
         return views
 

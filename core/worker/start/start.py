@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from frame.kv_scales.calculated import FirstSteps
 
 from ...config.tree import FrameConfig
 from ...interfaces.collectives import Collectives, NoCollectives
+from ...interfaces.connector import CacheView
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
 from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import full_bytes, part_of, pool_bytes
@@ -49,6 +50,7 @@ class Started:
     described: WorkerDescription
     model: Model
     memory: KVMemory
+    views: Mapping[str, CacheView]
     runner: Runner
     stages: list[tuple[str, float]]
 
@@ -127,10 +129,10 @@ class WorkerStart:
             raise RuntimeError("a worker allocates its KV cache once, after its weights are loaded")
         loaded, self._loaded = self._loaded, None
         with ExitStack() as undo:
-            memory, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout, undo))
+            memory, views, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout, undo))
             self._timed("warm up", lambda: _record(runner))
             logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._stages))
-            started = Started(loaded.opened, loaded.described, loaded.weights, memory, runner, self._stages)
+            started = Started(loaded.opened, loaded.described, loaded.weights, memory, views, runner, self._stages)
             ready = WorkerReady(
                 handshake=runner.connector.handshake(),
                 wants_capture=runner.wants_capture,
@@ -200,7 +202,7 @@ def _digest(loaded: _Loaded, bound: BoundLayers) -> str:
     return block_numerics(loaded.chosen.layout, bound.backends, facts)
 
 
-def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVMemory, Runner]:
+def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVMemory, Mapping[str, CacheView], Runner]:
     opened = loaded.opened
     config, platform = opened.config, opened.platform
     bound = loaded.chosen.build(layout, platform.ops())
@@ -231,7 +233,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
         loaded.model.maps.loads.zero_()  # of trial steps
     runner.balance = loaded.balance
     runner.stage.connect()
-    return memory, runner
+    return memory, views, runner
 
 
 def _record(runner: Runner) -> None:

@@ -499,6 +499,9 @@ class CudaMemory(Memory):
             peak=torch.cuda.max_memory_allocated(self._device),
         )
 
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
     def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
         asked = int(start.total * utilization)
         if start.free >= max(asked, needed_bytes):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import SMALL_COPY_BYTES, HostCopy, SideQueue, Streams
+from frame.interfaces import SMALL_COPY_BYTES, HostCopy, Mark, SideQueue, Streams
 
 from . import weight_copies
 
@@ -51,6 +51,19 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return hosts
 
 
+class EventMark(Mark):
+    """Behind what a stream held when `event` was recorded there."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
 class SideStream(SideQueue):
     """A stream of its own, on which copies and collectives run beside those of steps."""
 
@@ -65,6 +78,9 @@ class SideStream(SideQueue):
 
     def join(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def mark(self) -> Mark:
+        return EventMark(self._stream.record_event())
 
 
 class CudaStreams(Streams):

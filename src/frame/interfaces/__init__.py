@@ -200,6 +200,7 @@ if TYPE_CHECKING:
     from frame.core.interfaces.platform import (
         SMALL_COPY_BYTES as SMALL_COPY_BYTES,
         HostCopy as HostCopy,
+        Mark as Mark,
         Memory as Memory,
         MemorySnapshot as MemorySnapshot,
         Platform as Platform,

@@ -151,6 +151,8 @@ class AttentionBackendSuite(PluginSuite):
         kind = self.backend_class()
         block, size = kind.kv_format(spec), kv_spec(spec).block_bytes(spec.block_size)
         assert block.num_bytes == size, f"kv_format {block} fills {block.num_bytes} of the {size} bytes of a block"
+        if block.head_axis is not None:
+            assert block.shape[block.head_axis] == spec.num_kv_heads, f"kv_format {block} has no KV heads on head_axis"
         make_memory(spec, 7).layer_block("0", kind, spec)
 
     @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES.keys())

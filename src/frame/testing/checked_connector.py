@@ -77,7 +77,7 @@ class CheckedConnector(ConnectorScheduler):
         self.ended[request.request_id] = hold
         return hold, parameters
 
-    def update(self, report: TransferReport) -> None:
+    def update(self, report: TransferReport) -> list[str]:
         twice = self.sent & set(report.sent)
         assert not twice, f"{sorted(twice)} were reported as sent twice"
         self.sent |= set(report.sent)
@@ -93,7 +93,10 @@ class CheckedConnector(ConnectorScheduler):
         assert not both, f"{sorted(both)} are counters and gauges"
         ranks = {rank for rank, _ in report.notes}
         assert ranks <= set(range(self.setup.mesh.size)), f"notes of ranks {sorted(ranks)}, which are not all there"
-        self.inner.update(report)
+        released = list(self.inner.update(report) or ())
+        strange = [name for name in released if not self.ended.get(name)]
+        assert not strange, f"update returned {strange}, whose blocks are not held"
+        return released
 
     def reset(self) -> bool:
         done = self.inner.reset()

@@ -9,7 +9,6 @@ import pytest
 from .connected_engine import ConnectedEngine
 from .connector_engines import ConnectorEngines
 from .engines import request
-from .fake_cache import make_layout
 
 #: Steps that an engine gets to begin a transfer.
 _STEPS = 40
@@ -18,12 +17,13 @@ _STEPS = 40
 class ConnectorEnds(ConnectorEngines):
     """Part of `ConnectorSuite`."""
 
-    def test_a_completion_that_never_comes_leaks_nothing(self) -> None:
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_completion_that_never_comes_leaks_nothing(self, ranks: int) -> None:
         """Nobody takes the blocks of a request, or who began to take them does not go on."""
-        giver = self.engine()
+        giver = self.engine(ranks=ranks)
         taken = self.given(giver, "given", self.prompt(30))
         given_up = self.given(giver, "given up", self.prompt(26, seed=1))
-        taker = self.engine()
+        taker = self.engine(ranks=ranks)
         taker.add(given_up)
         taker.run(until=lambda: bool(taker.loading) or taker.ended("given up"))
         giver.run()
@@ -83,18 +83,19 @@ class ConnectorEnds(ConnectorEngines):
         engine.close()
 
     @pytest.mark.parametrize("steps", [0, 1, 3])
-    def test_a_consumer_that_dies(self, steps: int) -> None:
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_consumer_that_dies(self, steps: int, ranks: int) -> None:
         """It dies some steps after it began to take a prompt: the other engine goes on and gives its blocks back."""
-        giver = self.engine()
+        giver = self.engine(ranks=ranks)
         taken = self.given(giver, "given", self.prompt(40))
-        taker = self.engine()
+        taker = self.engine(ranks=ranks)
         taker.add(taken)
         _begin(taker, lambda: bool(taker.loading) or taker.ended("given"))
         _go_on(taker, steps)
         self.kill(taker)
         giver.run(request("after", self.prompt(33, seed=1)), request("again", self.prompt(40)))
         giver.check()
-        third = self.engine()
+        third = self.engine(ranks=ranks)
         third.run(taken)
         third.check()
         third.close()
@@ -104,10 +105,10 @@ class ConnectorEnds(ConnectorEngines):
     @pytest.mark.parametrize("ranks", [1, 2])
     def test_a_producer_that_dies(self, steps: int, ranks: int) -> None:
         """It dies before or after the other began to take a prompt: that one loads all of it or computes it."""
-        giver = self.engine(make_layout(ranks=ranks), ranks=ranks)
+        giver = self.engine(ranks=ranks)
         prompts = [self.prompt(40, seed=ranks), self.prompt(37, seed=ranks + 2)]
         late, given = (self.given(giver, name, prompt) for name, prompt in zip(("late", "given"), prompts, strict=True))
-        taker = self.engine(make_layout(ranks=ranks), ranks=ranks)
+        taker = self.engine(ranks=ranks)
         taker.add(given)
         _begin(taker, lambda: bool(taker.loading) or taker.ended("given"))
         _go_on(taker, steps)

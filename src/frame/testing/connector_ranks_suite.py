@@ -21,6 +21,7 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "full": {},
     "full and sliding": {"windows": (0, 6)},
     "latent beside full": {"windows": (0,), "latents": 2},
+    "fewer heads than ranks": {"ranks": 1},
 }
 #: What differs between two engines of the same model.
 _PAIRS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
@@ -39,7 +40,7 @@ class ConnectorRanks(ConnectorEngines):
     @pytest.mark.parametrize("shape", _SHAPES.values(), ids=_SHAPES.keys())
     def test_two_ranks_give_the_tokens_of_one(self, shape: Mapping[str, Any]) -> None:
         """What one rank reads spoils the tokens of all, as in a model that is divided."""
-        layout = make_layout(**shape, ranks=2)
+        layout = make_layout(**{"ranks": 2, **shape})
         prompts = [self.prompt(), self.prompt(40, seed=1), self.prompt(3, seed=2), self.prompt(16, seed=3)]
         self.fill(*prompts, layout=layout, ranks=2)
         engine = self.engine(layout, ranks=2)

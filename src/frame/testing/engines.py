@@ -14,7 +14,6 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.engine import Engine
 from frame.core.engine.grammar.compiler import GrammarCompiler
-from frame.core.engine.merging import ResultMerge
 from frame.core.engine.schedule.scheduler import Scheduler
 from frame.core.front.tokenizer import TokenizerSource
 from frame.core.interfaces.client import EngineInfo
@@ -27,6 +26,7 @@ from frame.core.interfaces.sampling import SamplingParams, StructuredOutputsPara
 from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.plugin_host.registry import Registry
 from frame.offline.in_process import make_engine
+from frame.transfers.merging import ResultMerge
 
 from .fake_cache import VOCAB
 from .setups import make_setup
@@ -200,5 +200,5 @@ def fake_engine(
         executor=executor,
         connector=connector,
         info=info,
-        merge=ResultMerge(len(facts)),
+        merge=ResultMerge(len(facts), scheduler.lifecycle.awaits),
     )

@@ -36,7 +36,9 @@ class FakeMemory:
                 rows = block.view(caches[layer]).view(torch.int32).numpy()
                 self._rows[layer] = np.moveaxis(rows, 0, 2) if block.block_axis else rows
                 if not (group.keeps_states or group.keeps_encoded):
-                    self.views[layer] = CacheView(caches[layer], block, index)
+                    heads, total = (None, 0) if block.head_axis is None else (_heads_of(spec, rank), HEADS)
+                    part = None if heads is None else (heads.start, heads.stop)
+                    self.views[layer] = CacheView(caches[layer], block, index, part, total)
 
     def wanted(self, group: int, number: int, positions: range, prefixes: Sequence[int]) -> np.ndarray:
         """int32 [n, numbers]: what a group's layer of that number holds of tokens at `positions`."""
@@ -75,11 +77,12 @@ def _block_format(spec: AnyKVSpec, block_size: int) -> BlockFormat:
         return BlockFormat((block_size, spec.dim), (0, 1), torch.float32)
     if isinstance(spec, StateKV):
         return BlockFormat((1, spec.state_bytes // 4), (0, 1), torch.float32)
-    return BlockFormat((2, block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), torch.float32, 1)
+    return BlockFormat((2, block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), torch.float32, 1, 2)
 
 
 def _heads_of(spec: AnyKVSpec, rank: int) -> range:
-    """The heads that a rank keeps; of latents and states every rank keeps all."""
-    if isinstance(spec, FullKV):
-        return range(rank * spec.num_kv_heads, (rank + 1) * spec.num_kv_heads)
-    return range(HEADS)
+    """The heads that a rank keeps; several keep the same where they are fewer, and all of latents and states."""
+    if not isinstance(spec, FullKV):
+        return range(HEADS)
+    first = rank * spec.num_kv_heads % HEADS
+    return range(first, first + spec.num_kv_heads)

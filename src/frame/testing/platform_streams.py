@@ -85,6 +85,44 @@ class StreamChecks(PlatformChecks):
             assert time.monotonic() < deadline, "a copy was not ready 10 s after the device had finished"
             time.sleep(0.001)
 
+    def test_a_mark_of_a_side_queue_is_passed_once_its_work_is_done(self, platform: Platform) -> None:
+        streams = platform.streams()
+        side = streams.side_queue()
+        made = [self.work(streams, 0)]
+        streams.synchronize()
+        assert side.mark().done(), "a queue that was given nothing has nothing to do"
+        for _ in range(3):
+            side.run(lambda: made.append(made[-1] + 1))
+            mark = side.mark()
+            mark.wait()
+            assert mark.done(), "a mark that was waited for is passed"
+        side.join()
+        assert torch.equal(made[-1], made[0] + 3), "a mark was passed before the work before it was done"
+        side.close()
+
+    def test_what_fails_on_a_side_queue_is_told_once(self, platform: Platform) -> None:
+        side = platform.streams().side_queue()
+
+        def fail() -> None:
+            raise ValueError("no such block")
+
+        told = 0
+        for tell in (lambda: side.run(fail), lambda: side.mark().wait(), side.join):
+            try:
+                tell()
+            except ValueError:
+                told += 1
+        assert told == 1, f"an error was raised {told} times"
+        side.close()
+
+    def test_pinned_memory_is_bytes_of_the_host(self, platform: Platform) -> None:
+        memory = platform.memory().pinned(3 << 10)
+        assert (memory.device.type, memory.dtype, memory.shape) == ("cpu", torch.uint8, (3 << 10,))
+        there = torch.full((3 << 10,), 7, dtype=torch.uint8, device=platform.device)
+        memory.copy_(there, non_blocking=True)
+        platform.streams().synchronize()
+        assert (memory == 7).all()
+
     def test_memory_is_counted(self, platform: Platform) -> None:
         memory = platform.memory()
         before = memory.snapshot()

@@ -90,7 +90,7 @@ def _executor(value: Any) -> dict[str, Any]:
 
 def _transfer(value: Any) -> dict[str, Any]:
     given = _fields("kv_transfer_config", value)
-    names = ("kv_connector", "kv_role", "kv_load_failure_policy")
+    names = ("kv_connector", "kv_role", "kv_ip", "kv_load_failure_policy")
     settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     extra = given.pop("kv_connector_extra_config", None)
     _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config")

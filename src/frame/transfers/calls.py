@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from ...interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
-from ...interfaces.step import StepPlan, TransferReport
-from ..request import Request
-from .kv_cache import KVCache
+from frame.core.engine.cache.kv_cache import KVCache
+from frame.core.engine.request import Request
+from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
+from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.core.interfaces.wire import encode
 
 logger = logging.getLogger("frame.engine")
 
@@ -34,6 +37,7 @@ class Transfers:
         self.counters: dict[str, float] = {}
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
+        self._contents = WeakKeyDictionary[Request, bytes]()
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
@@ -49,9 +53,11 @@ class Transfers:
     def allocated(self, request: Request, num_computed: int, num_external: int) -> bool:
         """Tells the connector of the blocks for `num_computed` tokens, the last `num_external` of which it must load.
 
-        Returns False when it failed: then these are not loaded.
+        Only where it was asked for them: not of a request whose load has ended. Returns False when it failed: then
+        these are not loaded.
         """
-        if not (self.active and num_external):
+        asked = self.active and request.transfer.asks and not (self._silent or request.transfer.num_loaded)
+        if not asked:
             return True
         tables = zip(request.cache.blocks, self._kv.layout.groups, strict=True)
         blocks = [table[: group.blocks_for(num_computed)] for table, group in tables]
@@ -76,15 +82,19 @@ class Transfers:
             plan.extras = {**plan.extras, "connector": message}
         return True
 
-    def report(self, report: TransferReport) -> None:
-        """Adds the reported numbers to the metrics, and passes the report to the connector."""
+    def report(self, report: TransferReport) -> list[str]:
+        """Adds the reported numbers to the metrics, and passes the report to the connector.
+
+        Returns the ids of ended requests whose blocks it gives back.
+        """
         for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         self.gauges.update(self._shown(report.gauges))
         try:
-            self.connector.update(report)
+            return list(self.connector.update(report) or ())
         except Exception:
             logger.exception("the KV connector failed in update")
+            return []
 
     def failed_blocks(self, report: TransferReport) -> set[tuple[int, int]]:
         """Pairs (group, block) whose content did not arrive; pairs that are no block of the cache are logged."""
@@ -132,4 +142,23 @@ class Transfers:
             prompt_len=request.prompt_len,
             cache_salt=request.source.salt,
             params=request.source.kv_transfer or {},
+            content=self._content(request),
         )
+
+    def _content(self, request: Request) -> bytes:
+        """See `RequestView.content`; found once a request."""
+        if (known := self._contents.get(request)) is not None:
+            return known
+        source, layout, embeds = request.source, self._kv.layout, request.source.embeds
+        exact = self.connector.setup.deterministic or source.params.deterministic
+        facts = [
+            layout.numerics if exact else layout.model,
+            exact,
+            source.salt,
+            None if request.adapter is None else request.adapter.identity,
+            list(source.media_keys),
+            None if source.encoder_ids is None else source.encoder_ids.astype("<i4").tobytes(),
+            None if embeds is None else [embeds.places.astype("<i4").tobytes(), embeds.rows.astype("<f4").tobytes()],
+        ]
+        self._contents[request] = content = hashlib.sha256(encode(facts)).digest()
+        return content
