@@ -50,6 +50,8 @@ class SpeedEngine:
         """Whether a step has something to do; streams that wait for others have not."""
         return bool(self._new or self._ended or self._complete())
 
+    patience = 0.0  # it holds no blocks
+
     def has_idle_work(self) -> bool:
         """Nothing is recorded."""
         return False

@@ -12,7 +12,7 @@ from frame.vllm_names.unused import UNUSED, Unused
 #: What vLLM's arguments of another name are here.
 _TRANSLATED: Mapping[str, str] = {
     "distributed_executor_backend": "`executor`: `uni` is `inline`, `mp` is `process`",
-    "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_load_failure_policy`; "
+    "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
     "attention_config": "`attention_backend` (its key `backend`)",
     "eplb_config": "`eplb_window_size`, `eplb_step_interval`, `num_redundant_experts`, `eplb_log_balancedness`, "

@@ -202,8 +202,7 @@ class Answers:
 
     def _lose_blocks(self, bad: set[tuple[int, int]], step: LaunchedStep) -> list[EngineOutput]:
         lifecycle = self._lifecycle
-        for _, block in bad:
-            lifecycle.kv.pool.withdraw(block)
+        lifecycle.kv.lose(bad)
         outputs = []
         for request in list(lifecycle.requests.values()):
             first = lifecycle.kv.num_before(request, bad)

@@ -32,6 +32,8 @@ logger = logging.getLogger("frame.engine")
 
 #: Pause between steps that only let a connector's transfers progress.
 IDLE_SECONDS = 0.0005
+#: The longest that the loop waits for requests before it asks again whether blocks of ended requests were read.
+HOLD_SECONDS = 0.02
 #: The longest that sleep and resets wait for transfers of a KV connector.
 TRANSFER_SECONDS = 10.0
 #: Steps without a request that may fail one after the other, and the pause after each.
@@ -78,6 +80,8 @@ class Engine:
         self._step_seconds = 0.0
         self._busy_seconds = 0.0
         self._closed = False
+        #: seconds that the loop may wait for requests before the next step, which only asks the KV connector
+        self.patience = 0.0
 
     def watch(self, journal: NullJournal, suspects: Suspects) -> None:
         """Writes steps into `journal` and computes each of `suspects` alone; called before the first request."""
@@ -144,6 +148,9 @@ class Engine:
         if self._suspected and not self.scheduler.quarantine.active:
             self._suspected = False
             self._journal.clear()
+        lifecycle = self.scheduler.lifecycle
+        busy = outputs or lifecycle.requests or lifecycle.loading or lifecycle.finished_ids or self._waves.running
+        self.patience = min(HOLD_SECONDS, 2 * self.patience + 0.001) if lifecycle.held and not busy else 0.0
         if self._worked:
             self._worked = False
             self._steps += 1

@@ -132,7 +132,8 @@ class EngineHost:
                 if self._resting and not busy:
                     self._resting = False
                     self._report(Rest())
-                self._drain(wait=not (busy or self._engine.has_idle_work()))
+                waits = not (busy or self._engine.has_idle_work())
+                self._drain(None if waits else self._engine.patience)
                 if self._running:
                     self._journal.beat(idle=False)
                     self._route(self._step())
@@ -163,18 +164,18 @@ class EngineHost:
             else:
                 connection.close()
 
-    def _drain(self, wait: bool) -> None:
-        """Handles everything that has arrived; waits for the first of it when there is nothing else to do."""
+    def _drain(self, seconds: float | None) -> None:
+        """Handles everything that has arrived; waits so long for the first of it, with None until it comes."""
         self._journal.beat(idle=False)
         while True:
             try:
-                item = self._inbox.get(wait, timeout=PULSE_SECONDS)
+                item = self._inbox.get(seconds != 0, timeout=PULSE_SECONDS if seconds is None else seconds)
             except Empty:
-                if not wait:
+                if seconds is not None:
                     return
                 self._journal.beat(idle=False)  # so that the wait does not look like a hang
             else:
-                wait = False
+                seconds = 0
                 self._handle(*item)
 
     def _handle(self, client: _Client | None, message: Any) -> None:

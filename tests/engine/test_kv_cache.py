@@ -217,6 +217,25 @@ def test_a_state_group_holds_one_block_and_shares_no_prefix():
     assert cache.pool.num_free == 19
 
 
+def test_a_state_that_did_not_arrive_is_lost_and_no_block_of_tokens_with_its_number():
+    cache = make_cache(make_layout(20, states=2, checkpoints=3))
+    request = make(cache, list(range(9)))
+    assert cache.admit(request, MISS, 0, 9)
+    cache.publish(request, 8)
+    (state,) = request.cache.blocks[1]
+    assert state in request.cache.blocks[0], "pools number their blocks alike"
+    hashes = cache.block_hashes(request, 2)
+    found = [cache.pool.find(0, one) for one in hashes]
+    assert cache.checkpoints.pools[1].publish(1, b"prefix", state)
+    bad = {(1, state)}
+    cache.lose(bad)
+    assert [cache.pool.find(0, one) for one in hashes] == found == request.cache.blocks[0][:2]
+    assert not cache.checkpoints.pools[1].find(1, b"prefix")
+    assert cache.num_before(request, bad) == 0, "all is computed anew"
+    assert cache.num_before(request, {(0, request.cache.blocks[0][1])}) == 4
+    assert cache.num_before(request, {(1, state + 1)}) is None
+
+
 def test_what_a_step_published_can_be_taken_back():
     cache = make_cache(make_layout(20))
     request = make(cache, list(range(9)))

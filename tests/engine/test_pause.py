@@ -72,9 +72,9 @@ class Direct:
 class Rig:
     """An engine over a fake worker whose connector loads blocks two steps after it was asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, later: bool = True, hold: bool = False) -> None:
         layout = make_layout(100)
-        self.connector = FakeConnector(layout=layout, later=True)
+        self.connector = FakeConnector(layout=layout, later=later, hold=hold)
         sim = Simulation(layout=layout, connector=self.connector)
         self.executor = Direct(sim.worker)
         self.engine = Engine(
@@ -192,6 +192,31 @@ def test_an_engine_that_only_waits_for_a_transfer_does_not_spin(rig: Rig, monkey
         rig.engine.step()
     assert rig.engine.scheduler.num_transfers == 1
     assert len(slept) >= 18
+
+
+def test_an_engine_that_only_holds_blocks_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(later=False, hold=True)
+    rig.executor.worker.transfer.end_step = lambda finished: TransferReport()  # nobody takes the blocks
+    monkeypatch.setattr(engine_module.time, "sleep", lambda seconds: None)
+    rig.engine.add(make_request("first", PROMPT, max_tokens=4))
+    while rig.engine.scheduler.lifecycle.requests:
+        rig.engine.step()
+    assert rig.engine.patience == 0
+    waited = []
+    for _ in range(12):
+        rig.engine.step()
+        waited.append(rig.engine.patience)
+    assert waited == sorted(waited)
+    assert waited[-1] == engine_module.HOLD_SECONDS
+    rig.engine.add(make_request("second", PROMPT[::-1], max_tokens=2))
+    rig.engine.step()
+    assert rig.engine.patience == 0, "a request does not wait"
+    rig.connector.expired = ["first", "second"]
+    while rig.engine.has_unfinished():
+        rig.engine.step()
+        if not rig.engine.scheduler.lifecycle.requests:
+            rig.connector.expired = ["second"]
+    assert rig.engine.patience == 0
 
 
 @pytest.mark.parametrize("failures", [3, 1000])

@@ -283,6 +283,38 @@ def test_an_engine_that_nobody_asks_readies_itself_and_then_waits() -> None:
     assert engine.left == 0, "it went on without work"
 
 
+def test_an_engine_that_holds_blocks_waits_for_requests_between_its_steps() -> None:
+    class Holding(FakeEngine):
+        patience, steps = 3.0, 0
+
+        def has_unfinished(self) -> bool:
+            return True
+
+        def step(self) -> list[EngineOutput]:
+            self.steps += 1
+            return super().step()
+
+        def call(self, method: str, arguments: Any = None, timeout: float | None = None) -> Any:
+            self.patience = 0.0
+            return method
+
+    engine, address = Holding(FrameConfig()), f"@frame-test-holding-{os.getpid()}"
+    host = EngineHost(engine, listen(address), NullJournal(), Begin())
+    thread = threading.Thread(target=host.run)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as ours:
+        ours.connect(f"\0{address[1:]}")
+        ours.sendall(pack(Hello("me")))
+        time.sleep(0.2)
+        steps = engine.steps
+        ours.sendall(pack(Call(1, "anything", {})))
+        reply = Channel(ours, FromEngine).receive()
+    host.stop()
+    thread.join(60)
+    assert (reply.id, reply.error) == (1, None)
+    assert steps <= 2, "it steps for what has come, and waits"
+
+
 def test_a_slow_control_method_beside_requests_is_no_hang() -> None:
     beats: list[bool] = []
 

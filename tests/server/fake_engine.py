@@ -154,6 +154,8 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self._pending or (self._running and not self._paused))
 
+    patience = 0.0
+
     def has_idle_work(self) -> bool:
         return False
 

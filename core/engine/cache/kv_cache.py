@@ -289,9 +289,19 @@ class KVCache:
                 self.pool.withdraw(block)
         self.checkpoints.withdraw_request(request, num_tokens)
 
+    def lose(self, bad: set[tuple[int, int]]) -> None:
+        """Makes blocks, pairs (group, block), unfindable: what they should hold did not arrive."""
+        for group, block in bad:
+            self._states.get(group, self.pool).withdraw(block)
+
     def num_before(self, request: Request, bad: set[tuple[int, int]]) -> int | None:
-        """Tokens before the first of the request's blocks that is in `bad`, pairs (group, block); None: none is."""
+        """Tokens before the first of the request's blocks that is in `bad`, pairs (group, block); None: none is.
+
+        A state stands for all of its tokens.
+        """
         blocks = request.cache.blocks
+        if any((group, block) in bad for group in self._states for block in blocks[group]):
+            return 0
         places = (
             place * group.block_size
             for group in self._growing
