@@ -150,7 +150,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
     ],
 )
 def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
-    options = {"options_model": f"{KEEPING}:Options"} if kind == "connector" else {}
+    options = {"options_model": f"{KEEPING}:Options", "patience_seconds": 0.2} if kind == "connector" else {}
     target = target if ":" in target else f"{HERE}:{target}"
     outcomes = run_suite(kind, only=check, target=target, tags=tags, **options)
     failed = {outcome.name for outcome in outcomes if outcome.status == "failed"}
@@ -169,7 +169,11 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     outcomes = run_keeping("Keeping")
     assert [outcome for outcome in outcomes if outcome.status == "failed"] == []
     skipped = [outcome for outcome in outcomes if outcome.status == "skipped"]
-    assert [outcome.name for outcome in skipped] == ["blocks that are damaged are computed again"]
+    assert {outcome.name for outcome in skipped} == {
+        "blocks that are damaged are computed again",
+        "what one rank lacks is computed on all",
+        "a reloaded prompt gives the tokens of a cold one",  # of layers that keep a state
+    }
     assert all(outcome.reason for outcome in skipped)
 
 
