@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -164,6 +165,9 @@ async def servers(*behaviours: Behaviour) -> AsyncIterator[list[FakeServer]]:
             await each.stop()
 
 
+_registry = functools.cache(Registry.load)
+
+
 class Fronted(FrontParts):
     """A front that listens at `url`."""
 
@@ -177,7 +181,7 @@ async def front(*arguments: str, policy: RoutePolicy | None = None) -> AsyncIter
     parser = FlagParser(prog="frame route")
     add_flags(parser)
     settings = settings_of(parser.parse_args([*arguments, "--port", "0", "--log-level", "warning"]))
-    registry = Registry.load()
+    registry = _registry()
     if policy is None:
         provider = registry.select("route-policy", settings.policy, lambda kind: None)
         policy = registry.make("route-policy", provider, Setup(), settings.config)

@@ -6,6 +6,7 @@ Files that clients send are passed on piece by piece instead.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.types import Message, Receive, Scope
@@ -74,6 +75,7 @@ class Upload:
                     piece, more = _piece(await self._receive())
                 size += len(piece)
                 if size > self._most:
+                    await drop(self._receive)
                     raise too_long(self._most)
             except TimeoutError:
                 self.error = RequestError(408, f"no piece of the body arrived for {PIECE_SECONDS:g} seconds")
@@ -83,6 +85,16 @@ class Upload:
                 raise self.error
             if piece:
                 yield piece
+
+
+async def drop(receive: Receive) -> None:
+    """Reads what a client still sends, within a bound: most clients read no answer before they have sent everything."""
+    left, more = _DROPPED_BYTES, True
+    with contextlib.suppress(TimeoutError, ClientLeftError):
+        async with asyncio.timeout(PIECE_SECONDS):
+            while more and left > 0:
+                piece, more = _piece(await receive())
+                left -= len(piece)
 
 
 def too_long(most: int) -> RequestError:

@@ -20,7 +20,7 @@ from frame.core.interfaces.errors import RequestError
 from frame.core.server.errors import error_event
 from frame.core.server.event_stream import wire_of
 
-from .bodies import ClientLeftError, Upload, announced, is_upload, read_body, too_long
+from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .policy import Route, RouteRequest
 from .prefill import decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
@@ -97,6 +97,7 @@ class Forwarding:
             return Forwarded(scope, target, RouteRequest(scope["path"], body), headers, body)
         if (length := announced(scope)) is not None:
             if length > self._bounds.upload_bytes:
+                await drop(receive)
                 raise too_long(self._bounds.upload_bytes)
             headers.append(("content-length", str(length)))
         upload = Upload(receive, self._bounds.upload_bytes)

@@ -39,7 +39,7 @@ def server_url(text: str) -> str:
     wrong = (
         (parts.scheme not in ("http", "https"), "write http://HOST:PORT or https://HOST:PORT"),
         (not host, "it names no host"),
-        (port == 0, "port 0 is none"),
+        (port == 0 or parts.netloc.endswith(":"), "its port is none"),
         (parts.username is not None or parts.password is not None, "keys do not belong there, but to --server-key"),
         (bool(parts.query or parts.fragment or "?" in written or "#" in written), "it ends before any ? or #"),
         (not written.isascii() or not written.isprintable() or " " in written, "it holds characters that no URL has"),
