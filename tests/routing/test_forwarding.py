@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
 
+from frame.routing.upstream import watched_socket
 from tests.routing.fakes import CHAT, Seen, die, front, reply, servers, stream, turns
 
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
@@ -32,6 +34,32 @@ async def test_a_request_and_its_answer_pass_as_they_are() -> None:
         assert [name.lower() for name, _ in seen.headers].count("content-length") == 1
         names = {name.lower() for name, _ in seen.headers}
         assert names == {"host", "accept", "accept-encoding", "user-agent", "x-mine", "content-type", "content-length"}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/a/../b//c;x?y=%2F&&=", "/%2e%2e/%00", "//a/b", "/a%zz", "/é", "/?", "/a?b?c"],
+)
+async def test_a_path_passes_as_it_is(target: str) -> None:
+    async with servers(reply(200)) as (server,), front(server.url, "--no-page") as f:
+        reader, writer = await asyncio.open_connection(*f.url.removeprefix("http://").split(":"))
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode("latin-1"))
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400"))
+        assert [seen.target for seen in server.seen] in ([target], [target.rstrip("?")], [])
+
+
+def test_a_link_to_a_machine_that_has_gone_ends() -> None:
+    address = socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)[0]
+    with watched_socket(address) as made:
+        idle, interval, count = (
+            made.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert idle + interval * count <= 20
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"])
@@ -208,6 +236,18 @@ async def test_files_pass_piece_by_piece() -> None:
         assert server.seen[0].header("content-length") == str(len(server.seen[0].body))
 
 
+async def test_files_go_to_another_server_only_where_the_first_is_not_there() -> None:
+    files = {"file": ("a.jsonl", b"x" * 300_000)}
+    async with turns(reply(503, b"full"), reply(200, {"id": "file"})) as (made, f):
+        assert (await f.client.post("/v1/files", files=files)).status_code == 503
+        assert made[1].seen == []
+        await made[0].stop()
+        for _ in range(2):
+            answer = await f.client.post("/v1/files", files=files)
+            assert (answer.status_code, answer.json()) == (200, {"id": "file"})
+            assert b"x" * 300_000 in made[1].seen[-1].body
+
+
 async def test_large_bodies_and_answers_pass() -> None:
     data = bytes(range(256)) * 16_384  # 4 MiB
     async with servers(reply(200, data)) as (server,), front(server.url) as f:
@@ -223,3 +263,27 @@ async def test_a_hundred_streams_at_once() -> None:
         assert sum(counts) == 100
         assert min(counts) > 30
         assert all(server.in_flight == 0 for server in f.fleet.servers)
+
+
+async def test_a_client_that_does_not_read_holds_the_server_back() -> None:
+    sent = 0
+
+    async def endless(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while sent < 128 << 20:
+            writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await writer.drain()
+            sent += 65536
+
+    async with servers(endless) as (server,), front(server.url) as f:
+        _, writer = await asyncio.open_connection(*f.url.removeprefix("http://").split(":"), limit=1024)
+        writer.write(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n")
+        before = -1
+        async with asyncio.timeout(20):
+            while sent != before or not sent:
+                before = sent
+                await asyncio.sleep(0.3)
+        assert sent < 32 << 20
+        writer.transport.abort()
+        await _idle(f.fleet.servers[0])

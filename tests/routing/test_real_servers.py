@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -167,3 +168,15 @@ def test_a_port_in_use_is_refused_in_one_sentence() -> None:
         done = subprocess.run([*ROUTE, "a:1", "--port", port], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"frame: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr.splitlines()[-1]
+
+
+def test_open_files_are_as_many_as_there_may_be() -> None:
+    limited = ["bash", "-c", 'ulimit -Sn 64; exec "$0" "$@"', *ROUTE]
+    front = RunningFront(limited, "127.0.0.1:1")
+    try:
+        front.wait_ready()
+        limits = Path(f"/proc/{front.process.pid}/limits").read_text()
+        soft, hard = re.findall(r"Max open files +(\d+) +(\d+)", limits)[0]
+        assert soft == hard
+    finally:
+        front.stop()

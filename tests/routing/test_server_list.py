@@ -78,8 +78,10 @@ def test_what_is_no_list_is_refused_in_one_sentence(tmp_path: Path, content: byt
 def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         ServerFile(str(tmp_path / "none")).read()
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        ServerFile(str(tmp_path)).read()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=r"is no regular file|Is a directory"):
+            ServerFile(str(path)).read()
     with pytest.raises(ConfigError, match="no server is listed"):
         listed([])
 

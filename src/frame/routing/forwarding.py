@@ -171,7 +171,8 @@ class Forwarding:
 
     async def _try(self, forwarded: Forwarded, server: FleetServer, tried: Sequence[FleetServer], send: Send) -> bool:
         """Sends the request to a server, and its answer to the client; False when another one is to be asked."""
-        others = len(tried) + 1 < self._bounds.tries and self._fleet.usable("serve", [*tried, server])
+        more = len(tried) + 1 < self._bounds.tries and not isinstance(forwarded.body, Upload)
+        others = more and self._fleet.usable("serve", [*tried, server])
         answer = None
         with server.busy():
             try:

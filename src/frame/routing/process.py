@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import socket
 import time
@@ -119,6 +121,7 @@ def run_front(settings: RouteSettings) -> int:
     provider = registry.select("route-policy", settings.policy, lambda kind: None)
     policy = cast("RoutePolicy", registry.make("route-policy", provider, Setup(), settings.config))
     _check_client()
+    _allow_files()
     server = settings.config.server
     listener = bind(server)
     try:
@@ -126,6 +129,13 @@ def run_front(settings: RouteSettings) -> int:
             return runner.run(RouteProcess(settings, policy, provider.name, listener).run())
     finally:
         close_all(server, listener)
+
+
+def _allow_files() -> None:
+    """Raises this process's limit of open files as far as it may: each request has two connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _check_client() -> None:

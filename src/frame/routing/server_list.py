@@ -6,6 +6,7 @@ A line is `URL [prefill] [drain]`; what follows `#` is a comment. Raises `Config
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +95,10 @@ class ServerFile:
         """The servers that it lists now."""
         self._state = self._look()  # before reading, so that what is written meanwhile is read again
         try:
-            with self.path.open("rb") as file:
+            # without waiting for whoever writes to a pipe
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ConfigError(f"the list of servers {self.path} is no regular file")
                 data = file.read(_MOST_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"the list of servers {self.path} cannot be read: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import socket
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ _STATUSES = 200, 599
 _KEYS = (b"authorization", b"x-api-key")
 #: Seconds that a connection may idle: less than those after which servers close it (uvicorn's default is 5).
 _IDLE_SECONDS = 4.0
+#: Seconds of silence before a link is probed, between probes, and the probes that may stay without an answer.
+_PROBES = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 #: Most bytes of an answer that is read as a whole.
 _WHOLE_BYTES = 16 << 20
 
@@ -52,7 +55,7 @@ class Upstream:
         self._unreachable = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
         self._lost = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=watched_socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -103,6 +106,19 @@ class Upstream:
     async def close(self) -> None:
         """Ends all connections."""
         await self._session.close()
+
+
+def watched_socket(address: Any) -> socket.socket:
+    """A socket that ends some 20 seconds after its peer's machine has gone: answers may be silent for long, not links.
+
+    `address` is one that `getaddrinfo` gives.
+    """
+    made = socket.socket(*address[:3])
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES:
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 class Answer:
