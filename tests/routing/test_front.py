@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from frame.routing import page
-from tests.routing.fakes import CHAT, front, reply, servers, stream, turns
+from tests.routing.fakes import CHAT, Seen, front, reply, servers, stream, turns
 
 KEY = {"Authorization": "Bearer secret"}
 FOLDER = Path(page.__file__).with_name("static")
@@ -166,9 +166,30 @@ async def test_while_it_stops_it_ends_what_it_has() -> None:
         refused = await f.client.post(CHAT, json={})
         assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the front is stopping")
         assert (await f.client.get("/health")).status_code == 503
-        assert f.front.active == 1
+        assert f.forwarding.active == 1
         pause.set()
         assert b"".join([piece async for piece in pieces]) == b"data: 2\n\n"
+
+
+async def test_when_it_waits_no_longer_it_says_so() -> None:
+    async def never(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with turns(stream(b"data: 1\n\n", b"", pause=asyncio.Event()), never) as (made, f):
+        answers = [asyncio.create_task(f.client.post(path, json={})) for path in (CHAT, "/v1/messages")]
+        async with asyncio.timeout(5):
+            while not all(server.seen for server in made):
+                await asyncio.sleep(0.01)
+            while f.fleet.servers[0].answers[1] == 0:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+        f.forwarding.stop()
+        first, second = await asyncio.gather(*answers)
+        assert first.content.startswith(b"data: 1\n\ndata: ")
+        assert "the front was stopped" in json.loads(first.content.rpartition(b"data: ")[2])["error"]["message"]
+        assert second.status_code == 503
+        assert second.json()["error"]["type"] == "overloaded_error"
+        assert f.forwarding.active == 0
 
 
 async def test_metrics_tell_what_happened() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -121,7 +122,8 @@ async def test_requests_survive_the_death_of_a_server(tmp_path: Path) -> None:
 
 
 def _kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 async def test_a_stop_signal_lets_streams_end(both: tuple[Running, Running]) -> None:
@@ -139,27 +141,35 @@ async def test_a_stop_signal_lets_streams_end(both: tuple[Running, Running]) -> 
         assert "Traceback" not in front.text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "no server is listed; name addresses, as in http://127.0.0.1:8000, or --servers FILE"),
-        (["a:1", "--servers", "x"], "--servers FILE and addresses on the command line exclude each other"),
-        (["--servers", "/none"], "the list of servers /none cannot be read: No such file or directory"),
-        (["--prefill", "a:1"], "every listed server is for prefill only, so that none could answer"),
-        (["a:1", "--policy", "least-laod"], "no route policy 'least-laod'; there are: least-load, pairs, round-robin"),
-        (["a:1", "--plugin.pairs.min-body-bytes", "-1"], "option min_body_bytes of plugin 'pairs'"),
-        (["a:1", "--max-retries", "many"], "--max-retries must be a whole number from 0 to 99, got 'many'"),
-        (["a:1", "--health-seconds", "nan"], "--health-seconds must be seconds from 0.05 to 3600, got 'nan'"),
-        (["a:1", "--server-key", ""], "--server-key must be a key of ASCII characters, and not empty"),
-        (["a:1", "--api-key", ""], "api_key must not be empty"),
-        (["a:1", "--ssl-keyfile", "x"], "ssl_keyfile needs ssl_certfile"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_sentence(arguments: list[str], said: str) -> None:
-    done = subprocess.run([*ROUTE, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+async def test_a_second_signal_ends_it_at_once(both: tuple[Running, Running]) -> None:
+    body = LONG | {"max_tokens": 4000, "min_tokens": 4000}
+    with route(both[0].url, "--server-key", "inner") as front:
+        async with (
+            httpx.AsyncClient(base_url=front.url, timeout=60) as client,
+            client.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
+            lines = answer.aiter_lines()
+            await anext(lines)
+            front.process.send_signal(signal.SIGINT)
+            until(lambda: "stopping once 1 requests have ended" in front.text, 10)
+            front.process.send_signal(signal.SIGINT)
+            last = [line async for line in lines if line][-1]
+        assert "the front was stopped before the answer was complete" in last
+        assert front.wait(10) == 0
+        assert "Traceback" not in front.text
+
+
+def test_servers_without_a_connector_answer_as_pairs_too(both: tuple[Running, Running]) -> None:
+    """The first computes the prompt and keeps nothing, so that the second computes it, too."""
+    body = LONG | {"stream": False, "max_tokens": 5, "min_tokens": 5}
+    texts = []
+    with route(both[0].url, "--prefill", both[1].url, "--server-key", "inner") as front:
+        for url in (both[0].url, front.url):
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-api-key": "inner"}, timeout=60)
+            texts.append(answer.json()["choices"][0]["message"]["content"])
+        servers = httpx.get(f"{front.url}/fleet").json()["servers"]
+    assert texts[0] == texts[1]
+    assert [server["prefills"] for server in servers] == [0, 1]
 
 
 def test_a_port_in_use_is_refused_in_one_sentence() -> None:

@@ -5,7 +5,6 @@ Another server is asked only while the client has got nothing. A server's own re
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -21,6 +20,7 @@ from frame.core.server.errors import error_event
 from frame.core.server.event_stream import wire_of
 
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
+from .endings import Ending, StoppedError
 from .policy import Route, RouteRequest
 from .prefill import decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
@@ -46,6 +46,8 @@ class Forwarded:
     request: RouteRequest
     headers: list[tuple[str, str]]
     body: bytes | Upload
+    #: the answer of which the client has got the head
+    begun: Answer | None = None
 
     @property
     def may_repeat(self) -> bool:
@@ -71,16 +73,41 @@ class Forwarding:
         self._policy = policy
         self._upstream = upstream
         self._bounds = bounds
+        self._endings: set[Ending] = set()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request to its end. Raises `RequestError` while the client has got nothing."""
+        forwarded = None
         with contextlib.suppress(ClientLeftError):
-            forwarded = await self._read(scope, receive)
-            if isinstance(forwarded.body, Upload):
-                await self._forward(forwarded, send)
-                return
-            with _until_client_leaves(receive):
-                await self._forward(forwarded, send)
+            try:
+                with Ending() as ending, self._under_way(ending):
+                    forwarded = await self._read(scope, receive)
+                    if not isinstance(forwarded.body, Upload):
+                        ending.watch(receive)
+                    await self._forward(forwarded, send)
+            except StoppedError:
+                error = RequestError(503, "the front was stopped before the answer was complete")
+                if forwarded is None or forwarded.begun is None:
+                    raise error from None
+                await _break_off(forwarded, error, send)
+
+    @contextlib.contextmanager
+    def _under_way(self, ending: Ending) -> Iterator[None]:
+        self._endings.add(ending)
+        try:
+            yield
+        finally:
+            self._endings.discard(ending)
+
+    @property
+    def active(self) -> int:
+        """Requests that have not been answered yet."""
+        return len(self._endings)
+
+    def stop(self) -> None:
+        """Ends all requests: streams with an event that says why, others with an error or with their connection."""
+        for ending in list(self._endings):
+            ending.end(StoppedError())
 
     async def _read(self, scope: Scope, receive: Receive) -> Forwarded:
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
@@ -181,7 +208,7 @@ class Forwarding:
                     return False
                 # the head waits for what follows it: a server that dies before has emitted nothing
                 first = await answer.piece() if answer.is_stream else None
-                await self._pass_on(forwarded.scope, server, answer, first, send)
+                await self._pass_on(forwarded, server, answer, first, send)
             except UnreachableError as error:
                 self._failed(server, error)
                 return False
@@ -213,14 +240,12 @@ class Forwarding:
         logger.warning("%s has not answered a request: %s", server.url, error)
 
     async def _pass_on(
-        self, scope: Scope, server: FleetServer, answer: Answer, first: bytes | None, send: Send
+        self, forwarded: Forwarded, server: FleetServer, answer: Answer, first: bytes | None, send: Send
     ) -> None:
-        """Sends an answer to the client, each piece as soon as it is there. Never raises `LostError`.
-
-        One that breaks off ends with an error event where it is a stream of events, else with the connection.
-        """
+        """Sends an answer to the client, each piece as soon as it is there. Never raises `LostError`."""
+        forwarded.begun = answer
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-        wire = wire_of(scope, send)
+        wire = wire_of(forwarded.scope, send)
         try:
             piece = await answer.piece() if first is None else first
             while piece:
@@ -230,10 +255,16 @@ class Forwarding:
         except LostError as error:
             server.broken += 1
             logger.warning("%s broke off an answer: %s", server.url, error)
-            if not answer.is_stream:
-                return
-            event = error_event(scope, RequestError(502, "the server broke off its answer"))
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await _break_off(forwarded, RequestError(502, "the server broke off its answer"), send)
+        else:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _break_off(forwarded: Forwarded, error: RequestError, send: Send) -> None:
+    """Ends an answer that has begun: with an error event where it is a stream of events, else with the connection."""
+    if forwarded.begun is not None and forwarded.begun.is_stream:
+        event = error_event(forwarded.scope, error)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -250,29 +281,3 @@ def _name(forwarded: Forwarded) -> None:
     """Gives a request that two servers get a name, unless it has one."""
     if not any(name == "x-request-id" for name, _ in forwarded.headers):
         forwarded.headers.append(("x-request-id", uuid.uuid4().hex))
-
-
-@contextlib.contextmanager
-def _until_client_leaves(receive: Receive) -> Iterator[None]:
-    """Ends the work in it with `ClientLeftError` when the client disconnects."""
-    task, left = asyncio.current_task(), False
-    if task is None:
-        raise RuntimeError("requests are served in tasks")
-
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        task.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not left:
-            raise
-        task.uncancel()
-        raise ClientLeftError from None
-    finally:
-        watching.cancel()

@@ -84,8 +84,6 @@ class Front:
         }
         self._open = frozenset((*_OPEN, *pages, *(["/metrics"] if server.public_metrics else [])))
         self.draining = False
-        #: requests that are being forwarded
-        self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -99,11 +97,7 @@ class Front:
             if own is not None:
                 await own(scope, send)
                 return
-            self.active += 1
-            try:
-                await self._forwarding.serve(scope, receive, send)
-            finally:
-                self.active -= 1
+            await self._forwarding.serve(scope, receive, send)
         except RequestError as error:
             self._refused[error.status] += 1
             await respond(send, error.status, error_body(scope, error), retry_headers(error))

@@ -32,12 +32,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("frame.route")
 
 _DRAIN_POLL_SECONDS = 0.02
+#: Seconds that requests which are ended have to say so to their clients.
+_FAREWELL_SECONDS = 1.0
 
 
 class FrontParts(NamedTuple):
     """A front and what it is made of; all of it belongs to the running event loop."""
 
     front: Front
+    forwarding: Forwarding
     fleet: Fleet
     watch: HealthWatch
     upstream: Upstream
@@ -54,7 +57,7 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     forwarding = Forwarding(fleet, policy, upstream, bounds)
     front = Front(server, fleet, forwarding, page_files() if server.page else {}, {"policy": name})
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)
-    return FrontParts(front, fleet, watch, upstream, make_server(front, server, tls))
+    return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls))
 
 
 class RouteProcess:
@@ -69,10 +72,11 @@ class RouteProcess:
 
     async def run(self) -> int:
         """Serves until it is told to stop; returns the exit status."""
-        front, fleet, watch, upstream, http = make_front(self._settings, self._policy, self._name)
+        parts = make_front(self._settings, self._policy, self._name)
+        fleet, watch, http = parts.fleet, parts.watch, parts.http
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: self._stop(http, front))
+            loop.add_signal_handler(number, lambda: self._stop(parts))
         await watch.look()
         looking = asyncio.create_task(watch.run())
         looking.add_done_callback(lambda task: self._watch_ended(task, http))
@@ -83,7 +87,7 @@ class RouteProcess:
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-            await upstream.close()
+            await parts.upstream.close()
         return 0
 
     def _watch_ended(self, task: asyncio.Task[None], http: Server) -> None:
@@ -92,22 +96,29 @@ class RouteProcess:
             logger.error("the watch over the servers failed, and the front ends", exc_info=task.exception())
             http.should_exit = True
 
-    def _stop(self, http: Server, front: Front) -> None:
+    def _stop(self, parts: FrontParts) -> None:
         """Ends in order at the first signal, at once at the second."""
         if self._draining is not None:
-            http.force_exit = http.should_exit = True
+            parts.forwarding.stop()
             return
-        front.draining = True
-        self._draining = asyncio.create_task(self._drain(http, front))
+        parts.front.draining = True
+        self._draining = asyncio.create_task(self._drain(parts))
 
-    async def _drain(self, http: Server, front: Front) -> None:
+    async def _drain(self, parts: FrontParts) -> None:
+        """Waits until all requests have ended, ends those that have not in time, and then the server."""
         seconds = self._settings.config.server.drain_seconds
-        deadline = time.monotonic() + seconds
-        if front.active:
-            logger.info("stopping once %d requests have ended, at most %g seconds", front.active, seconds)
-        while front.active and time.monotonic() < deadline:
-            await asyncio.sleep(_DRAIN_POLL_SECONDS)
-        http.should_exit = True
+        if count := parts.forwarding.active:
+            logger.info("stopping once %d requests have ended, at most %g seconds", count, seconds)
+        await _until_idle(parts.forwarding, seconds)
+        parts.forwarding.stop()
+        await _until_idle(parts.forwarding, _FAREWELL_SECONDS)
+        parts.http.should_exit = True
+
+
+async def _until_idle(forwarding: Forwarding, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while forwarding.active and time.monotonic() < deadline:
+        await asyncio.sleep(_DRAIN_POLL_SECONDS)
 
 
 def run_front(settings: RouteSettings) -> int:
