@@ -5,6 +5,7 @@ at once, with bytes that it has ready, so that what is measured is the way there
 
     python benchmarks/route.py                      # whole answers and streams
     python benchmarks/route.py --libraries httpx aiohttp
+    python benchmarks/route.py --load               # how much one front passes on
 """
 
 from __future__ import annotations
@@ -199,11 +200,46 @@ def measure(ports: dict[str, int], rounds: int) -> None:
             print(f"{kind:<14}{name:<14}{p50:9.3f}{p90:9.3f}{p99:9.3f}{p50 - least * 1e3:15.3f}")
 
 
+def load(ports: dict[str, int], seconds: float = 4.0) -> None:
+    """Prints how many requests and events pass in a second when many clients ask all the time."""
+    for path, end, connections in (
+        (b"/v1/chat/completions", _ANSWER, 32),
+        (b"/v1/stream", b"0\r\n\r\n", 64),
+        (b"/v1/stream", b"0\r\n\r\n", 256),
+    ):
+        for name, port in ports.items():
+            wait_for(port)
+            rate = asyncio.run(_rate(port, path, end, connections, seconds))
+            events = f", {rate * (_EVENTS + 1):,.0f} events" if path == b"/v1/stream" else ""
+            print(f"{name:<14}{connections:4} connections: {rate:9,.0f} requests{events} a second")
+
+
+async def _rate(port: int, path: bytes, end: bytes, connections: int, seconds: float) -> float:
+    request = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n" % path
+    request += b"Content-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+    began, count = time.perf_counter(), 0
+
+    async def ask() -> None:
+        nonlocal count
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while time.perf_counter() < began + seconds:
+            writer.write(request)
+            data = b""
+            while not data.endswith(end):
+                data = data[-len(end) :] + await reader.read(1 << 16)
+            count += 1
+        writer.close()
+
+    await asyncio.gather(*(ask() for _ in range(connections)))
+    return count / (time.perf_counter() - began)
+
+
 def main() -> None:
     """Starts everything and measures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=60, help="Rounds of 50 whole answers and one stream of each.")
     parser.add_argument("--libraries", nargs="*", default=[], choices=("httpx", "aiohttp"), metavar="NAME")
+    parser.add_argument("--load", action="store_true", help="Measure how much passes in a second instead.")
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--front", nargs=3, metavar="ARGUMENT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -224,7 +260,10 @@ def main() -> None:
         commands += [[*routing, str(ports["frame route"])]]
         commands += [[*routing, str(ports["without log"]), "--disable-access-log"]]
         with running(*commands):
-            measure(ports, arguments.rounds)
+            if arguments.load:
+                load(ports)
+            else:
+                measure(ports, arguments.rounds)
 
 
 if __name__ == "__main__":
