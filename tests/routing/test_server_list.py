@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from frame.routing.fleet import FleetServer
 from frame.routing.health import load_of
 from frame.routing.server_list import ListedServer, ServerFile, listed, server_url
 from frame.settings import ConfigError
@@ -227,3 +228,13 @@ def test_a_file_that_is_replaced_is_seen(tmp_path: Path) -> None:
     os.utime(new, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
     new.replace(file)
     assert watched.changed()
+
+
+def test_what_ends_while_a_server_reports_is_not_taken_for_others_requests() -> None:
+    server = FleetServer(ListedServer("http://a:1"))
+    with server.busy(), server.busy():
+        own = server.in_flight
+    server.reported(3, None, own)
+    assert server.num_other == 1
+    server.reported(0, 0.5)
+    assert (server.num_other, server.kv_usage) == (0, 0.5)

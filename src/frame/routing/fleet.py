@@ -69,9 +69,9 @@ class FleetServer:
         self.head_counts[bisect.bisect_left(HEAD_BOUNDS, seconds)] += 1
         self.head_seconds += seconds
 
-    def reported(self, total: int, kv_usage: float | None) -> None:
-        """Notes how many requests the server says that it has."""
-        self.num_other = max(0, total - self.in_flight)
+    def reported(self, total: int, kv_usage: float | None, own: int = 0) -> None:
+        """Notes how many requests the server says that it has; it had `own` of this front when it was asked."""
+        self.num_other = max(0, total - max(own, self.in_flight))
         self.kv_usage = kv_usage
 
 

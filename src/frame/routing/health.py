@@ -101,7 +101,7 @@ class HealthWatch:
     async def _load(self, server: FleetServer) -> None:
         """Notes what the server says of its load, as ORCA's header or as vLLM's /load; not asked again if it is mum."""
         headers = self._upstream.own({_FORM: "JSON"})
-        answer = None
+        answer, own = None, server.in_flight
         try:
             answer = await self._upstream.send(f"{server.url}/load", "GET", headers, None, _ANSWER_SECONDS)
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -116,7 +116,7 @@ class HealthWatch:
             self._reticent.add(server)
             logger.info("%s does not say what load it has; this front's own requests count alone", server.url)
         else:
-            server.reported(*found)
+            server.reported(*found, own)
 
 
 def load_of(report: str, body: bytes) -> tuple[int, float | None] | None:

@@ -9,6 +9,7 @@ import asyncio
 import io
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +187,12 @@ def _reason(error: BaseException) -> str:
     """What went wrong, in words without the address."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
-    number = getattr(getattr(error, "os_error", None) or error, "errno", None)
-    text = os.strerror(number) if isinstance(number, int) and number > 0 else str(error) or type(error).__name__
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    number = getattr(cause, "errno", None)
+    if isinstance(cause, ssl.SSLError):
+        text = f"TLS failed: {getattr(cause, 'verify_message', None) or cause.reason or cause}"
+    elif isinstance(number, int) and number > 0:
+        text = os.strerror(number)
+    else:
+        text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     return " ".join(text.split())[:200]
