@@ -9,7 +9,9 @@ import socket
 import httpx
 import pytest
 
+from frame.interfaces import RoutePolicy, Setup
 from frame.routing.upstream import watched_socket
+from tests.contract.wrong_routing import Faithful, Picky, Selfish
 from tests.routing.fakes import CHAT, Seen, die, front, reply, servers, stream, turns
 
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
@@ -182,6 +184,22 @@ async def test_tries_are_bounded_and_the_error_names_no_server() -> None:
         assert answer.status_code == 502
         assert answer.json()["error"]["message"] == "no server has answered the request"
         assert sum(len(server.seen) for server in made) == 2
+
+
+async def test_a_request_by_which_servers_die_does_not_end_all_of_them() -> None:
+    async with turns(die, die, die, reply(200), retries=9) as (made, f):
+        assert (await f.client.post(CHAT, json={})).status_code == 502
+        assert sum(len(server.seen) for server in made) == 2
+
+
+@pytest.mark.parametrize("policy", [Faithful, Picky, Selfish])
+async def test_a_policy_that_is_wrong_fails_no_request(policy: type[RoutePolicy]) -> None:
+    async with servers(reply(200), reply(200)) as made, front(*(one.url for one in made), policy=policy(Setup())) as f:
+        for number in range(4):
+            if number == 2:
+                await made[0].stop()
+            assert (await f.client.post(CHAT, content=b"[1]")).status_code == 200
+        assert made[1].seen
 
 
 async def test_what_may_be_done_once_only_is_not_repeated() -> None:

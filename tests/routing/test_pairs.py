@@ -132,6 +132,12 @@ async def test_when_all_prefills_fail_the_other_one_computes_the_prompt() -> Non
         assert d.seen[0].body == BODY
 
 
+async def test_a_request_by_which_servers_die_ends_three_at_most() -> None:
+    async with pairs([die, die], [die, die, die], "--max-retries", "1") as (decodes, prefills, f):
+        assert (await f.client.post(CHAT, content=BODY, headers=JSON)).status_code == 502
+        assert [sum(len(server.seen) for server in made) for made in (decodes, prefills)] == [1, 2]
+
+
 async def test_without_a_ready_prefill_the_other_one_computes_the_prompt() -> None:
     async with pairs([reply(200)], [COMPUTED]) as ((d,), (p,), f):
         await p.stop()

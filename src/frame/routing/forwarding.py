@@ -48,12 +48,18 @@ class Forwarded:
     body: bytes | Upload
     #: the answer of which the client has got the head
     begun: Answer | None = None
+    #: servers that got it and have not answered
+    num_lost: int = 0
 
     @property
     def may_repeat(self) -> bool:
-        """Whether another server may get it when one that got it has not answered."""
+        """Whether another server may get it when one that got it has not answered.
+
+        Only once: a request by which servers die must not end all of them.
+        """
         changes = self.scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        return not isinstance(self.body, Upload) and not (changes and self.request.path.startswith(_ONCE))
+        once = changes and self.request.path.startswith(_ONCE)
+        return self.num_lost < 2 and not once and not isinstance(self.body, Upload)
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,15 @@ class Forwarding:
         servers = self._fleet.usable("serve", tried) or self._fleet.usable("serve")
         if not servers:
             raise RequestError(503, self._fleet.why_not or "no server is ready")
-        return self._policy.route(request, servers, prefills)
+        try:
+            route = self._policy.route(request, servers, prefills)
+            if route.server in servers and (route.prefill is None or route.prefill in prefills):
+                return route
+            problem = "it names a server that it was not given"
+        except Exception as error:  # of a plugin, which may raise anything
+            problem = f"{type(error).__name__}: {error}"
+        logger.error("the route policy has not chosen a server, so the one with the least load is taken: %s", problem)
+        return Route(min(servers, key=lambda server: server.in_flight))
 
     def _server(self, route: Route) -> FleetServer:
         return cast("FleetServer", route.server)
@@ -183,6 +197,7 @@ class Forwarding:
                 content = await answer.whole()
         except (UnreachableError, LostError) as error:
             self._failed(server, error)
+            forwarded.num_lost += isinstance(error, LostError)
             return False
         finally:
             if answer is not None:
@@ -216,6 +231,7 @@ class Forwarding:
                 if isinstance(forwarded.body, Upload) and forwarded.body.error is not None:
                     raise forwarded.body.error from None
                 self._failed(server, error)
+                forwarded.num_lost += 1
                 if not forwarded.may_repeat:
                     raise _unanswered() from None
                 return False
