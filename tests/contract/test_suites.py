@@ -19,6 +19,7 @@ HERE = "tests.contract.wrong"
 KEEPING = "tests.contract.keeping"
 MORE = "tests.contract.wrong_more"
 BALANCERS = "tests.contract.wrong_balancers"
+ROUTING = "tests.contract.wrong_routing"
 EXCHANGES = "tests.contract.wrong_exchanges"
 ADAPTERS = "tests.contract.wrong_adapters"
 QUANTIZATIONS = "tests.contract.wrong_quantizations"
@@ -41,6 +42,10 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("balancer", f"{BALANCERS}:Wandering", "placements depend on the arguments alone", {}),
         ("balancer", f"{BALANCERS}:InPlace", "looking changes nothing", {}),
         ("balancer", f"{BALANCERS}:Gathering", "placements of a start get no worse", {}),
+        ("route-policy", f"{ROUTING}:Faithful", "it names a server that it is given", {}),
+        ("route-policy", f"{ROUTING}:Counting", "looking changes nothing", {}),
+        ("route-policy", f"{ROUTING}:Picky", "any request is routed", {}),
+        ("route-policy", f"{ROUTING}:Selfish", "prompts are computed where they can be", {}),
         ("exchange", f"{EXCHANGES}:Staying", "tokens get what all experts give", {}),
         ("exchange", f"{EXCHANGES}:Equal", "what is sent comes back weighed", {}),
         ("exchange", f"{EXCHANGES}:Twice", "tokens get what all experts give", {}),

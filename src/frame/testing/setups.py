@@ -108,7 +108,7 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return ParserSetup()
         case "source":
             return SourceSetup(config.load.download_dir, config.load.offline)
-        case "balancer" | "command" | "sink":
+        case "balancer" | "command" | "sink" | "route-policy":
             return Setup()
         case "adapter-resolver":
             return AdapterResolverSetup(config.model.model)
