@@ -115,7 +115,7 @@ def paged_cache(kv_cache: Tensor) -> PagedCache:
 
 def cache_scales(key_scale: float | Tensor, value_scale: float | Tensor) -> CacheScales:
     """What a kernel divides keys and values by: numbers, or float32 [KV heads]."""
-    heads = _by_head(key_scale, value_scale)
+    heads = head_scales(key_scale, value_scale)
     return CacheScales(1.0 / _number(key_scale), 1.0 / _number(value_scale), heads)
 
 
@@ -129,14 +129,16 @@ def scores_of(
 ) -> Scores:
     """How a kernel weighs keys and values that are divided by their scales: numbers, or float32 [KV heads]."""
     numbers = scale * _number(key_scale), _number(value_scale)
-    return Scores(*numbers, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes, _by_head(key_scale, value_scale))
+    return Scores(
+        *numbers, soft_cap if soft_cap > 0 else None, sinks, alibi_slopes, head_scales(key_scale, value_scale)
+    )
 
 
 def _number(scale: float | Tensor) -> float:
     return 1.0 if isinstance(scale, Tensor) else scale
 
 
-def _by_head(key_scale: float | Tensor, value_scale: float | Tensor) -> HeadScales:
+def head_scales(key_scale: float | Tensor, value_scale: float | Tensor) -> HeadScales:
     """Raises `ValueError` where keys and values have scales of different kinds."""
     if isinstance(key_scale, Tensor) != isinstance(value_scale, Tensor):
         raise ValueError("keys and values must both have one scale, or both one for each head")

@@ -21,6 +21,7 @@ from .platforms import frame_platforms
 from .poolers import frame_poolers
 from .processors import frame_logits_processors
 from .quantization import frame_quantizations
+from .routing import frame_route_policies
 from .schedulers import frame_schedulers
 from .sinks import frame_metrics_sinks
 from .sources import frame_model_sources
@@ -47,6 +48,7 @@ __all__ = [
     "frame_poolers",
     "frame_quantizations",
     "frame_reasoning_parsers",
+    "frame_route_policies",
     "frame_schedulers",
     "frame_speculators",
     "frame_tier_policies",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every plugin is given. Balancers of experts, metrics sinks and commands are given nothing else.
+    """What every plugin is given. Balancers, sinks, commands and route policies are given nothing else.
 
     `plugin` is the plugin's own full name, "package:name", for its messages.
     """

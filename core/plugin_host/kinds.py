@@ -95,6 +95,8 @@ KINDS = {
     "command": Kind("frame_commands", "command", "endpoint:Command"),
     #: Each API process builds those that `--metrics-sinks` names when it starts, and closes them when it ends.
     "sink": Kind("frame_metrics_sinks", "metrics sink", "report:MetricsSink"),
+    #: `frame route` builds the one that `--policy` names when it starts; it lives until the command ends.
+    "route-policy": Kind("frame_route_policies", "route policy", "frame.routing.policy:RoutePolicy"),
 }
 
 

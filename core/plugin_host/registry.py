@@ -297,8 +297,8 @@ def _misfit(found: type[Any], kind: str, part: str) -> str | None:
     module, _, name = interface.partition(":")
     if part:  # the other side of a connector: ConnectorScheduler, ConnectorWorker
         name = name.replace("Scheduler", part.capitalize())
-    module = module if "." in module else f"..interfaces.{module}"
-    if not issubclass(found, getattr(import_module(module, __package__), name)):
+    home = module if "." in module else f"..interfaces.{module}"
+    if not issubclass(found, getattr(import_module(home, __package__), name)):
         return f"does not derive from {name}"
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     return f"lacks {', '.join(missing)}" if missing else None

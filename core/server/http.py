@@ -22,7 +22,7 @@ HEAD_SECONDS = 60.0
 #: Seconds that open connections get when the server ends.
 _SHUTDOWN_SECONDS = 2
 #: Polled by probes, collectors and the page; their requests are not logged.
-_POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metrics", "/load", "/stats"))
+_POLLED = frozenset(("/health", "/live", "/ping", "/ready", "/startup", "/metrics", "/load", "/stats", "/fleet"))
 
 
 class Server(uvicorn.Server):

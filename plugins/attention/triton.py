@@ -23,6 +23,7 @@ from frame.kernels.row_order import longest_first
 
 from .reasons import Capabilities, reasons
 from .triton_options import TritonOptions
+from .triton_wide import WidePages, attend_wide, wide_pages
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -77,8 +78,9 @@ SPLIT_RULES = (
 class TritonPlan:
     """The batch, and what attends to its rows: `decode` to the first `num_decodes`, which have one token each.
 
-    The rest takes the launch `mixed`, or the Hopper kernel if that is None. `covers_all`: rows own every token. Where
-    `prefix` is given, decodes attend to the tokens that they share together. `order` is that of `decode`'s rows.
+    The rest takes the launch `mixed`, or the Hopper kernel if that is None, over `pages` where the cache has 8 bits.
+    `covers_all`: rows own every token. Where `prefix` is given, decodes attend to the tokens that they share together.
+    `order` is that of `decode`'s rows.
     """
 
     batch: GroupBatch
@@ -88,6 +90,7 @@ class TritonPlan:
     covers_all: bool
     prefix: cascade.PrefixLaunch | None = None
     order: Tensor | None = None
+    pages: WidePages | None = None
 
 
 class TritonAttention(AttentionBackend):
@@ -103,6 +106,7 @@ class TritonAttention(AttentionBackend):
         self.prefix_costs = _prefix_costs(spec)
         self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
+        self._widens = spec.kv_dtype != spec.dtype
         # Captured steps keep the one that they were captured with.
         self._arrivals: list[Tensor] = []
 
@@ -131,7 +135,7 @@ class TritonAttention(AttentionBackend):
         num_decodes = int(longer[0]) if len(longer) else len(lens)
         if not lens[num_decodes:].any() and len(lens) == batch.num_tokens:
             num_decodes = len(lens)  # tokens that no row owns are padding
-        decode = mixed = prefix = None
+        decode = mixed = prefix = pages = None
         if spec.deterministic or batch.deterministic:
             decode = decode_kernel.invariant_launch(spec.head_dim, groups, spec.dtype)
             mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype, invariant=True)
@@ -144,10 +148,13 @@ class TritonAttention(AttentionBackend):
                     most = MAX_PREFIX_SPLITS if num_decodes <= MANY_ROWS else max(1, 16 - decode.splits)
                     programs = max(1, 2 * self._multiprocessors // spec.num_kv_heads)
                     prefix = cascade.launch_for(spec.head_dim, groups, spec.dtype, most, programs)
-            if self._prefill is None or batch.max_query_len < MIN_HOPPER_QUERIES:
+            fast = self._prefill is not None and batch.max_query_len >= MIN_HOPPER_QUERIES
+            if fast and self._widens and num_decodes < len(lens):
+                pages = wide_pages(spec, batch, num_decodes)
+            if not fast or (self._widens and pages is None):
                 mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
         covers_all = covers_all or num_decodes == batch.num_tokens
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, self._order(batch, num_decodes))
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, self._order(batch, num_decodes), pages)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
@@ -181,6 +188,10 @@ class TritonAttention(AttentionBackend):
             )
         if n < len(batch.host_query_lens):
             rows, launch = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:]), plan.mixed
+            if plan.pages is not None and self._prefill is not None:
+                features = _features(layer, plain=True)
+                attend_wide(self._prefill, layer, query, kv_cache, rows, plan.pages, out, **features)
+                return out
             if launch is None and kv_cache.stride(1) % kv_cache.stride(2):
                 # a wider layer shares the slot, so blocks do not lie a whole number of tokens apart
                 spec = self.spec
@@ -282,7 +293,7 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
         or spec.device_type != "cuda"
         or spec.returns_lse
         or spec.alibi
-        or spec.kv_dtype != spec.dtype
+        or spec.kv_dtype not in (spec.dtype, *FLOATS8)
     ):
         return None
     try:

@@ -31,6 +31,11 @@ _COMMANDS = (
         "Print a completion script: frame completion bash|zsh|fish.",
     ),
     (
+        "route",
+        f"{_HERE}.route:RouteCommand",
+        "One address in front of several servers: frame route URL URL.",
+    ),
+    (
         "bench",
         f"{_HERE}.bench.command:BenchCommand",
         "Measure a server or an engine: serve, latency, throughput, startup, kernels, sweep.",

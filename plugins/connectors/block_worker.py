@@ -58,6 +58,7 @@ class BlockWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
         super().__init__(setup, options)
+        self.place = self.rank % setup.mesh.engine_size  # among the workers of this engine, whose blocks are apart
         self.block_bytes = 0
         self.formats = ""  # names how blocks lie in memory, once `register` was called
         self.failed: list[tuple[int, int]] = []
@@ -86,13 +87,13 @@ class BlockWorker(ConnectorWorker):
         """Called when steps had failed: messages `skipped` never came, the one `broken` (-1: none) saved nothing."""
 
     def loaded(self) -> list[str]:
-        """Ids of the requests whose loads, begun in an earlier step, have ended since the last call."""
+        """Ids of the requests whose loads, which no step was to wait for, have ended since the last call."""
         return []
 
     @property
     def space(self) -> str:
         """The name of this rank's blocks, of which the newest message gave the first part."""
-        return f"{self._step.blocks_name}/{self.rank}-{self.formats}"
+        return f"{self._step.blocks_name}/{self.place}-{self.formats}"
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if not caches and self.formats:

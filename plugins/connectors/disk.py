@@ -41,7 +41,9 @@ class DiskScheduler(BlockScheduler):
         index = first
         while index < last and self._has(request.block_hashes[index]):
             index += 1
-        return max(0, index - first) * self.layout.grain, False
+        count = max(0, index - first) * self.layout.grain
+        # one rank may lack what the others load: none may compute, and save, from that before all are known to have it
+        return count, count > 0 and self.setup.mesh.engine_size > 1
 
     def reset(self) -> bool:
         """Removes the blocks of this model, also for other engines that use the folder."""

@@ -20,6 +20,7 @@ class DiskWorker(BlockWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: DiskOptions) -> None:
         super().__init__(setup, options)
         self._files = BlockFiles(options.folder, max_bytes=options.max_bytes, fsync=options.fsync)
+        self._loaded: list[str] = []
 
     def handshake(self) -> bytes:
         return super().handshake() + b" " + self._files.leave_mark().encode()
@@ -29,6 +30,12 @@ class DiskWorker(BlockWorker):
             data = np.empty((len(moves), self.block_bytes), np.uint8)
             read = [self._files.read(self.space, move.key, data[row]) for row, move in enumerate(moves)]
             self.put(moves, data, np.flatnonzero(read).tolist())
+        if self.setup.mesh.engine_size > 1:  # else the step that loads goes on with what it loaded
+            self._loaded += dict.fromkeys(move.owner for move in step.loads)
+
+    def loaded(self) -> list[str]:
+        loaded, self._loaded = self._loaded, []
+        return loaded
 
     def keeps(self, key: bytes) -> bool:
         return self._files.touch(self.space, key)

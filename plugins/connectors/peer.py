@@ -1,7 +1,9 @@
 """The scheduler side of the peer connector: asks other engines which blocks of a prompt they hold.
 
-Threads ask, so that the engine's loop goes on. A request waits `lookup_seconds` for the answer and is computed by this
-engine without one; blocks that a peer holds are loaded while other requests run. Sees no block's bytes.
+Each worker of a peer is asked for the blocks that the worker of the same rank here would load; a block counts when all
+of them hold it. Threads ask, so that the engine's loop goes on. A request waits `lookup_seconds` for the answers and is
+computed by this engine without them; blocks that a peer holds are loaded while other requests run.
+Sees no block's bytes.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ logger = logging.getLogger("frame.connectors.peer")
 
 @dataclass
 class Question:
-    """The answers of all peers about one prompt: 1 or 0 for each block, "" when the peer did not answer."""
+    """The answers about one prompt, by peer and rank: 1 or 0 for each block, "" when that worker did not answer."""
 
-    answers: list[Future[bytes]]
+    answers: list[list[Future[bytes]]]
     deadline: float
     source: int = -1  # the peer that was found to hold most
 
     @property
     def open(self) -> bool:
         """Whether an answer is missing and the deadline has not passed."""
-        return time.monotonic() < self.deadline and not all(answer.done() for answer in self.answers)
+        return time.monotonic() < self.deadline and not all(one.done() for answers in self.answers for one in answers)
 
 
 class PeerScheduler(BlockScheduler):
@@ -47,38 +49,44 @@ class PeerScheduler(BlockScheduler):
     def __init__(self, setup: ConnectorSetup, options: PeerOptions) -> None:
         super().__init__(setup, options)
         self._lookup_seconds = options.lookup_seconds
-        if setup.mesh.size > 1:
-            raise ValueError("the peer connector serves engines of one worker")
         secret = options.secret()
+        ranks = range(setup.mesh.engine_size)
         self._peers = [
-            PeerClient(
-                Address.parse(text),
-                secret=secret,
-                space="",
-                timeout=min(options.timeout_seconds, options.lookup_seconds),
-                retry=options.retry_seconds,
-            )
+            [
+                PeerClient(
+                    Address.parse(text, rank),
+                    secret=secret,
+                    space="",
+                    timeout=min(options.timeout_seconds, options.lookup_seconds),
+                    retry=options.retry_seconds,
+                )
+                for rank in ranks
+            ]
             for text in options.peers
         ]
-        self._threads = ThreadPoolExecutor(max(1, len(self._peers)), thread_name_prefix="peer-lookup")
+        self._threads = ThreadPoolExecutor(max(1, len(self._peers) * len(ranks)), thread_name_prefix="peer-lookup")
         self._questions: dict[str, Question] = {}
         self._sources: dict[str, int] = {}  # of the loads that this step begins
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         super().connect(handshakes)
         for peer in self._peers:
-            peer.space = self.spaces[0]
+            for worker, space in zip(peer, self.spaces, strict=True):
+                worker.space = space
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         question = self._questions.get(request.request_id)
         if question is None:
-            if first >= last or all(peer.resting for peer in self._peers):
+            if first >= last or all(map(_rests, self._peers)):
                 return 0, False
             question = self._ask(request, last)
         if question.open:
             return None, False
         question.source, count = max(
-            ((source, _run(answer, first, last)) for source, answer in enumerate(question.answers)),
+            (
+                (source, min(_run(answer, first, last) for answer in answers))
+                for source, answers in enumerate(question.answers)
+            ),
             key=lambda found: found[1],
         )
         return count * self.layout.grain, count > 0
@@ -86,7 +94,7 @@ class PeerScheduler(BlockScheduler):
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         super().allocated(request, block_ids, num_external)
         question = self._questions.pop(request.request_id, None)
-        if question is not None:
+        if question is not None and num_external:
             self._sources[request.request_id] = question.source
 
     def message(self, step: BlockStep) -> PeerStep:
@@ -111,26 +119,32 @@ class PeerScheduler(BlockScheduler):
 
     def close(self) -> None:
         for peer in self._peers:
-            peer.close()
+            for worker in peer:
+                worker.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _ask(self, request: RequestView, last: int) -> Question:
         keys = list(request.block_hashes[:last])
-        answers = [self._threads.submit(_held, peer, keys) for peer in self._peers]
+        answers = [[self._threads.submit(_held, worker, keys) for worker in peer] for peer in self._peers]
         question = self._questions[request.request_id] = Question(answers, time.monotonic() + self._lookup_seconds)
         return question
 
 
-def _held(peer: PeerClient, keys: Sequence[bytes]) -> bytes:
-    if peer.resting:
+def _rests(peer: Sequence[PeerClient]) -> bool:
+    """Whether one of its workers failed a moment ago: then the others' blocks are of no use."""
+    return any(worker.resting for worker in peer)
+
+
+def _held(worker: PeerClient, keys: Sequence[bytes]) -> bytes:
+    if worker.resting:
         return b""
     try:
-        return peer.held(keys)
+        return worker.held(keys)
     except PeerError:
         return b""
 
 
 def _run(answer: Future[bytes], first: int, last: int) -> int:
-    """How many blocks from `first` on the peer holds without a gap; 0 when it has not answered."""
+    """How many blocks from `first` on the worker holds without a gap; 0 when it has not answered."""
     held = answer.result()[first:last] if answer.done() and not answer.cancelled() else b""
     return len(held) if all(held) else held.index(0)

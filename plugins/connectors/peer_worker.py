@@ -109,7 +109,7 @@ class PeerWorker(BlockWorker):
     def _peer(self, source: int) -> PeerClient:
         if source not in self._peers:
             self._peers[source] = PeerClient(
-                Address.parse(self._options.peers[source], self.rank),
+                Address.parse(self._options.peers[source], self.place),
                 secret=self._secret,
                 space=self.space,
                 timeout=self._options.timeout_seconds,

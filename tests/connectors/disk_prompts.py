@@ -11,7 +11,7 @@ BLOCK_SIZE = 8
 CACHED = [(size - 1) // BLOCK_SIZE * BLOCK_SIZE for size in SIZES]
 
 
-def complete(model: str, folder: str, repeats: int = 1) -> list[list]:
+def complete(model: str, folder: str, repeats: int = 1, **settings) -> list[list]:
     """[token ids of each prompt, prompt tokens that were not computed]; the engine has no prefix cache of its own."""
     from frame import LLM, SamplingParams
 
@@ -25,6 +25,7 @@ def complete(model: str, folder: str, repeats: int = 1) -> list[list]:
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         num_threads=1,
+        **settings,
     )
     prompts = [{"prompt_token_ids": [3 + (7 * i * (j + 1) + j) % 400 for i in range(n)]} for j, n in enumerate(SIZES)]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, detokenize=False)

@@ -1,4 +1,4 @@
-"""An engine with the peer connector: `python peer_prompts.py MODEL ADDRESS` computes prompts, says so, and waits."""
+"""An engine with the peer connector: `python peer_prompts.py MODEL ADDRESS RANKS` computes prompts, says so, waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def prompts() -> list[list[int]]:
     return [[3 + (7 * i * (j + 1) + j) % 400 for i in range(size)] for j, size in enumerate(SIZES)]
 
 
-def make_llm(model: str, **peer):
+def make_llm(model: str, ranks: int = 1, **peer):
     """An engine without a prefix cache of its own, so that what is not computed came from a peer."""
     from frame import LLM
 
@@ -27,6 +27,7 @@ def make_llm(model: str, **peer):
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         num_threads=1,
+        tensor_parallel_size=ranks,
         **settings,
     )
 
@@ -41,7 +42,7 @@ def complete(llm, given) -> tuple[list[list[int]], list[int]]:
 
 
 if __name__ == "__main__":
-    held = make_llm(sys.argv[1], listen=sys.argv[2])
+    held = make_llm(sys.argv[1], int(sys.argv[3]), listen=sys.argv[2])
     complete(held, prompts())
     print("ready", flush=True)
     sys.stdin.read()

@@ -268,7 +268,19 @@ def test_every_rank_must_have_the_block(tmp_path):
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
     second.end_step([])
-    assert engine.scheduler.matched_tokens(view(), 0) == (16, False)
+    assert engine.scheduler.matched_tokens(view(), 0) == (16, True)
+
+
+def test_engines_that_share_experts_share_blocks(tmp_path):
+    """The worker of the second has rank 1 of all, and is the first of its engine."""
+    first, second = (Engine(tmp_path, data_parallel_size=2, enable_expert_parallel=True) for _ in range(2))
+    setup = second.worker.setup
+    second.worker = DiskWorker(replace(setup, placement=Placement(rank=1, mesh=setup.mesh)), second.worker.options)
+    second.worker.register(second.views)
+    second.scheduler.connect({0: second.worker.handshake()})
+    first.scheduler.connect({0: first.worker.handshake()})
+    save_prompt(second)
+    assert load_prompt(first).failed_blocks == []
 
 
 def test_other_models_and_other_layouts_share_nothing(tmp_path):

@@ -83,3 +83,17 @@ def test_latents_and_the_keys_of_an_index_are_reloaded(tmp_path):
     expected, cached = complete(model, folder)
     assert cached == NOTHING
     assert complete(model, folder) == [expected, CACHED]
+
+
+def test_two_ranks_reload_each_its_part(tmp_path):
+    model, folder, ranks = str(make_checkpoint(tmp_path / "model", "gemma2")), tmp_path / "kv", 2
+    expected, cached = complete(model, str(folder), tensor_parallel_size=ranks)
+    assert cached == NOTHING
+    files = sorted(folder.rglob("*.kv"))
+    assert len(files) == ranks * sum(size // disk_prompts.BLOCK_SIZE for size in SIZES)
+    assert complete(model, str(folder), tensor_parallel_size=ranks) == [expected, CACHED]
+    # one rank's part of a block in the middle is damaged: the other's is of no use then
+    for path in files[:: len(files) // 4]:
+        damage(path, 1)
+    assert complete(model, str(folder), tensor_parallel_size=ranks)[0] == expected
+    assert complete(model, str(folder), tensor_parallel_size=ranks) == [expected, CACHED]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
+import torch
 
+from frame.core.interfaces.mesh import Placement
+from frame.core.plugin_host.setups import mesh_of
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -14,7 +16,7 @@ from frame.testing.fake_worker import BrokenStepError
 from tests.connectors.late import LateStreams
 
 #: Bytes of a row where a layout has one group of two layers and blocks of four tokens.
-ROW = 2 * 4 * 32
+ROW = 2 * 4 * 64
 LAYOUTS = {
     "full": {},
     "full and sliding": {"windows": (0, 6)},
@@ -29,9 +31,10 @@ class Suite(ConnectorSuite):
     plugin = "offload"
     share, seed = 0.3, 0
 
-    def worker_side(self, config, layout):
-        streams = LateStreams(self.share, self.seed)
-        return self.make(config=config, part="worker", layout=layout, streams=streams)
+    def worker_side(self, config, layout, rank=0):
+        streams = LateStreams(self.share, self.seed + rank)
+        placement = Placement(rank=rank, local_rank=rank, mesh=mesh_of(config))
+        return self.make(config=config, part="worker", layout=layout, placement=placement, streams=streams)
 
 
 def suite_of(folder, *, share=0.3, seed=0, **options):
@@ -45,6 +48,10 @@ def room(num_blocks, row=ROW):
     return num_blocks * row / (1 << 30)
 
 
+def worker_of(engine, rank=0):
+    return engine.workers.made[rank].transfer.inner
+
+
 def forget(engine):
     """Has the device's cache forget all prompts."""
     assert engine.engine.call("reset_prefix_cache", {})
@@ -52,9 +59,10 @@ def forget(engine):
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 @pytest.mark.parametrize("shape", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_evicted_then_hit(tmp_path, shape, policy):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_evicted_then_hit(tmp_path, shape, policy, ranks):
     suite = suite_of(tmp_path, policy=policy)
-    engine = suite.engine(make_layout(200, **shape))
+    engine = suite.engine(make_layout(200, ranks=ranks, **shape), ranks=ranks)
     prompts = [suite.prompt(length, seed=length) for length in (22, 40, 33)]
     engine.run(*(request(f"first-{index}", prompt) for index, prompt in enumerate(prompts)))
     forget(engine)
@@ -72,7 +80,7 @@ def test_evicted_then_hit(tmp_path, shape, policy):
         len(prompt) // grain * grain for prompt in prompts
     )
     saved = sum(len(prompt) // grain for prompt in prompts)
-    row = engine.workers.made[0].transfer.block_bytes
+    row = sum(worker_of(engine, rank).block_bytes for rank in range(ranks))
     assert stats.connector_counters["offload_save_bytes"] == saved * row
     assert stats.connector_gauges["offload_used_bytes"] == saved * row
     assert stats.connector_gauges["offload_size_bytes"] >= saved * row
@@ -184,10 +192,14 @@ def test_random_lives(tmp_path, seed):
         "size": room(12 * len(windows)),
     }
     suite = suite_of(tmp_path, share=draw.choice([0.05, 0.5]), seed=seed, **options)
-    layout = make_layout(num_blocks=30 * len(windows), windows=windows)
+    ranks = draw.choice([1, 2])
+    layout = make_layout(num_blocks=30 * len(windows), windows=windows, ranks=ranks)
     broken = set(draw.sample(range(80), 3)) if draw.random() < 0.5 else ()
-    engine = suite.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))
-    lose_steps(engine.workers.made[0], draw.sample(range(80), 3))
+    settings = {"max_num_batched_tokens": draw.choice([5, 16, 64]), "late": draw.randrange(3)}
+    engine = suite.engine(layout, broken, ranks=ranks, **settings)
+    lost = draw.sample(range(80), 3)
+    for worker in engine.workers.made:
+        lose_steps(worker, lost)
     gone = set()
     for number in range(30):
         prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(4))
@@ -235,7 +247,7 @@ def test_reset_forgets_what_is_being_saved_too(tmp_path):
     side = engine.connector.inner
     assert side._index.num_writing
     assert side.reset()
-    engine.workers.made[0].transfer._save_queue.share = 1.0
+    worker_of(engine)._save_queue.share = 1.0
     engine.run()
     assert side._index.num_used == 0
     engine.close()
@@ -247,7 +259,7 @@ def test_sleep_ends_the_copies_and_waking_keeps_the_tier(tmp_path):
     engine.add(request("first", suite.prompt(40), 20))
     for _ in range(3):
         engine.step()
-    worker = engine.workers.made[0].transfer
+    worker = worker_of(engine)
     assert worker._save_queue.work
     worker.register({})
     assert not worker._save_queue.work
@@ -257,15 +269,15 @@ def test_sleep_ends_the_copies_and_waking_keeps_the_tier(tmp_path):
 def test_values_that_are_not_finite_are_not_kept(tmp_path):
     suite = suite_of(tmp_path)
     engine = suite.engine()
-    worker = engine.workers.made[0]
-    end = worker.transfer.end_step
+    worker = worker_of(engine)
+    end = worker.end_step
 
     def spoils(finished):
-        for entries in worker.entries.values():
-            entries[...] = np.float32("nan").view(np.int32)
+        for part in worker._parts:
+            part.cache.view(torch.float32).fill_(float("nan"))
         return end(finished)
 
-    worker.transfer.end_step = spoils
+    worker.end_step = spoils
     engine.run(request("first", suite.prompt(22), 1))
     assert engine.connector.inner._index.num_used == 0
     assert engine.engine.stats().connector_counters["offload_unsaved_blocks"] == 5
@@ -277,7 +289,7 @@ def test_a_copy_that_fails_costs_its_help_only(tmp_path):
     engine = suite.engine()
     engine.run(request("first", suite.prompt(30)))
     forget(engine)
-    worker = engine.workers.made[0].transfer
+    worker = worker_of(engine)
     worker._host, host = lambda rows: 1 / 0, worker._host
     engine.run(request("again", suite.prompt(30)), request("new", suite.prompt(30, seed=3)))
     worker._host = host
@@ -306,4 +318,4 @@ def test_one_line_says_what_is_kept(tmp_path, caplog):
     with caplog.at_level("INFO", "frame.connectors.offload"):
         suite_of(tmp_path, size=0.5, policy="arc").engine().close()
     (line,) = [record.message for record in caplog.records]
-    assert line == "offloading: 0.5 GiB of host memory keep 2097152 blocks of 4 tokens, policy arc"
+    assert line == "offloading: 0.5 GiB of host memory keep 1048576 blocks of 4 tokens, policy arc"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -28,22 +29,47 @@ def alone(model):
     llm.close()
 
 
-@pytest.fixture
-def holder(model, tmp_path):
-    """(address, process) of an engine that has computed the prompts."""
-    address = f"unix:{tmp_path}/holder"
+@contextmanager
+def holding(model, address, ranks=1):
+    """The process of an engine that has computed the prompts."""
     process = subprocess.Popen(
-        [sys.executable, peer_prompts.__file__, model, address],
+        [sys.executable, peer_prompts.__file__, model, address, str(ranks)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    while (line := process.stdout.readline()) != "ready\n":
-        assert line, "the engine that should hold the prompts ended"
-    yield address, process
-    process.kill()
-    process.communicate()
+    try:
+        while (line := process.stdout.readline()) != "ready\n":
+            assert line, "the engine that should hold the prompts ended"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def holder(model, tmp_path):
+    """(address, process) of an engine that has computed the prompts."""
+    address = f"unix:{tmp_path}/holder"
+    with holding(model, address) as process:
+        yield address, process
+
+
+def test_each_of_two_ranks_loads_from_its_like_and_a_dead_peer_is_no_loss(model, tmp_path):
+    address, ranks = f"unix:{tmp_path}/holder", 2
+    given = prompts()
+    llm = make_llm(model, ranks)
+    expected = complete(llm, given)[0]
+    llm.close()
+    with holding(model, address, ranks) as process:
+        llm = make_llm(model, ranks, peers=[address], lookup_seconds=20, retry_seconds=0)
+        assert complete(llm, given) == (expected, CACHED)
+        process.kill()
+        process.wait()
+        assert complete(llm, given) == (expected, [0] * len(given))
+        assert llm.llm_engine.core.stats().kv_usage == 0
+        llm.close()
 
 
 def test_matched_prompts_are_loaded_others_computed_and_a_dead_peer_is_no_loss(model, alone, holder, monkeypatch):

@@ -23,14 +23,22 @@ from frame.interfaces import (
     encode,
 )
 
-#: (folder, model) → block hash → bytes of the block in each layer
-STORE: dict[tuple[str, str], dict[bytes, dict[str, Tensor]]] = {}
+Store = dict[bytes, dict[str, Tensor]]
+
+#: (folder, which blocks, rank) → block hash → bytes of the block in each layer
+STORES: dict[tuple[str, bytes, int], Store] = {}
 #: Steps after a broken one that may have been planned before the scheduler heard of it.
 WARY = 4
 
 
 class Options(BaseModel):
     folder: Path
+
+
+def store_of(setup: ConnectorSetup, options: Options, rank: int) -> Store:
+    """What engines of equal weights, layout and number of ranks keep of one rank."""
+    kind = encode([setup.layout.model, setup.layout.groups, setup.mesh.engine_size])
+    return STORES.setdefault((str(options.folder), kind, rank), {})
 
 
 class Message(msgspec.Struct):
@@ -45,10 +53,14 @@ class Keeping(ConnectorScheduler):
 
     later: ClassVar[bool] = False
     holds: ClassVar[bool] = False
+    refuses: ClassVar[bool] = True
+    store_of = staticmethod(store_of)
 
     def __init__(self, setup: ConnectorSetup, options: Options) -> None:
         super().__init__(setup, options)
-        self.store = STORE.setdefault((str(options.folder), setup.layout.model), {})
+        if self.refuses and any(group.keeps_states for group in setup.layout.groups):
+            raise ValueError("states are not kept")
+        self.stores = [self.store_of(setup, options, rank) for rank in range(setup.mesh.engine_size)]
         self.hashes: dict[str, Sequence[bytes]] = {}
         self.loads: list[tuple[str, list[tuple[bytes, list[list[int]]]]]] = []
 
@@ -56,7 +68,7 @@ class Keeping(ConnectorScheduler):
         self.hashes[request.request_id] = request.block_hashes
         size = self.layout.grain
         index = num_computed // size
-        while index < len(request.block_hashes) and request.block_hashes[index] in self.store:
+        while index < len(request.block_hashes) and all(request.block_hashes[index] in kept for kept in self.stores):
             index += 1
         count = max(0, min(index, (len(request.token_ids) - 1) // size) * size - num_computed)
         return count, self.later and count > 0
@@ -88,7 +100,8 @@ class Keeping(ConnectorScheduler):
         return self.holds, None
 
     def reset(self) -> bool:
-        self.store.clear()
+        for kept in self.stores:
+            kept.clear()
         return True
 
 
@@ -107,9 +120,11 @@ class LateSender(Late):
 class Keeper(ConnectorWorker):
     """Copies at the borders of a step; a load that may be late is, by two steps, and so is what is sent."""
 
+    store_of = staticmethod(store_of)
+
     def __init__(self, setup: ConnectorWorkerSetup, options: Options) -> None:
         super().__init__(setup, options)
-        self.store = STORE.setdefault((str(options.folder), setup.layout.model), {})
+        self.store = self.store_of(setup, options, self.rank)
         self.message = Message()
         self.step = self.wary = 0
         self.open = False

@@ -97,7 +97,8 @@ def test_clients_of_a_page_get_answers(
 
 
 def starting(*words: str) -> list[str]:
-    return [line for page in PAGES for line in commands(page) if line.startswith(words)]
+    pages = [page for page in PAGES if page.name != "routing.md"]  # test_routing.py has servers and a front for it
+    return [line for page in pages for line in commands(page) if line.startswith(words)]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 import torch
 
-from frame.core.ops import Ops
+from frame.core.ops import Ops, attention as reference
 from frame.interfaces import BackendSetup
+from frame.plugins.attention import triton as triton_attention, triton_wide
 from frame.plugins.attention.triton import TritonAttention
 from tests.plugins.attention.batches import check, make_case, spec_of, split_rows
 
@@ -44,6 +46,38 @@ def test_each_kv_head_may_have_scales_of_its_own(kv_dtype: torch.dtype, features
     spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=kv_dtype, **features)
     case = make_case(TritonAttention, spec, rows, scales=tuple(scale.to(DEVICE) for scale in HEAD_SCALES))
     check(TritonAttention, case, CLOSE, CLOSE)
+
+
+@pytest.mark.parametrize(("kv_dtype", "features"), [CASES[0], (torch.float8_e5m2, {"window": 40, "soft_cap": 3.0})])
+@pytest.mark.parametrize("scales", [(0.02, 3e-5), HEAD_SCALES], ids=["numbers", "heads"])
+def test_prompts_are_read_from_wide_pages(kv_dtype, features, scales, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Hopper kernel on such a GPU, elsewhere by one that stands for it; decodes read the cache itself."""
+    given = tuple(scale.to(DEVICE) if isinstance(scale, torch.Tensor) else scale for scale in scales)
+    spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=kv_dtype, head_dim=128, block_size=16, **features)
+    seen = []
+    if INTERPRETED:
+
+        def stand_in(query, cache, query_start, seq_lens, table, *, out, **how):
+            seen.append(cache.shape[1])
+            found = reference.paged_attention(query, cache, query_start, seq_lens, table, **how)
+            for start, end in pairwise(query_start.tolist()):
+                out[start:end] = found[start:end]
+
+        monkeypatch.setattr(triton_attention, "_hopper_kernel", lambda *_: stand_in)
+        monkeypatch.setattr(triton_attention, "MIN_HOPPER_QUERIES", 8)
+    else:
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs Hopper")
+        made = triton_wide.widen
+        monkeypatch.setattr(triton_wide, "widen", lambda *a, **k: seen.append(k["num_pages"]) or made(*a, **k))
+    lengths = (70, 9, 17, 33) if INTERPRETED else (700, 65, 129, 300)
+    rows = [(0, 1), (21, 1), (5, lengths[0]), (0, lengths[1]), (40, lengths[2]), (0, lengths[3])]
+    case = make_case(TritonAttention, spec, rows, scales=given, padding_tokens=3)
+    check(TritonAttention, case, CLOSE, CLOSE)
+    assert seen == [sum(-(-(before + new) // 16) for before, new in rows[2:])]
+    monkeypatch.setattr(triton_wide, "MOST_BYTES", 1000)
+    check(TritonAttention, case, CLOSE, CLOSE)
+    assert len(seen) == 1
 
 
 def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,4 +178,7 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
         found[f"{name}, persistent Hopper prompts"] = partial(
             attend, layer(**LAYERS[name]), rows, persistent_prefill=True
         )
+    for name in ("e4m3 cache", "e4m3 cache, scales of heads"):  # over pages of 16 bits
+        heads = "scales of heads" in name
+        found[f"{name}, wide Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, head_scales=heads)
     return found

@@ -353,6 +353,13 @@ if TYPE_CHECKING:
     from frame.core.worker.connected import (
         WorkerProcess as WorkerProcess,
     )
+    from frame.routing.policy import (
+        Route as Route,
+        RoutePolicy as RoutePolicy,
+        RouteRequest as RouteRequest,
+        RouteServer as RouteServer,
+        ServerRole as ServerRole,
+    )
     from frame.tiers.policy import (
         TierPolicy as TierPolicy,
         TierPolicySetup as TierPolicySetup,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .quantization_suite import QuantizationSuite as QuantizationSuite
     from .ranks import run_mesh as run_mesh, run_ranks as run_ranks
     from .reference_attention import ReferenceAttention as ReferenceAttention
+    from .route_policy_suite import RoutePolicySuite as RoutePolicySuite
     from .scheduler_suite import SchedulerPolicySuite as SchedulerPolicySuite
     from .setups import make_setup as make_setup
     from .sink_suite import MetricsSinkSuite as MetricsSinkSuite

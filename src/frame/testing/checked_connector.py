@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ _METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
 
 
 class CheckedConnector(ConnectorScheduler):
-    """Raises `AssertionError` at the call that breaks a rule. `matched` and `ended` hold what was answered, by id."""
+    """Raises `AssertionError` at the call that breaks a rule. `matched`, `ended` and `resets` hold what was answered.
+
+    `loads` counts the loads of each request.
+    """
 
     def __init__(self, inner: ConnectorScheduler) -> None:
         super().__init__(inner.setup, inner.options)
@@ -23,6 +27,8 @@ class CheckedConnector(ConnectorScheduler):
         self.matched: dict[str, int] = {}
         self.ended: dict[str, bool] = {}
         self.sent: set[str] = set()
+        self.resets: list[bool] = []
+        self.loads: Counter[str] = Counter()
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         self.inner.connect(handshakes)
@@ -49,6 +55,7 @@ class CheckedConnector(ConnectorScheduler):
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         assert request.request_id not in self.ended, "frame's own fault: blocks for a request that ended"
+        self.loads[request.request_id] += num_external > 0
         self.inner.allocated(request, block_ids, num_external)
 
     def build_message(self, plan: StepPlan) -> bytes:
@@ -94,6 +101,7 @@ class CheckedConnector(ConnectorScheduler):
     def reset(self) -> bool:
         done = self.inner.reset()
         assert isinstance(done, bool), f"reset must say whether it could, gave {done!r}"
+        self.resets.append(done)
         return done
 
     def close(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,19 +12,18 @@ import numpy as np
 import pytest
 
 from frame.core.interfaces.connector import ConnectorScheduler, ConnectorWorker, RequestView
-from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.step import StepPlan, TransferReport
 
 from .checked_connector import CheckedConnector
-from .connected_engine import ConnectedEngine
+from .connector_ends_suite import ConnectorEnds
+from .connector_ranks_suite import ConnectorRanks
 from .engines import SMALL, drain, request, running, tokens_of
-from .fake_cache import VOCAB, make_layout
+from .fake_cache import make_layout
 from .fake_worker import FakeWorker
-from .plugin_suite import PluginSuite
 from .tiny import write_tiny
 
 
-class ConnectorSuite(PluginSuite):
+class ConnectorSuite(ConnectorRanks, ConnectorEnds):
     """The contract of `frame.interfaces.ConnectorScheduler` and `ConnectorWorker`.
 
         class TestMine(ConnectorSuite):
@@ -35,59 +33,21 @@ class ConnectorSuite(PluginSuite):
 
     Runs frame's scheduler and both sides of the connector over a fake worker whose cache holds facts: a block that is
     wrong, late or lost changes the tokens. The provider's tag "stores" ("no") stands for `stores`. Override `damage`
-    when what is stored is not files below a `Path` option.
+    and `damage_one` when what is stored is not files below a `Path` option, `kill` where `close` of both sides is
+    kinder than a death, and `serves` where an engine must be told of others. `produces` (or, as JSON, the tag of that
+    name) are the `kv_transfer` parameters of a request whose blocks another engine is to take, which is given those of
+    the answer. Transfers that end without a step, as leases do, get `patience_seconds`.
     """
 
-    kind = "connector"
-    stores: ClassVar[bool] = True
     layouts: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "full": {},
         "full and sliding": {"windows": (0, 6)},
         "one token a block": {"block_size": 1, "num_blocks": 200},
         "groups of unequal blocks": {"windows": (0, 6, 0), "strides": (2, 1, 4)},
+        "chunked": {"windows": (0,), "chunks": (8,)},
+        "latent": {"windows": (), "latents": 2},
+        "states": {"states": 4, "checkpoints": 8},
     }
-
-    @property
-    def shares(self) -> bool:
-        """Whether an engine finds what another computed: `stores`, unless the provider's tag "stores" is "no"."""
-        return self.stores and self.provider().tags.get("stores") != "no"
-
-    def scheduler_side(self, config: Any, layout: KVLayout) -> ConnectorScheduler:
-        """A new scheduler side."""
-        made: ConnectorScheduler = self.make(config=config, layout=layout)
-        return made
-
-    def worker_side(self, config: Any, layout: KVLayout) -> ConnectorWorker:
-        """A new worker side."""
-        made: ConnectorWorker = self.make(config=config, part="worker", layout=layout)
-        return made
-
-    def damage(self) -> bool:
-        """Truncates every stored file to half its size; returns False where the connector stores no files."""
-        files = [path for path in (self.folder / "scratch").rglob("*") if path.is_file() and path.stat().st_size]
-        for path in files:
-            os.truncate(path, path.stat().st_size // 2)
-        return bool(files)
-
-    def engine(self, layout: KVLayout | None = None, broken_steps: Collection[int] = (), **settings: Any) -> Any:
-        """A new engine with new sides, on the same storage as the others of this test."""
-        return ConnectedEngine(self, layout or make_layout(), broken_steps, **settings)
-
-    def prompt(self, length: int = 22, seed: int = 0) -> list[int]:
-        """A prompt, the same for the same seed; shorter ones are its beginning."""
-        return random.Random(seed).choices(range(VOCAB), k=96)[:length]
-
-    def fill(self, *prompts: Sequence[int], layout: KVLayout | None = None, **settings: Any) -> None:
-        """Computes prompts in an engine of their own, which then ends."""
-        engine = self.engine(layout, **settings)
-        engine.run(*(request(f"fill-{index}", prompt) for index, prompt in enumerate(prompts)))
-        engine.check()
-        engine.close()
-
-    def needs_storage(self) -> None:
-        """Skips the test where the connector does not store blocks."""
-        if not self.shares:
-            pytest.skip("stores is False: another engine cannot find what one computed")
 
     def test_both_sides_derive_from_their_interfaces(self) -> None:
         assert issubclass(self.found(), ConnectorScheduler)
@@ -132,6 +92,8 @@ class ConnectorSuite(PluginSuite):
     @pytest.mark.parametrize("shape", layouts.values(), ids=layouts.keys())
     def test_a_reloaded_prompt_gives_the_tokens_of_a_cold_one(self, shape: Mapping[str, Any]) -> None:
         layout = make_layout(**shape)
+        if any(group.keeps_states for group in layout.groups) and (reason := self.refuses(layout)):
+            pytest.skip(reason)
         prompts = [self.prompt(), self.prompt(40, seed=1), self.prompt(3, seed=2), self.prompt(16, seed=3)]
         self.fill(*prompts, layout=layout)
         engine = self.engine(layout)
@@ -257,16 +219,20 @@ class ConnectorSuite(PluginSuite):
             raise failures[0]
         self.fill(*prompts)
 
-    @pytest.mark.parametrize("seed", range(6))
-    def test_random_lives(self, seed: int) -> None:
+    @pytest.mark.parametrize(("seed", "ranks"), [*((seed, 1) for seed in range(6)), *((seed, 2) for seed in range(6))])
+    def test_random_lives(self, seed: int, ranks: int) -> None:
         """Random requests, aborts and failures, in engines that start and end on one storage."""
         draw = random.Random(seed)
         windows = draw.choice([(0,), (0, 6), (5,)])
         strides = [draw.choice((1, 2)) for _ in windows]
-        layout = make_layout(num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides)
+        layout = make_layout(
+            num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides, ranks=ranks
+        )
+        late = seed % 3 if ranks > 1 else 0
         for life in range(3):
             broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
-            engine = self.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 16, 64]))
+            budget = draw.choice([5, 16, 64])
+            engine = self.engine(layout, broken, ranks=ranks, late=late, max_num_batched_tokens=budget)
             gone: set[str] = set()
             for number in range(8):
                 name = f"{life}-{number}"

@@ -10,18 +10,27 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, SlidingKV, StateKV
+from frame.core.interfaces.kv import (
+    AnyKVSpec,
+    ChunkedKV,
+    CrossKV,
+    FullKV,
+    KVGroup,
+    KVLayout,
+    LatentKV,
+    SlidingKV,
+    StateKV,
+)
 from frame.core.interfaces.step import NewRequest
 
 #: Drawn tokens lie below; the last one is what a wrong entry leads to.
 VOCAB = 100
 WRONG_TOKEN = VOCAB - 1
-#: The prefix of an entry that a failed load or a broken step left.
-BAD = -1
-HEADS, HEAD_DIM = 1, 4
-NUMBERS = 2 * HEADS * HEAD_DIM  # int32 numbers that a token's key and value have room for
+#: The prefix of an entry that a failed load or a broken step left; finite as bits of a float, as wrong values are.
+BAD = -(1 << 31)
+#: Heads of all ranks together, and numbers of each.
+HEADS, HEAD_DIM = 2, 4
+NUMBERS = 2 * HEADS * HEAD_DIM  # int32 numbers that a token's keys and values have room for
 
 
 def make_layout(
@@ -34,26 +43,35 @@ def make_layout(
     states: int = 0,
     checkpoints: int = 0,
     encodes: bool = False,
+    chunks: Sequence[int] = (),
+    latents: int = 0,
+    ranks: int = 1,
     model: str = "test",
 ) -> KVLayout:
     """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
 
-    `strides[g]` times `block_size` tokens are in a block of group g; without them every block has `block_size`. With
-    `states` there is a group of a running state besides, for so many requests, and for so many `checkpoints`; if it
-    `encodes` there is one of encoder tokens.
+    There is one besides for each of `chunks`, whose tokens read those of their own chunk alone, and one of so many
+    layers that keep `latents`. The heads are divided over `ranks`. A block of group g has `strides[g]` times
+    `block_size` tokens; without strides every block has `block_size`. With `states` there is a group of a running
+    state besides, for so many requests, and for so many `checkpoints`; if it `encodes` there is one of encoder tokens.
     """
     groups = []
-    strides = strides or [1] * len(windows)
-    for index, window in enumerate(windows):
-        spec = (
-            SlidingKV(num_kv_heads=HEADS, head_dim=HEAD_DIM, dtype="float32", window=window)
-            if window
-            else FullKV(num_kv_heads=HEADS, head_dim=HEAD_DIM, dtype="float32")
-        )
-        names = tuple(f"group{index}.layer{layer}" for layer in range(layers))
-        groups.append(KVGroup(specs=(spec,) * layers, layers=names, block_size=block_size * strides[index]))
+    heads = HEADS // ranks
+    specs: list[AnyKVSpec] = [
+        SlidingKV(num_kv_heads=heads, head_dim=HEAD_DIM, dtype="float32", window=window)
+        if window
+        else FullKV(num_kv_heads=heads, head_dim=HEAD_DIM, dtype="float32")
+        for window in windows
+    ]
+    specs += [ChunkedKV(num_kv_heads=heads, head_dim=HEAD_DIM, dtype="float32", chunk=chunk) for chunk in chunks]
+    specs += [LatentKV(dim=NUMBERS, dtype="float32")] * bool(latents)
+    strides = strides or [1] * len(specs)
+    for index, (spec, stride) in enumerate(zip(specs, strides, strict=True)):
+        count = latents if isinstance(spec, LatentKV) else layers
+        names = tuple(f"group{index}.layer{layer}" for layer in range(count))
+        groups.append(KVGroup(specs=(spec,) * count, layers=names, block_size=block_size * stride))
     if encodes:
-        crossed = (CrossKV(num_kv_heads=HEADS, head_dim=HEAD_DIM, dtype="float32"),)
+        crossed = (CrossKV(num_kv_heads=heads, head_dim=HEAD_DIM, dtype="float32"),)
         groups.append(KVGroup(specs=crossed, layers=("encoded",), block_size=block_size))
     if states:
         interval = block_size * math.lcm(*strides) if checkpoints else 0
@@ -92,7 +110,7 @@ def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int = 0) -> li
 
 
 def extend_prefix(prefix: int, token: int) -> int:
-    return zlib.crc32(f"{prefix},{token}".encode()) >> 1
+    return zlib.crc32(f"{prefix},{token}".encode()) >> 2  # as bits of a float finite
 
 
 @dataclass
@@ -138,10 +156,3 @@ class Resident:
         """One more token."""
         self.tokens.append(token)
         self.prefixes.append(extend_prefix(self.prefixes[-1] if self.prefixes else 0, token))
-
-
-def entries_of(group: int, number: int, positions: range, prefixes: Sequence[int]) -> np.ndarray:
-    """int32 [n, numbers]: what the cache of a group's layer of that number holds of tokens at `positions`."""
-    found = np.zeros((len(positions), NUMBERS), np.int32)
-    found[:, 0], found[:, 1], found[:, 2], found[:, 3:] = group + 1, positions, prefixes, number + 1
-    return found

@@ -1,11 +1,12 @@
-"""An executor of one fake worker, and a factory of fake workers."""
+"""Executors of one fake worker and of the ranks of a fake model, and a factory of fake workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from frame.core.interfaces.executor import Executor, SpawnedTeam, SpawnedWorker, StepHandle, WorkerFacts, WorkerReady
+from frame.core.interfaces.executor_team import TeamExecutor
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.step import StepPlan
@@ -34,6 +35,31 @@ class FakeExecutor(Executor):
 
     def close(self) -> None:
         self.worker.close()
+
+
+class FakeRanks(TeamExecutor):
+    """The tensor ranks of one model, layer by layer: a row that reads a wrong block on one rank is wrong on all."""
+
+    def make(self, placement: Placement) -> FakeWorker:
+        return cast(FakeWorker, self.workers.local(placement))
+
+    def execute(self, plan: StepPlan) -> None:
+        ranks = cast("list[FakeWorker]", self.team)
+        steps = [worker.layers(plan) for worker in ranks]
+        going, errors = True, list[Exception]()
+        while going:
+            going = False
+            for step in steps:
+                try:
+                    going |= next(step, self) is not self
+                except Exception as error:  # the others come to the same place
+                    errors.append(error)
+            for slot in plan.slots.tolist():
+                rows = [worker.slots[slot] for worker in ranks if slot in worker.slots]
+                for row in rows:
+                    row.spoiled = any(other.spoiled for other in rows)
+        if errors:
+            raise errors[0]
 
 
 class FakeTeam:

@@ -6,34 +6,30 @@ For tests of schedulers, executors, connectors and policies; knows no device.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from frame.core.interfaces.attention import BlockFormat, GroupBatch
-from frame.core.interfaces.connector import CacheView, ConnectorWorker, NullConnectorWorker
+from frame.core.interfaces.attention import GroupBatch
+from frame.core.interfaces.connector import ConnectorWorker, NullConnectorWorker
 from frame.core.interfaces.executor import Progress, WorkerDescription, WorkerFacts, WorkerReady
 from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.kv_layout import pool_bytes
 from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
-from frame.core.worker.start.kv_memory import KVMemory
 from frame.core.worker.step.runner import CONNECTOR, NO_HOOKS
 
 from .fake_cache import (
     BAD,
-    HEAD_DIM,
-    HEADS,
-    NUMBERS,
     WRONG_TOKEN,
     Resident,
-    entries_of,
     extend_prefix,
     make_layout,
     next_token,
 )
+from .fake_memory import FakeMemory
 from .setups import make_setup
 
 
@@ -110,34 +106,29 @@ class FakeWorker:
         """Allocates the cache; registers it with the connector."""
         self.calls.append("allocate")
         self.layout = layout
-        caches = KVMemory(layout, torch.device("cpu")).layer_bytes()
-        self.entries = {
-            layer: cache.numpy().view(np.int32).reshape(len(cache), -1, NUMBERS) for layer, cache in caches.items()
-        }
-        views: dict[str, CacheView] = {}
-        for index, group in enumerate(layout.groups):
-            if group.keeps_states or group.keeps_encoded:
-                continue
-            block = BlockFormat((2, group.block_size, HEADS, HEAD_DIM), (0, 1, 2, 3), torch.float32, 1, 2)
-            views |= {layer: CacheView(caches[layer], block, index, (0, HEADS), HEADS) for layer in group.layers}
+        self.memory = FakeMemory(layout, self.rank)
         if self.connector is not None:
             self.transfer = self.connector(layout)
-        self.transfer.register(views)
+        self.transfer.register(self.memory.views)
         return WorkerReady(handshake=self.transfer.handshake())
 
     def execute(self, plan: StepPlan) -> None:
         """Applies the plan; as on a device, a step that breaks leaves its state changes in place."""
+        for _ in self.layers(plan):
+            pass
+
+    def layers(self, plan: StepPlan) -> Iterator[None]:
+        """As `execute`, layer by layer: the ranks of a model exchange behind each what they computed."""
         self.calls.append("execute")
         self._executed = None
         self._change_state(plan)
         self.unanswered.append(plan)
         for copy in plan.copies:
-            for layer in self.layout.groups[copy.group].layers:
-                self.entries[layer][copy.targets] = self.entries[layer][copy.sources]
+            self.memory.copy(copy)
         self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
         rows = [self.slots[slot] for slot in plan.slots.tolist()]
         starts = [self._begin(plan, row, resident) for row, resident in enumerate(rows)]
-        self._forward(plan, rows, starts)
+        yield from self._forward(plan, rows, starts)
         result = self._draw_rows(plan, rows, starts)
         if plan.step in self.broken_steps:
             raise BrokenStepError(f"step {plan.step} was told to break")
@@ -154,7 +145,10 @@ class FakeWorker:
         return FakeHandle(executed)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Answers `describe`, `echo` and `synchronize` (a dead worker raises); `ValueError` for anything else."""
+        """Answers `describe`, `echo`, `sleep`, `wake_up`, and `synchronize`, where a dead worker raises.
+
+        Raises `ValueError` for anything else.
+        """
         self.calls.append(f"call {method}")
         if method == "describe":
             return {"platform": "fake", "attention": ["fake"], "dtype": "float32", "stages": [], "rank": self.rank}
@@ -162,7 +156,15 @@ class FakeWorker:
             return arguments
         if method == "synchronize":
             return self.check()
-        raise ValueError(f"no worker method {method!r}; there are: describe, echo, synchronize")
+        if method == "sleep":
+            self.transfer.register({})
+            return self.memory.lose()
+        if method == "wake_up":
+            if "kv_cache" in (arguments or {}).get("tags", ()):
+                self.memory = FakeMemory(self.layout, self.rank)
+                self.transfer.register(self.memory.views)
+            return None
+        raise ValueError(f"no worker method {method!r}; there are: describe, echo, sleep, synchronize, wake_up")
 
     def check(self) -> None:
         """Raises when a test declared the worker dead."""
@@ -197,15 +199,15 @@ class FakeWorker:
 
     def put(self, group: int, block: int, position: int, prefix: int) -> None:
         """Stores, in all layers of a group, that the token at `position`, in that block, stands for a prefix."""
-        size = self.layout.groups[group].block_size
-        for number, layer in enumerate(self.layout.groups[group].layers):
-            one = range(position, position + 1)
-            self.entries[layer][block, position % size] = entries_of(group, number, one, [prefix])[0]
+        size, one = self.layout.groups[group].block_size, range(position, position + 1)
+        for number in range(len(self.layout.groups[group].layers)):
+            places = np.array([block]), np.array([position % size])
+            self.memory.store(group, number, places, self.memory.wanted(group, number, one, [prefix]))
 
     def prefix_at(self, group: int, block: int, position: int) -> int:
         """The prefix that the token at `position`, in that block, stands for, as the group's first layer has it."""
-        layer = self.layout.groups[group].layers[0]
-        return int(self.entries[layer][block, position % self.layout.groups[group].block_size, 2])
+        offset = position % self.layout.groups[group].block_size
+        return int(self.memory.found(group, 0, np.array([block]), np.array([offset]))[0, 2])
 
     def _expect(self, holds: bool, what: str) -> None:
         if self.strict and not holds:
@@ -248,7 +250,7 @@ class FakeWorker:
             resident.append(WRONG_TOKEN)  # its token was lost with a broken step
         return start, count
 
-    def _forward(self, plan: StepPlan, rows: Sequence[Resident], starts: Sequence[tuple[int, int]]) -> None:
+    def _forward(self, plan: StepPlan, rows: Sequence[Resident], starts: Sequence[tuple[int, int]]) -> Iterator[None]:
         """Writes and reads every layer, hooks around it; who reads a wrong entry is spoiled."""
         if not rows:
             return
@@ -270,22 +272,24 @@ class FakeWorker:
                 for resident, (start, count), _ in () if group.keeps_states else steps:
                     self._read(resident, index, number, start, count)
                 hooks.after(layer, batch)
+                yield
                 if plan.step in self.broken_steps:
                     return
 
     def _cross(self, plan: StepPlan, rows: Sequence[Resident], group: int, number: int) -> None:
         """Writes the encoder tokens of those who enter; all read their own."""
-        entries = self.entries[self.layout.groups[group].layers[number]]
         places = {id(one): self._places(one, group, range(len(one.encoded))) for one in rows}
         for new in plan.added:
             one = self.slots[new.slot]
-            blocks, offsets = places[id(one)]
-            self._expect(bool(blocks.all()), f"{one.request_id}: an encoder token is written to the null block")
+            self._expect(
+                bool(places[id(one)][0].all()), f"{one.request_id}: an encoder token is written to the null block"
+            )
             prefixes = [BAD] * len(one.encoded) if one.spoiled else one.encoded
-            entries[blocks, offsets] = entries_of(group, number, range(len(prefixes)), prefixes)
+            written = self.memory.wanted(group, number, range(len(prefixes)), prefixes)
+            self.memory.store(group, number, places[id(one)], written)
         for one in rows:
-            wanted = entries_of(group, number, range(len(one.encoded)), one.encoded)
-            if not (one.spoiled or (entries[places[id(one)]] == wanted).all()):
+            wanted = self.memory.wanted(group, number, range(len(one.encoded)), one.encoded)
+            if not (one.spoiled or (self.memory.found(group, number, *places[id(one)]) == wanted).all()):
                 self._expect(False, f"{one.request_id} reads encoder tokens that are not its own")
                 one.spoiled = True
 
@@ -302,8 +306,7 @@ class FakeWorker:
             positions, prefixes = positions[-1:], prefixes[-1:]
         blocks, offsets = self._places(resident, group, positions)
         self._expect(bool(blocks.all()), f"{resident.request_id}: a token is written to the null block")
-        layer = self.layout.groups[group].layers[number]
-        self.entries[layer][blocks, offsets] = entries_of(group, number, positions, prefixes)
+        self.memory.store(group, number, (blocks, offsets), self.memory.wanted(group, number, positions, prefixes))
 
     def _read(self, resident: Resident, group: int, number: int, start: int, count: int) -> None:
         """A row's entries must be those of its own prefix; a state is read before it is written, at `start` - 1."""
@@ -312,8 +315,8 @@ class FakeWorker:
         if of.keeps_states:
             needed = range(max(start - 1, 0), start)
         blocks, offsets = self._places(resident, group, needed)
-        found = self.entries[self.layout.groups[group].layers[number]][blocks, offsets]
-        wanted = entries_of(group, number, needed, resident.prefixes[needed.start : needed.stop])
+        found = self.memory.found(group, number, blocks, offsets)
+        wanted = self.memory.wanted(group, number, needed, resident.prefixes[needed.start : needed.stop])
         if resident.spoiled or (found == wanted).all():
             return
         wrong = int(np.flatnonzero((found != wanted).any(1))[0])

@@ -117,7 +117,7 @@ def _others(kind: str, config: FrameConfig | None, changes: dict[str, Any]) -> S
             return SourceSetup(config.load.download_dir, config.load.offline)
         case "tier-policy":
             return TierPolicySetup(num_blocks=16)
-        case "balancer" | "command" | "sink":
+        case "balancer" | "command" | "sink" | "route-policy":
             return Setup()
         case "adapter-resolver":
             return AdapterResolverSetup(config.model.model)

@@ -25,6 +25,7 @@ from .plugin_suite import PluginSuite
 from .pooler_suite import PoolerSuite
 from .processor_suite import LogitsProcessorSuite
 from .quantization_suite import QuantizationSuite
+from .route_policy_suite import RoutePolicySuite
 from .scheduler_suite import SchedulerPolicySuite
 from .sink_suite import MetricsSinkSuite
 from .source_suite import ModelSourceSuite
@@ -59,6 +60,7 @@ SUITES: Mapping[str, type[PluginSuite]] = MappingProxyType({
     "endpoint": EndpointSuite,
     "command": CommandSuite,
     "sink": MetricsSinkSuite,
+    "route-policy": RoutePolicySuite,
 })  # fmt: skip
 
 

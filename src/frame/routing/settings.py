@@ -1,0 +1,103 @@
+"""The flags of `frame route`, and what they mean. The HTTP server's are those of `frame serve`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from frame.core.config.errors import ConfigError
+from frame.core.config.flag_parser import FlagParser, read_option
+from frame.core.config.flags import add_setting_flags, config_from_arguments
+from frame.core.config.leaves import leaves
+
+from .server_list import ListedServer, ServerFile, listed
+
+if TYPE_CHECKING:
+    from frame.core.config.tree import FrameConfig
+
+_PORT = 8080
+#: Settings of `frame serve` that a front has, too.
+_SHARED = (
+    "host", "port", "uds", "api_key", "public_metrics", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
+    "enable_ssl_refresh", "max_body_bytes", "max_upload_bytes", "max_head_bytes", "max_headers", "page",
+    "drain_seconds", "log_level", "disable_access_log",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RouteSettings:
+    """What a front is to do. `config` holds the settings of its HTTP server and the options of plugins."""
+
+    config: FrameConfig
+    servers: list[ListedServer]
+    file: ServerFile | None
+    policy: str
+    server_key: str | None
+    max_retries: int
+    health_seconds: float
+    connect_seconds: float
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds all flags to a parser, which is a `FlagParser`."""
+    add = parser.add_argument
+    add("server", nargs="*", metavar="URL", help="Addresses of servers, as in http://10.0.0.1:8000.")
+    add("--servers", metavar="FILE", help="File with an address a line, which is read again when it changes.")
+    add(
+        "--prefill", nargs="+", default=[], action="extend", metavar="URL",
+        help="Servers that compute prompts only, whose KV the others fetch.",
+    )  # fmt: skip
+    add("--policy", default="auto", metavar="NAME", help="Route policy plugin (default: auto, which is least-load).")
+    add("--server-key", metavar="KEY", help="Key for the servers, which they get in place of the clients' keys.")
+    add("--max-retries", default="2", metavar="N", help="Most further servers for a request (default: %(default)s).")
+    add("--health-seconds", default="1", metavar="X", help="Seconds between two looks (default: %(default)s).")
+    add(
+        "--connect-seconds", default="5", metavar="X", help="Seconds that a connection may take (default: %(default)s)."
+    )
+    known = {**leaves(), "port": replace(leaves()["port"], default=_PORT)}
+    add_setting_flags(parser, [known[name] for name in _SHARED])
+    cast("FlagParser", parser).mappings["plugin"] = read_option
+
+
+def settings_of(arguments: argparse.Namespace) -> RouteSettings:
+    """The settings of parsed arguments; raises `ConfigError`."""
+    file = None
+    if arguments.servers is None:
+        servers = listed(arguments.server, arguments.prefill)
+    elif arguments.server or arguments.prefill:
+        raise ConfigError("--servers FILE and addresses on the command line exclude each other")
+    else:
+        file = ServerFile(arguments.servers)
+        servers = file.read()
+    key = arguments.server_key
+    if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
+        raise ConfigError("--server-key must be a key of ASCII characters, and not empty")
+    values = {} if hasattr(arguments, "port") else {"port": _PORT}
+    return RouteSettings(
+        config=config_from_arguments(arguments, **values),
+        servers=servers,
+        file=file,
+        policy=arguments.policy,
+        server_key=key,
+        max_retries=_whole("--max-retries", arguments.max_retries),
+        health_seconds=_seconds("--health-seconds", arguments.health_seconds),
+        connect_seconds=_seconds("--connect-seconds", arguments.connect_seconds),
+    )
+
+
+def _whole(flag: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 3):
+        raise ConfigError(f"{flag} must be a whole number from 0 to 99, got {text!r}")
+    return int(text)
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0.05 <= found <= 3600:
+        raise ConfigError(f"{flag} must be seconds from 0.05 to 3600, got {text!r}")
+    return found

@@ -1,0 +1,4 @@
+from frame.testing import RoutePolicySuite
+from tests.contract.installed import classes
+
+globals().update(classes(RoutePolicySuite))

@@ -1,0 +1,32 @@
+"""What `frame route` says to arguments that it cannot use."""
+
+from __future__ import annotations
+
+import pytest
+
+from frame.core.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no server is listed; name addresses, as in http://127.0.0.1:8000, or --servers FILE"),
+        (["a:1", "--servers", "x"], "--servers FILE and addresses on the command line exclude each other"),
+        (["--servers", "/none"], "the list of servers /none cannot be read: No such file or directory"),
+        (["--prefill", "a:1"], "every listed server is for prefill only, so that none could answer"),
+        (["a:1", "--policy", "least-laod"], "no route policy 'least-laod'; there are: least-load, pairs, round-robin"),
+        (["a:1", "--plugin.pairs.min-body-bytes", "-1"], "option min_body_bytes of plugin 'pairs'"),
+        (["a:1", "--max-retries", "many"], "--max-retries must be a whole number from 0 to 99, got 'many'"),
+        (["a:1", "--health-seconds", "nan"], "--health-seconds must be seconds from 0.05 to 3600, got 'nan'"),
+        (["a:1", "--server-key", ""], "--server-key must be a key of ASCII characters, and not empty"),
+        (["a:1", "--api-key", ""], "api_key must not be empty"),
+        (["a:1", "--ssl-keyfile", "x"], "ssl_keyfile needs ssl_certfile"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["route", *arguments]) == 1
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert errors.count("\n") == 1
