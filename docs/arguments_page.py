@@ -14,6 +14,7 @@ _TRANSLATED: Mapping[str, str] = {
     "distributed_executor_backend": "`executor`: `uni` is `inline`, `mp` is `process`",
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
+    "kv_offloading_size": "`kv_connector=offload` with `plugin.offload.size`; 0: none",
     "attention_config": "`attention_backend` (its key `backend`)",
     "eplb_config": "`eplb_window_size`, `eplb_step_interval`, `num_redundant_experts`, `eplb_log_balancedness`, "
     "`eplb_use_async`, `expert_balancer` (its key `policy`)",

@@ -8,7 +8,7 @@ itself. Does not know where blocks are stored.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,9 +114,10 @@ class BlockScheduler(ConnectorScheduler):
         self._hashes.pop(request.request_id, None)
         return False, None
 
-    def update(self, report: TransferReport) -> None:
+    def update(self, report: TransferReport) -> Iterable[str] | None:
         for rank, note in report.notes:
             self._breaks[rank] = decode(note, int)
+        return None
 
     def _follow(self, plan: StepPlan) -> list[str]:
         """Updates which request has which slot and blocks; returns the ids of requests that begin in this step."""

@@ -205,14 +205,14 @@ class OffloadScheduler(BlockScheduler):
     def _begin(self, moves: Sequence[Move]) -> tuple[list[tuple[bytes, Move]], list[int]]:
         """Those of `moves` that are to be saved, with their keys, and the rows that they go to."""
         saves, rows = [], []
-        room = self.layout.pools[0] // 2 - len(self._reading)  # of blocks that may wait to be saved
+        if len(self._reading) > self.layout.pools[0] // 2:
+            return saves, rows  # the host is slower than the device: ended requests must not hold all blocks meanwhile
         for move in moves:
             key = self._key(self._hashes.get(move.owner, ()), move.index)
-            if key is None or room <= 0:
+            if key is None:
                 continue
             row = self._index.begin(key, move.index % self._parts, move.owner)
             if row is not None:
-                room -= sum(map(len, move.blocks))
                 saves.append((key, move))
                 rows.append(row)
         return saves, rows

@@ -99,6 +99,16 @@ def _transfer(value: Any) -> dict[str, Any]:
     return settings
 
 
+def _offloading_size(value: Any) -> dict[str, Any]:
+    try:
+        size = -1.0 if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        size = -1.0
+    if not size >= 0:
+        raise ConfigError(f"kv_offloading_size must be a number of GiB, 0 or more, got {value!r:.200}")
+    return {"kv_connector": "offload", "plugin": {"offload": {"size": value}}} if size else {}
+
+
 def _speculative(value: Any) -> dict[str, Any]:
     given = _fields("speculative_config", value)
     if given.get("model") in ("ngram", "[ngram]"):
@@ -272,6 +282,7 @@ def _draft_model(value: Any) -> dict[str, Any]:
 TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
     "kv_transfer_config": _transfer,
+    "kv_offloading_size": _offloading_size,
     "attention_config": _attention,
     "speculative_config": _speculative,
     "eplb_config": _balance,
@@ -332,6 +343,7 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     """
     own: dict[str, Any] = {}
     joined: dict[str, Any] = {}
+    meant: dict[str, str] = {}  # setting -> the translated argument that gave it
     ignored: list[str] = []
     for name, value in values.items():
         if value is None:
@@ -351,7 +363,10 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
                     raise ConfigError(
                         f"{name} means {key}={part!r}, but {key}={values[key]!r} is given too; leave one out"
                     )
-                own[key] = _own_value(key, part)
+                if key in meant and own[key] != _own_value(key, part):
+                    one, other = sorted((name, meant[key]))
+                    raise ConfigError(f"{one} and {other} mean different values of {key}; leave one out")
+                own[key], meant[key] = _own_value(key, part), name
         else:
             own[name] = _own_value(name, value)
     if ignored:
