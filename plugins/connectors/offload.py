@@ -204,7 +204,7 @@ class OffloadScheduler(BlockScheduler):
 
     def _begin(self, moves: Sequence[Move]) -> tuple[list[tuple[bytes, Move]], list[int]]:
         """Those of `moves` that are to be saved, with their keys, and the rows that they go to."""
-        saves, rows = [], []
+        saves, rows = list[tuple[bytes, Move]](), list[int]()
         if len(self._reading) > self.layout.pools[0] // 2:
             return saves, rows  # the host is slower than the device: ended requests must not hold all blocks meanwhile
         for move in moves:
