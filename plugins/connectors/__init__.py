@@ -34,7 +34,11 @@ def frame_kv_connectors() -> list[Provider]:
             summary="prompt blocks in this machine's memory, for prompts that the device no longer holds",
             options=f"{here}.offload_messages:OffloadOptions",
             # they end with the engine, so `frame plugins check` does not expect a second engine to find them
-            tags={"worker": f"{here}.offload_worker:OffloadWorker", "stores": "no"},
+            tags={
+                "worker": f"{here}.offload_worker:OffloadWorker",
+                "check": f"{here}.offload_check:check_options",
+                "stores": "no",
+            },
             aliases=("OffloadingConnector",),
         ),
     ]

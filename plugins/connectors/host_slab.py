@@ -51,14 +51,20 @@ class HostSlab:
             place += count
 
 
-def check_room(num_bytes: int, num_workers: int) -> None:
-    """Raises `ValueError`, one sentence, where this machine cannot hold `num_bytes` for each of its workers."""
-    total, available = _memory()
-    if num_bytes * num_workers > total:
+def check_size(num_bytes: int) -> None:
+    """Raises `ValueError`, one sentence, where this machine has less memory than that."""
+    total, _ = _memory()
+    if num_bytes > total:
         raise ValueError(
-            f"{_gib(num_bytes * num_workers)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
+            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
             "lower kv_offloading_size"
         )
+
+
+def check_room(num_bytes: int) -> None:
+    """Raises `ValueError`, one sentence, where a worker cannot have so much of this machine's memory now."""
+    check_size(num_bytes)
+    _, available = _memory()
     if num_bytes > available:
         raise ValueError(
             f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "

@@ -27,6 +27,11 @@ class OffloadOptions(BaseModel):
         description="Tokens of a block of the tier, a multiple of the cache's; 0: as many as there.",
     )
 
+    @property
+    def num_bytes(self) -> int:
+        """The size in bytes."""
+        return int(self.size * (1 << 30))
+
 
 class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`.

@@ -60,8 +60,8 @@ class OffloadWorker(BlockWorker):
         super().__init__(setup, options)
         mesh, here = setup.placement.mesh, setup.placement
         self.next_number = 0
-        self._share = int(options.size * (1 << 30)) // mesh.engine_size
-        check_room(self._share, 1 if here.address else mesh.engine_size)
+        self._share = options.num_bytes // mesh.engine_size
+        check_room(self._share)
         self._first = here.rank % mesh.engine_size == 0
         self._slab: HostSlab | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()

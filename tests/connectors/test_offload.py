@@ -9,6 +9,9 @@ import torch
 
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
+from frame.plugins.connectors import host_slab
+from frame.plugins.connectors.offload_check import check_options
+from frame.plugins.connectors.offload_messages import OffloadOptions
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -307,6 +310,21 @@ def test_a_tier_larger_than_memory_is_refused(tmp_path):
         ValueError, match=r"100000.0 GiB of blocks are to be kept, and this machine has .* of memory: l"
     ):
         suite_of(tmp_path, size=100_000).engine()
+
+
+def test_more_than_is_available_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_slab, "_memory", lambda: (8 << 30, 2 << 30))
+    with pytest.raises(
+        ValueError, match=r"is to keep 3.0 GiB of blocks, and 2.0 GiB of this machine's memory are avail"
+    ):
+        suite_of(tmp_path, size=3).engine()
+
+
+def test_each_machine_is_asked_for_its_workers_part(monkeypatch):
+    monkeypatch.setattr(host_slab, "_memory", lambda: (8 << 30, 8 << 30))
+    check_options(OffloadOptions(size=16), 4, 2)
+    with pytest.raises(ValueError, match=r"16.0 GiB of blocks are to be kept, and this machine has 8.0 GiB"):
+        check_options(OffloadOptions(size=16), 4, 1)
 
 
 def test_a_tier_without_room_for_a_block_is_refused(tmp_path):

@@ -26,6 +26,7 @@ from frame.core.ops import Ops
 from frame.core.parallel.groups import unconnected_groups
 from frame.core.plugin_host.model_choice import choose_model, model_provider, read_model_config
 from frame.core.plugin_host.registry import Registry
+from frame.transfers.first_check import check_connector
 
 #: The largest size that is tried when one must be named that works.
 MOST_RANKS = 64
@@ -43,7 +44,8 @@ class Sketch(Build):
 
 
 def check_layout(config: FrameConfig, mesh: Mesh, checkpoint: Checkpoint, registry: Registry) -> None:
-    """Raises `ConfigError` where the model's layers cannot be divided over the ranks of `mesh`."""
+    """Raises `ConfigError` where the model's layers cannot be divided over `mesh`, or its connector has a reason."""
+    check_connector(config, mesh, registry)
     _check_stages(config, mesh, checkpoint, registry)
     _check_shared_contexts(config, mesh)
     _check_divided_tokens(config, mesh)
