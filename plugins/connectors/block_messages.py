@@ -40,7 +40,7 @@ class BlockStep(msgspec.Struct, kw_only=True, omit_defaults=True):
 def blocks_name(layout: KVLayout, mesh: Mesh) -> str:
     """The name of the set of blocks that engines with this layout may exchange: 32 hexadecimal digits.
 
-    Each worker adds how its blocks lie in memory, see `BlockWorker.formats`.
+    Each worker adds how its blocks lie in memory, see `StepWorker.formats`.
     """
     facts = [layout.model, layout.grain, layout.groups, mesh.tensor, mesh.pipeline]
     return hashlib.sha256(encode(facts)).hexdigest()[:32]

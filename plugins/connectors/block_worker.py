@@ -1,79 +1,32 @@
 """The worker side of connectors that store prompt blocks: copies blocks between KV memory and host within a step.
 
-Blocks of a step or a load that failed are never saved, because a wrong block would outlive the engine. Knows of a
-request only its id, of a layer only its bytes, and not where blocks are stored.
+Knows of a request only its id, of a layer only its bytes, and not where blocks are stored.
 """
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
+from frame.interfaces import ConnectorWorkerSetup, TransferReport, encode
 
-from .block_messages import BlockStep, Move
+from .block_messages import Move
+from .step_worker import CHECKED, StepWorker
 
 #: Blocks that are copied together: bounds the host memory that a step needs.
 BATCH = 32
-#: dtype → the dtype in which its values are checked for being finite; torch has no such check for 8-bit floats
-CHECKED = {
-    torch.float32: torch.float32,
-    torch.float16: torch.float16,
-    torch.bfloat16: torch.bfloat16,
-    torch.float8_e4m3fn: torch.float16,
-    torch.float8_e5m2: torch.float16,
-}
 
 
-@dataclass(frozen=True)
-class Part:
-    """Where the bytes of one layer lie in a stored block, which holds `count` blocks of the layer's KV group.
-
-    `cache` is uint8 [num_blocks, (end - start) / count].
-    """
-
-    group: int
-    cache: Tensor
-    dtype: torch.dtype
-    count: int
-    start: int
-    end: int
-
-
-class BlockWorker(ConnectorWorker):
-    """See the module. A stored block holds a grain of tokens in every layer of this rank, group by group.
-
-    `title` is the prefix of its counters' names; `message` is the type of the scheduler side's message.
-    """
-
-    title: ClassVar[str]
-    message: ClassVar[type[BlockStep]] = BlockStep
+class BlockWorker(StepWorker):
+    """See the module. Copies end within their step."""
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
         super().__init__(setup, options)
-        self.place = self.rank % setup.mesh.engine_size  # among the workers of this engine, whose blocks are apart
-        self.block_bytes = 0
-        self.formats = ""  # names how blocks lie in memory, once `register` was called
-        self.failed: list[tuple[int, int]] = []
-        self._parts: list[Part] = []
-        self._step = BlockStep(blocks_name="")
-        self.next_number = -1  # of the next message; -1: none came yet, and so no owner is sound
-        self._in_step = False
-        self._breaks = 0
         self._reported_breaks = 0
-        self._sound: set[str] = set()  # requests whose blocks hold what their hashes say
-        self._counters: dict[str, float] = {}
-
-    @abstractmethod
-    def load(self, step: BlockStep) -> None:
-        """Starts the loads of a step; they may end in a later step."""
 
     @abstractmethod
     def keeps(self, key: bytes) -> bool:
@@ -83,53 +36,9 @@ class BlockWorker(ConnectorWorker):
     def keep(self, key: bytes, data: np.ndarray) -> bool:
         """Stores a block: copies `data`, uint8 [block_bytes], which changes later. False when it cannot be stored."""
 
-    def lost(self, skipped: range, broken: int) -> None:
-        """Called when steps had failed: messages `skipped` never came, the one `broken` (-1: none) saved nothing."""
-
     def loaded(self) -> list[str]:
         """Ids of the requests whose loads, which no step was to wait for, have ended since the last call."""
         return []
-
-    @property
-    def space(self) -> str:
-        """The name of this rank's blocks, of which the newest message gave the first part."""
-        return f"{self._step.blocks_name}/{self.place}-{self.formats}"
-
-    def register(self, caches: Mapping[str, CacheView]) -> None:
-        if not caches and self.formats:
-            self._parts = []  # copies end within their step
-            return
-        self._parts, start, formats = [], 0, []
-        for group in self.layout.groups:
-            count = self.layout.grain // group.block_size
-            for view in (caches[layer] for layer in group.layers if layer in caches):
-                end = start + count * view.bytes.shape[1]
-                self._parts.append(Part(view.group, view.bytes, view.format.dtype, count, start, end))
-                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype)])
-                start = end
-        self.block_bytes = start
-        self.formats = hashlib.sha256(encode(formats)).hexdigest()[:16]
-
-    def handshake(self) -> bytes:
-        return self.formats.encode()
-
-    def begin_step(self, message: bytes) -> None:
-        step = decode(message, self.message) if message else BlockStep(blocks_name="")
-        skipped = range(self.next_number, step.number) if self.next_number >= 0 else range(0)
-        if self._in_step or skipped:
-            # An earlier step raised, maybe before it came here. Steps planned before the scheduler knew of that build
-            # on blocks that it never filled.
-            self._breaks += 1
-            self._sound.clear()
-            self.lost(skipped, self._step.number if self._in_step else -1)
-        if not self._in_step:
-            self.failed, self._counters = [], {}
-        self._in_step = True
-        self.next_number = max(self.next_number, step.number + 1) if message else self.next_number
-        self._step = step
-        if step.known_breaks.get(self.rank, 0) == self._breaks:
-            self._sound.update(step.entered)
-        self.load(step)
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         saves = [move for move in self._step.saves if move.owner in self._sound and not self.keeps(move.key)]
@@ -142,12 +51,6 @@ class BlockWorker(ConnectorWorker):
             self._reported_breaks = self._breaks
             notes.append((self.rank, encode(self._breaks)))
         return TransferReport(received=self.loaded(), failed_blocks=self.failed, counters=self._counters, notes=notes)
-
-    def count(self, name: str, value: float) -> None:
-        """Adds `value` to the counter `title`_`name` of this step."""
-        if value:
-            name = f"{self.title}_{name}"
-            self._counters[name] = self._counters.get(name, 0) + value
 
     def put(self, moves: Sequence[Move], data: np.ndarray, arrived: Sequence[int]) -> None:
         """Writes the rows `arrived` of `data` uint8 [n, block_bytes] to the blocks of `moves` [n]; the rest failed."""

@@ -19,9 +19,9 @@ from torch import Tensor
 from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, TransferReport, encode
 
 from .block_messages import BlockStep, Move
-from .block_worker import CHECKED, BlockWorker
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .step_worker import CHECKED, StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -50,7 +50,7 @@ class Copy:
     error: Exception | None = None
 
 
-class OffloadWorker(BlockWorker):
+class OffloadWorker(StepWorker):
     """See the module."""
 
     title = "offload"
@@ -58,11 +58,10 @@ class OffloadWorker(BlockWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: OffloadOptions) -> None:
         super().__init__(setup, options)
-        mesh, here = setup.placement.mesh, setup.placement
         self.next_number = 0
-        self._share = options.num_bytes // mesh.engine_size
+        self._share = options.num_bytes // setup.mesh.engine_size
         check_room(self._share)
-        self._first = here.rank % mesh.engine_size == 0
+        self._first = self.place == 0
         self._slab: HostSlab | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
@@ -131,14 +130,6 @@ class OffloadWorker(BlockWorker):
         return TransferReport(
             received=received, failed_blocks=self.failed, counters=self._counters, gauges=self._gauges, notes=notes
         )
-
-    def keeps(self, key: bytes) -> bool:
-        """The scheduler side decides."""
-        raise NotImplementedError
-
-    def keep(self, key: bytes, data: np.ndarray) -> bool:
-        """The scheduler side decides."""
-        raise NotImplementedError
 
     def close(self) -> None:
         self._wait()

@@ -146,7 +146,7 @@ def test_a_prompt_that_is_larger_than_the_tier_keeps_its_beginning(tmp_path):
     engine.close()
 
 
-def test_salts_and_adapters_stay_apart(tmp_path):
+def test_salts_stay_apart(tmp_path):
     suite = suite_of(tmp_path)
     engine = suite.engine()
     for salt in (None, "mine", "yours"):

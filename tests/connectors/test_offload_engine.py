@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from frame import LLM, SamplingParams
+from frame import LLM, LoRARequest, SamplingParams
 from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.testing.checkpoints import make_checkpoint
+from tests.adapters.cases import make_adapter
 
 SIZES = (90, 17, 64, 100, 5)
 BLOCK_SIZE = 8
@@ -67,6 +68,26 @@ def test_what_does_not_fit_on_the_device_is_in_host_memory(tmp_path):
     again = [complete(llm, [prompt]) for prompt in PROMPTS]
     assert [tokens for tokens, _ in again] == first
     assert [cached for _, (cached,) in again] == CACHED
+    llm.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' and PEFT's own
+def test_adapters_stay_apart(tmp_path):
+    pytest.importorskip("peft")
+    llm = llm_of(tmp_path / "base", "llama", enable_lora=True, max_lora_rank=16)
+    folders = [make_adapter(tmp_path / "base", tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))]
+    kinds = [None, *(LoRARequest(folder.name, number, str(folder)) for number, folder in enumerate(folders, 1))]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, detokenize=False)
+
+    def told(kind):
+        (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False, lora_request=kind)
+        return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+    first = [told(kind) for kind in kinds]
+    assert [cached for _, cached in first] == [0, 0, 0]
+    assert len({tuple(tokens) for tokens, _ in first}) == 3
+    assert llm.reset_prefix_cache()
+    assert [told(kind) for kind in reversed(kinds)] == [(tokens, CACHED[0]) for tokens, _ in reversed(first)]
     llm.close()
 
 

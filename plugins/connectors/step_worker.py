@@ -1,0 +1,122 @@
+"""What worker sides of connectors that store prompt blocks know of a step: whose blocks are right, and where bytes lie.
+
+Blocks of a step or a load that failed are never saved, because a wrong block would outlive the engine. Knows of a
+request only its id, of a layer only its bytes, and copies nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, decode, encode
+
+from .block_messages import BlockStep
+
+#: dtype → the dtype in which its values are checked for being finite; torch has no such check for 8-bit floats
+CHECKED = {
+    torch.float32: torch.float32,
+    torch.float16: torch.float16,
+    torch.bfloat16: torch.bfloat16,
+    torch.float8_e4m3fn: torch.float16,
+    torch.float8_e5m2: torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where the bytes of one layer lie in a stored block, which holds `count` blocks of the layer's KV group.
+
+    `cache` is uint8 [num_blocks, (end - start) / count].
+    """
+
+    group: int
+    cache: Tensor
+    dtype: torch.dtype
+    count: int
+    start: int
+    end: int
+
+
+class StepWorker(ConnectorWorker):
+    """See the module. A stored block holds a grain of tokens in every layer of this rank, group by group.
+
+    `title` is the prefix of its counters' names; `message` is the type of the scheduler side's message.
+    """
+
+    title: ClassVar[str]
+    message: ClassVar[type[BlockStep]] = BlockStep
+
+    def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
+        super().__init__(setup, options)
+        self.place = self.rank % setup.mesh.engine_size  # among the workers of this engine, whose blocks are apart
+        self.block_bytes = 0
+        self.formats = ""  # names how blocks lie in memory, once `register` was called
+        self.failed: list[tuple[int, int]] = []
+        self._parts: list[Part] = []
+        self._step = BlockStep(blocks_name="")
+        self.next_number = -1  # of the next message; -1: none came yet, and so no owner is sound
+        self._in_step = False
+        self._breaks = 0
+        self._sound: set[str] = set()  # requests whose blocks hold what their hashes say
+        self._counters: dict[str, float] = {}
+
+    @abstractmethod
+    def load(self, step: BlockStep) -> None:
+        """Starts the loads of a step; they may end in a later step."""
+
+    def lost(self, skipped: range, broken: int) -> None:
+        """Called when steps had failed: messages `skipped` never came, the one `broken` (-1: none) saved nothing."""
+
+    @property
+    def space(self) -> str:
+        """The name of this rank's blocks, of which the newest message gave the first part."""
+        return f"{self._step.blocks_name}/{self.place}-{self.formats}"
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        if not caches and self.formats:
+            self._parts = []
+            return
+        self._parts, start, formats = [], 0, []
+        for group in self.layout.groups:
+            count = self.layout.grain // group.block_size
+            for view in (caches[layer] for layer in group.layers if layer in caches):
+                end = start + count * view.bytes.shape[1]
+                self._parts.append(Part(view.group, view.bytes, view.format.dtype, count, start, end))
+                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype)])
+                start = end
+        self.block_bytes = start
+        self.formats = hashlib.sha256(encode(formats)).hexdigest()[:16]
+
+    def handshake(self) -> bytes:
+        return self.formats.encode()
+
+    def begin_step(self, message: bytes) -> None:
+        step = decode(message, self.message) if message else BlockStep(blocks_name="")
+        skipped = range(self.next_number, step.number) if self.next_number >= 0 else range(0)
+        if self._in_step or skipped:
+            # An earlier step raised, maybe before it came here. Steps planned before the scheduler knew of that build
+            # on blocks that it never filled.
+            self._breaks += 1
+            self._sound.clear()
+            self.lost(skipped, self._step.number if self._in_step else -1)
+        if not self._in_step:
+            self.failed, self._counters = [], {}
+        self._in_step = True
+        self.next_number = max(self.next_number, step.number + 1) if message else self.next_number
+        self._step = step
+        if step.known_breaks.get(self.rank, 0) == self._breaks:
+            self._sound.update(step.entered)
+        self.load(step)
+
+    def count(self, name: str, value: float) -> None:
+        """Adds `value` to the counter `title`_`name` of this step."""
+        if value:
+            name = f"{self.title}_{name}"
+            self._counters[name] = self._counters.get(name, 0) + value
