@@ -34,11 +34,11 @@ logger = logging.getLogger("frame.connectors.offload")
 class Transfer:
     """What a message asks for, until all workers have done it: `loading` and `saving` are those that have not.
 
-    `loads` are the keys that it reads, `saves` (key, owner) of each part that it writes, of which `bad` failed;
-    `blocks` (pool, block) are those of the device that are read for it.
+    `loads` are the keys that it reads for each request, `saves` (key, owner) of each part that it writes, of which
+    `bad` failed; `blocks` (pool, block) are those of the device that are read for it.
     """
 
-    loads: list[bytes]
+    loads: dict[str, list[bytes]]
     saves: list[tuple[bytes, str]]
     blocks: list[tuple[int, int]]
     loading: int
@@ -136,9 +136,10 @@ class OffloadScheduler(BlockScheduler):
         join = self._join or any(block in self._reading for block in loading)
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
+        waiting = {number: list(one.loads) for number, one in self._transfers.items() if one.loading}
         if used or saves:
             self._transfers[step.number] = transfer = Transfer(
-                loads=[key for some in used.values() for key in some],
+                loads=used,
                 saves=[(key, move.owner) for key, move in saves],
                 blocks=[block for _, move in saves for block in self._blocks_of(move)],
                 loading=self._num_workers if used else 0,
@@ -161,6 +162,7 @@ class OffloadScheduler(BlockScheduler):
             hits=hits,
             used_bytes=self._index.num_used * self._block_bytes,
             size_bytes=self._num_blocks * self._block_bytes,
+            waiting=waiting,
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
@@ -235,7 +237,8 @@ class OffloadScheduler(BlockScheduler):
         if transfer is not None and transfer.loading:
             transfer.loading -= 1
             if not transfer.loading:
-                self._index.release(transfer.loads)
+                for keys in transfer.loads.values():
+                    self._index.release(keys)
                 self._forget(number, transfer)
 
     def _end_saves(self, number: int, bad: list[int] | None) -> None:

@@ -37,7 +37,8 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`.
 
     `join`: blocks that are being saved get other content in this step or by its loads. `lookups` are tokens that were
-    asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks.
+    asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks. `waiting` are
+    the requests whose loads earlier messages asked for and no report has ended, by their numbers.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -47,6 +48,7 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     hits: int = 0
     used_bytes: int = 0
     size_bytes: int = 0
+    waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
 
 
 class Hello(msgspec.Struct, frozen=True):

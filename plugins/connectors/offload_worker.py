@@ -68,6 +68,8 @@ class OffloadWorker(StepWorker):
         self._load_buffer = self._save_buffer = torch.empty(0)
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
+        self._skipped: list[int] = []  # messages that never came
+        self._ended: list[str] = []  # requests whose loads they asked for
         self._note = OffloadNote(0)
         self._gauges: dict[str, float] = {}
 
@@ -87,6 +89,7 @@ class OffloadWorker(StepWorker):
         return encode(Hello(0 if self._slab is None else self._slab.num_rows, self.block_bytes))
 
     def lost(self, skipped: range, broken: int) -> None:
+        self._skipped += skipped
         for number in skipped:
             self._note.loaded.append(number)
             self._note.saved.append((number, None))
@@ -100,6 +103,9 @@ class OffloadWorker(StepWorker):
             return
         if step.join:
             self._save_queue.join()
+        # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
+        self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
+        self._skipped = []
         by_owner: dict[str, list[int]] = {}
         for place, move in enumerate(step.loads):
             by_owner.setdefault(move.owner, []).append(place)
@@ -223,7 +229,8 @@ class OffloadWorker(StepWorker):
                 ]
             if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
                 self._note.loaded.append(copy.number)
-        return [copy.owner for copy in ended]
+        told, self._ended = self._ended, []
+        return [*told, *(copy.owner for copy in ended)]
 
     def _end_saves(self) -> None:
         while self._saving and self._saving[0].mark.done():

@@ -241,6 +241,22 @@ def lose_steps(worker, lost):
     worker._change_state = fails
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, ranks):
+    suite = suite_of(tmp_path, share=1.0)
+    engine = suite.engine(make_layout(ranks=ranks), ranks=ranks)
+    engine.run(request("first", suite.prompt(40)))
+    forget(engine)
+    following = engine.engine.scheduler._num_steps
+    for worker in engine.workers.made:
+        lose_steps(worker, [following])
+    engine.run(request("again", suite.prompt(40)))
+    engine.check()
+    assert not engine.connector.inner._index._readers
+    assert engine.num_cached("again") == 36
+    engine.close()
+
+
 def test_reset_forgets_what_is_being_saved_too(tmp_path):
     suite = suite_of(tmp_path, share=0.0)
     engine = suite.engine()
