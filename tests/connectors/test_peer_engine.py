@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,7 @@ def holding(model, address, ranks=1):
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
     try:
         while (line := process.stdout.readline()) != "ready\n":
@@ -46,6 +49,21 @@ def holding(model, address, ranks=1):
     finally:
         process.kill()
         process.communicate()
+
+
+def kill_with_workers(process):
+    """Ends the engine and its workers, which would answer until they miss it, and waits for all."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    while process.pid in groups():
+        time.sleep(0.01)
+
+
+def groups():
+    """The process groups that there are."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            yield int(stat.read_text().rpartition(")")[2].split()[2])
 
 
 @pytest.fixture
@@ -65,8 +83,7 @@ def test_each_of_two_ranks_loads_from_its_like_and_a_dead_peer_is_no_loss(model,
     with holding(model, address, ranks) as process:
         llm = make_llm(model, ranks, peers=[address], lookup_seconds=20, retry_seconds=0)
         assert complete(llm, given) == (expected, CACHED)
-        process.kill()
-        process.wait()
+        kill_with_workers(process)
         assert complete(llm, given) == (expected, [0] * len(given))
         assert llm.llm_engine.core.stats().kv_usage == 0
         llm.close()
