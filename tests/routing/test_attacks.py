@@ -195,3 +195,14 @@ async def test_an_answer_before_the_end_of_an_upload_spoils_no_connection() -> N
         assert not any(b"POST" in head and b"GET /v1/x" in head for head in heads)
         writer.transport.abort()
         other.close()
+
+
+async def test_a_server_that_shows_what_it_got_does_not_show_its_key() -> None:
+    async def trace(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await reply(200, repr(seen.headers).encode())(seen, writer)
+
+    async with servers(trace) as (server,), front(server.url, "--server-key", "inner") as f:
+        answer = await f.client.request("TRACE", "/v1/x")
+        assert "inner" not in answer.text
+        assert answer.status_code == 405
+        assert server.seen == []

@@ -124,6 +124,8 @@ class Front:
             return self._own[plain]
         if path in self._own:
             raise RequestError(404, f"{path!r} is a route of the front, and must be written so")
+        if method == "TRACE":  # which has a server show what it got, its key among it
+            raise RequestError(405, "method TRACE is not allowed")
         if self.draining:
             raise RequestError(503, "the front is stopping")
         return None
