@@ -134,6 +134,12 @@ async def test_passwords_in_a_list_are_not_shown(tmp_path: Path, caplog: pytest.
     assert "hunter2" not in caplog.text
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "servers.txt"
+    file.write_bytes(b"\xef\xbb\xbfhttp://a:1\r\nb:2\r\n")
+    assert [server.url for server in ServerFile(str(file)).read()] == ["http://a:1", "http://b:2"]
+
+
 def test_a_folder_in_place_of_a_list_holds_no_file_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

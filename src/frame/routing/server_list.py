@@ -106,7 +106,7 @@ class ServerFile:
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"the list of servers {self.path} has more than {_MOST_BYTES} bytes")
         try:
-            lines = data.decode().splitlines()
+            lines = data.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError:
             raise ConfigError(f"the list of servers {self.path} is no UTF-8 text") from None
         try:
