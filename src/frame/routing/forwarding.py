@@ -154,7 +154,7 @@ class Forwarding:
         request = forwarded.request
         tried: list[FleetServer] = []
         prefills = self._fleet.usable("prefill")
-        if prefills and not divides(request):
+        if prefills and not (forwarded.scope["method"] == "POST" and divides(request)):
             prefills = []
         route = self._route(request, (), prefills)
         if route.prefill is not None:
