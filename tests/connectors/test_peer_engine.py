@@ -40,7 +40,6 @@ def holding(model, address, ranks=1):
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
     )
     try:
         while (line := process.stdout.readline()) != "ready\n":
@@ -53,17 +52,25 @@ def holding(model, address, ranks=1):
 
 def kill_with_workers(process):
     """Ends the engine and its workers, which would answer until they miss it, and waits for all."""
-    os.killpg(process.pid, signal.SIGKILL)
+    doomed = [process.pid]
+    for pid in doomed:
+        doomed += [child for child, parent in parents().items() if parent == pid]
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
     process.wait()
-    while process.pid in groups():
+    while set(doomed) & parents().keys():
         time.sleep(0.01)
 
 
-def groups():
-    """The process groups that there are."""
+def parents():
+    """The parent of each process that has not ended."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            yield int(stat.read_text().rpartition(")")[2].split()[2])
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
 
 
 @pytest.fixture
