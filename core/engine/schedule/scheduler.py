@@ -447,4 +447,5 @@ class Scheduler:
         )
         self.adapters.fill(stats, lifecycle.requests)
         self._drafting.fill(stats)
+        stats.num_kv_events, stats.num_kv_events_dropped = self.events.counts()
         return stats
