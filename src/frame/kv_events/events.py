@@ -93,7 +93,7 @@ class RecordedEvents(CacheEvents):
         self._kind: type[Event] = Cleared
 
     def stored(self, request: Request, group: int, block_hash: bytes, num_tokens: int) -> None:
-        start = num_tokens - self._sizes[group]
+        start, source = num_tokens - self._sizes[group], request.source
         parent = request.cache.hashes[start // self._unit - 1] if start else None
         event = self._joined(Stored, group)
         if event is None or parent is None or event.hashes[-1] != parent:
@@ -101,7 +101,8 @@ class RecordedEvents(CacheEvents):
             event = self._add(Stored(group, parent, adapter))
         event.hashes.append(block_hash)
         event.tokens += request.token_ids[start:num_tokens]
-        event.extra.append(self._extra(request, start, num_tokens))
+        plain = request.adapter is None and source.embeds is None and start > 0
+        event.extra.append(None if plain else self._extra(request, start, num_tokens))
 
     def removed(self, group: int, block_hash: bytes) -> None:
         event = self._joined(Removed, group) or self._add(Removed(group))

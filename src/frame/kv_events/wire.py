@@ -66,8 +66,9 @@ class BatchEncoder:
 
     def _stored(self, event: Stored, hashes: list[int | bytes]) -> list[Any] | dict[str, Any]:
         parent = None if event.parent is None else self._name(event.parent)
-        # readers take ids without a sign
-        tokens = [token if token >= 0 else 0 for token in event.tokens]
+        tokens = event.tokens.tolist()
+        if min(tokens) < 0:  # readers take ids without a sign
+            tokens = [max(0, token) for token in tokens]
         extra = event.extra if any(event.extra) else None
         size, kind, window = self._groups[event.group]
         values = [hashes, parent, tokens, size, None, MEDIUM, event.adapter, extra, event.group, kind, window]
