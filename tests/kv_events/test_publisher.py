@@ -216,6 +216,27 @@ def test_it_serves_the_same_process_and_unix_sockets(make: Make, tmp_path: Path)
             until_it_listens(publisher, sub)
 
 
+def test_curve_keeps_those_out_who_do_not_know_the_public_key(make: Make) -> None:
+    where, again = address(), address()
+    public, secret = zmq.curve_keypair()
+    publisher = make(where, replay_endpoint=again, curve_key=secret)
+    mine, my_secret = zmq.curve_keypair()
+    own = {"CURVE_PUBLICKEY": mine, "CURVE_SECRETKEY": my_secret}
+    known = {**own, "CURVE_SERVERKEY": public}
+    with (
+        opened(zmq.SUB, where, SUBSCRIBE=b"", **known) as sub,
+        opened(zmq.SUB, where, SUBSCRIBE=b"") as plain,
+        opened(zmq.SUB, where, SUBSCRIBE=b"", **own, CURVE_SERVERKEY=mine) as wrong,
+        opened(zmq.DEALER, again) as stranger,
+        opened(zmq.DEALER, again, **known) as dealer,
+    ):
+        until_it_listens(publisher, sub)
+        assert replayed(dealer, 0)
+        stranger.send_multipart((b"", bytes(8)))
+        publisher.publish([1])
+        assert not any(one.poll(150) for one in (plain, wrong, stranger))
+
+
 def test_a_port_in_use_is_an_error_and_leaves_nothing_open(make: Make) -> None:
     where, again = address(), address()
     before = threading.active_count()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
@@ -57,6 +58,11 @@ def test_ranks_of_two_addresses_that_meet() -> None:
         ({"kv_events_endpoint": "ipc://relative"}, "is no address"),
         ({"kv_events_endpoint": "ipc:///" + "a" * 100}, "is longer than 90 bytes"),
         ({"kv_events_replay_endpoint": "tcp://127.0.0.1:1"}, "kv_events_replay_endpoint needs kv_events_endpoint"),
+        ({"kv_events_curve_file": "/k"}, "kv_events_curve_file needs kv_events_endpoint"),
+        (
+            {"kv_events_endpoint": "tcp://a:1", "kv_events_connect": True, "kv_events_curve_file": "/k"},
+            "kv_events_curve_file is for an engine that listens",
+        ),
         ({"kv_events_connect": True}, "kv_events_connect needs kv_events_endpoint"),
         ({"kv_events_endpoint": "inproc://a", "kv_events_buffer_steps": 0}, "kv_events_buffer_steps"),
         (
@@ -131,6 +137,26 @@ def test_what_an_engine_cannot_do_ends_its_start_in_one_sentence(settings: dict[
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         make_events(FrameConfig.from_flat(**settings), LAYOUT)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read: No such file"), (b"short", "must hold a secret CURVE key"), (b"\xff" * 40, "must hold a")],
+)
+def test_a_file_without_a_key_ends_the_start(content: bytes | None, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    config = FrameConfig.from_flat(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_curve_file=str(file))
+    with pytest.raises(ConfigError, match=f"kv_events_curve_file .* {said}"):
+        make_events(config, LAYOUT)
+
+
+def test_with_a_key_nobody_is_warned(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(zmq.curve_keypair()[1] + b"\n")
+    where = f"tcp://0.0.0.0:{free_ports()}"
+    make_events(FrameConfig.from_flat(kv_events_endpoint=where, kv_events_curve_file=f"{tmp_path}/key"), LAYOUT).close()
+    assert "unencrypted" not in caplog.text
 
 
 def test_a_port_in_use_is_named() -> None:

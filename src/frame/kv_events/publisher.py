@@ -40,6 +40,7 @@ class Sockets:
     endpoint: str
     connect: bool = False
     replay_endpoint: str | None = None
+    curve_key: bytes | None = None
     topic: str = ""
     buffer_steps: int = 10_000
     hwm: int = 100_000
@@ -58,6 +59,7 @@ class Publisher:
         self._num_refused = 0  # by the engine's thread
         self._num_unsent = 0  # by the other one
         self._encode = encode
+        self._curve_key = sockets.curve_key
         self._topic = sockets.topic.encode()
         self._most = sockets.max_queue_size
         self._queue: deque[tuple[int, float, list[Event]]] = deque()
@@ -125,6 +127,9 @@ class Publisher:
             made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
             made.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
             made.setsockopt(zmq.IPV6, ":" in host_of(address))
+            if self._curve_key is not None:
+                made.setsockopt(zmq.CURVE_SERVER, True)
+                made.setsockopt(zmq.CURVE_SECRETKEY, self._curve_key)
             (made.connect if connect else made.bind)(address)
         except BaseException:
             made.close(0)

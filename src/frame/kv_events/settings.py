@@ -24,6 +24,11 @@ class KVEventsConfig(Section):
     kv_events_replay_endpoint: str | None = setting(
         None, "Address at which subscribers ask for KV events that they missed; default: they cannot."
     )
+    kv_events_curve_file: str | None = setting(
+        None,
+        "File with a secret CURVE key of 40 characters: KV events are encrypted, and only who knows its public key can "
+        "listen or ask. Default: neither.",
+    )
     kv_events_topic: str = setting("", "Topic of KV events, by which subscribers choose.", max_length=256)
     kv_events_format: Literal["array", "map"] = setting(
         "array", "Form of KV events: arrays, as up to vLLM 0.23, or maps, as later versions have them."
@@ -45,6 +50,8 @@ class KVEventsConfig(Section):
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
             if (address := getattr(self, name)) is not None and (sentence := problem(name, address)):
                 yield sentence
-        for name in ("kv_events_connect", "kv_events_replay_endpoint"):
+        if self.kv_events_curve_file is not None and self.kv_events_connect:
+            yield "kv_events_curve_file is for an engine that listens; kv_events_connect leaves that to the subscriber"
+        for name in ("kv_events_connect", "kv_events_replay_endpoint", "kv_events_curve_file"):
             if getattr(self, name) and self.kv_events_endpoint is None:
                 yield f"{name} needs kv_events_endpoint, without which no KV events are published"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frame.core.config.errors import ConfigError
@@ -70,6 +71,7 @@ def make_events(config: FrameConfig, layout: KVLayout) -> CacheEvents:
         endpoint=endpoint,
         connect=events.kv_events_connect,
         replay_endpoint=again,
+        curve_key=None if events.kv_events_curve_file is None else _curve_key(events.kv_events_curve_file),
         topic=events.kv_events_topic,
         buffer_steps=events.kv_events_buffer_steps,
         hwm=events.kv_events_hwm,
@@ -82,6 +84,21 @@ def make_events(config: FrameConfig, layout: KVLayout) -> CacheEvents:
         raise ConfigError(f"KV events cannot be published at {where}: {error.strerror}") from None
     logger.info("KV events: %s %s", "sent to" if sockets.connect else "published at", endpoint)
     for one in (endpoint, again):
-        if one is not None and not is_local(one):
+        if one is not None and sockets.curve_key is None and not is_local(one):
             logger.warning("KV events hold the tokens of all prompts and go to %s unencrypted", host_of(one))
     return PublishedEvents(layout, publisher, deterministic=config.model.deterministic)
+
+
+def _curve_key(path: str) -> bytes:
+    """The secret key in a file; raises `ConfigError` where there is none."""
+    import zmq
+
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            key = file.read(256).strip()
+        zmq.curve_public(key)
+    except OSError as error:
+        raise ConfigError(f"kv_events_curve_file {path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, zmq.ZMQError):
+        raise ConfigError(f"kv_events_curve_file {path} must hold a secret CURVE key of 40 characters") from None
+    return key
