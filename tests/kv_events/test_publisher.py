@@ -117,6 +117,26 @@ def test_a_client_of_replays_that_reads_nothing_harms_nobody(make: Make) -> None
             assert len(replayed(polite, 0)) == 500
 
 
+def test_a_replay_makes_way_for_the_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sending without a pause kept the engine's thread waiting for the interpreter: 3 ms in one of a hundred times."""
+    again, pauses, sleep = address(), list[float](), time.sleep
+    publisher = make(address(), replay_endpoint=again)
+    for place in range(5000):
+        publisher.publish([place])
+    while publisher._queue:
+        time.sleep(0.01)
+
+    def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", paused)
+    with opened(zmq.DEALER, again, RCVHWM=0) as dealer:
+        assert len(replayed(dealer, 0)) == 5000
+    assert 5000 // 64 <= len(pauses) <= 5000 // 16
+    assert max(pauses) < 0.001
+
+
 def test_a_slow_subscriber_never_blocks_the_step(make: Make) -> None:
     """The thread hangs: the caller goes on, what finds no room is dropped and counted, and its numbers are missing."""
     go, where = threading.Event(), address()

@@ -31,6 +31,8 @@ MAX_FRAME = 1024
 #: Replays that are answered before new batches are looked for.
 _REPLAYS_IN_A_ROW = 8
 _CLOSE_SECONDS = 10.0
+#: So many messages are sent before the thread sleeps for a moment: sending alone never lets go of the interpreter.
+_MESSAGES_AT_ONCE, _PAUSE_SECONDS = 32, 0.0001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +172,8 @@ class Publisher:
                 continue
             self._events.send_multipart((self._topic, place, payload))
             self._sent.append((place, payload))
+            if number % _MESSAGES_AT_ONCE == 0 and self._queue:
+                time.sleep(_PAUSE_SECONDS)
 
     def _answer(self, replay: Any) -> None:
         for _ in range(_REPLAYS_IN_A_ROW):
@@ -181,9 +185,11 @@ class Publisher:
                 logger.warning("a request for KV events is not an empty frame and a number of 8 bytes; it is ignored")
                 continue
             who, _, start = frames
-            for place, payload in self._sent:
-                if place >= start:
-                    replay.send_multipart((who, b"", place, payload))
+            asked = ((place, payload) for place, payload in self._sent if place >= start)
+            for count, (place, payload) in enumerate(asked, 1):
+                replay.send_multipart((who, b"", place, payload))
+                if count % _MESSAGES_AT_ONCE == 0:
+                    time.sleep(_PAUSE_SECONDS)
             replay.send_multipart((who, b"", END, b""))
 
     def _close_sockets(self, linger: int) -> None:
