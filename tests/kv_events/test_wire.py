@@ -1,7 +1,5 @@
 """Bytes of KV events against literals of vLLM's form, both ways."""
 
-from __future__ import annotations
-
 from array import array
 from typing import Any
 
@@ -46,6 +44,48 @@ def test_arrays_are_vllms_byte_for_byte() -> None:
         + b"\x91" + b"\xb0AllBlocksCleared"
         + b"\x03"  # the data rank
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["array", "map"])
+def test_typed_readers_take_it(form: str) -> None:
+    """As subscribers of vLLM declare it: fields by place or by name, those at the end may be missing."""
+    arrays = form == "array"
+
+    class BlockStored(msgspec.Struct, array_like=arrays, tag=True):
+        block_hashes: list[int]
+        parent_block_hash: int | None
+        token_ids: list[int]
+        block_size: int
+        lora_id: int | None
+        medium: str | None
+        lora_name: str | None
+        extra_keys: list[tuple[str, ...] | None] | None = None
+        group_idx: int | None = None
+        kv_cache_spec_kind: str | None = None
+        kv_cache_spec_sliding_window: int | None = None
+        locality: str | None = None
+
+    class BlockRemoved(msgspec.Struct, array_like=arrays, tag=True):
+        block_hashes: list[int]
+        medium: str | None
+
+    class AllBlocksCleared(msgspec.Struct, array_like=arrays, tag=True):
+        pass
+
+    class Batch(msgspec.Struct, array_like=True):
+        ts: float
+        events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+        data_parallel_rank: int | None = None
+
+    payload = encoded(stored(parent=THREE, extra=[("s",), None]), Removed(0, [ONE]), Cleared(), rank=1, form=form)
+    batch = msgspec.msgpack.decode(payload, type=Batch)
+    first, removed, cleared = batch.events
+    assert isinstance(first, BlockStored)
+    assert (first.block_hashes, first.parent_block_hash, first.medium) == ([1, 2**64 - 1], 3, "GPU")
+    assert (first.extra_keys, first.group_idx, first.kv_cache_spec_kind) == ([("s",), None], 0, "full_attention")
+    assert isinstance(removed, BlockRemoved)
+    assert isinstance(cleared, AllBlocksCleared)
+    assert batch.data_parallel_rank == 1
 
 
 def test_maps_have_the_same_names() -> None:
