@@ -14,6 +14,7 @@ from typing import Any
 from frame.core.config.errors import ConfigError
 from frame.core.config.mappings import merge
 
+from .kv_events import KV_EVENTS_FIELDS, kv_events_settings
 from .unused import UNUSED
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,13 @@ def _transfer(value: Any) -> dict[str, Any]:
     _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config")
     if extra:
         settings["plugin"] = {settings.get("kv_connector", ""): extra}
+    return settings
+
+
+def _kv_events(value: Any) -> dict[str, Any]:
+    given = _fields("kv_events_config", value)
+    settings = kv_events_settings(given)
+    _none_left("kv_events_config", given, *KV_EVENTS_FIELDS)
     return settings
 
 
@@ -272,6 +280,7 @@ def _draft_model(value: Any) -> dict[str, Any]:
 TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
     "kv_transfer_config": _transfer,
+    "kv_events_config": _kv_events,
     "attention_config": _attention,
     "speculative_config": _speculative,
     "eplb_config": _balance,
