@@ -15,6 +15,8 @@ _TRANSLATED: Mapping[str, str] = {
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`",
     "kv_offloading_size": "`kv_connector=offload` with `plugin.offload.size`; 0: none",
+    "kv_events_config": "`kv_events_endpoint` and the others of `kv_events_…`; without `endpoint` it is "
+    "tcp://127.0.0.1:5557, `tcp://*` is refused, and a tcp address of a host is connected to, as in vLLM",
     "attention_config": "`attention_backend` (its key `backend`)",
     "eplb_config": "`eplb_window_size`, `eplb_step_interval`, `num_redundant_experts`, `eplb_log_balancedness`, "
     "`eplb_use_async`, `expert_balancer` (its key `policy`)",

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError
 
+from frame.kv_events.settings import KVEventsConfig
+
 from .adapters import AdapterConfig
 from .data_parallel import MOST_RANKS, DataParallelConfig
 from .errors import ConfigError
@@ -280,6 +282,7 @@ class FrameConfig(Section):
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
     transfer: TransferConfig = TransferConfig()
+    kv_events: KVEventsConfig = KVEventsConfig()
     adapters: AdapterConfig = AdapterConfig()
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     server: ServerConfig = ServerConfig()

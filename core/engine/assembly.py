@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from frame.kv_events.start import make_events
 from frame.layout.check import check_layout
 from frame.layout.devices import check_devices
 from frame.layout.line import layout_line
@@ -138,6 +139,8 @@ class EngineStart:
                 connector = make("connector", config.transfer.kv_connector, setup, config)
             undo.callback(connector.close)
             connector.connect({rank: one.handshake for rank, one in enumerate(ready)})
+            events = make_events(config, layout)
+            undo.callback(events.close)
             policy_setup = engine_setup(config, info.max_model_len)
             scheduler = Scheduler(
                 config=config,
@@ -151,6 +154,7 @@ class EngineStart:
                 prefix_tile_rows=info.prefix_tile_rows,
                 prefix_costs=info.prefix_costs,
                 call=executor.call,
+                events=events,
             )
             engine = Engine(
                 scheduler=scheduler,

@@ -151,6 +151,7 @@ class Engine:
         lifecycle = self.scheduler.lifecycle
         busy = outputs or lifecycle.requests or lifecycle.loading or lifecycle.finished_ids or self._waves.running
         self.patience = min(HOLD_SECONDS, 2 * self.patience + 0.001) if lifecycle.held and not busy else 0.0
+        self.scheduler.events.flush()
         if self._worked:
             self._worked = False
             self._steps += 1
@@ -195,7 +196,9 @@ class Engine:
         }
         if method not in control:
             raise ValueError(f"no engine method {method!r}; there are: {', '.join(sorted((*control, 'worker')))}")
-        return control[method](**arguments)
+        result = control[method](**arguments)
+        self.scheduler.events.flush()
+        return result
 
     def _pause_requests(self, mode: str = "keep", clear_cache: bool = False) -> int:
         """Holds requests back; returns how many still run. "abort" ends them first, "wait" lets them finish.
@@ -255,6 +258,7 @@ class Engine:
         self._closed = True
         self._in_flight.clear()
         self._connector.close()
+        self.scheduler.events.close()
         self.scheduler.constraints.close()
         self.executor.close()
         self._on_close()

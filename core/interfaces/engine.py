@@ -110,9 +110,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     `num_accepted_per_place` counts these by their place after the last known token. `finished` counts requests by
     finish reason. `connector_counters` and `connector_gauges` are what the KV connector's workers reported, by name. Of
     each adapter, by its name, `adapters_running` and `adapters_waiting` count the requests now, and `adapters_added`
-    all since it was loaded. The numbers of experts are those of an `ExpertReport`, of all engines that share experts.
-    Of several engines (data ranks) they are the sums, and `ranks` has those of each: its `rank`, and in `problem` why
-    it does not serve, None where it does; an engine that does not answer counts with its last ones.
+    all since it was loaded. `num_kv_events` were accepted for subscribers, others dropped. The numbers of experts are
+    those of an `ExpertReport`, of all engines that share experts. Of several engines (data ranks) they are the sums,
+    and `ranks` has those of each: its `rank`, and in `problem` why it does not serve, None where it does; an engine
+    that does not answer counts with its last ones.
     """
 
     running: int = 0
@@ -137,6 +138,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     expert_balancedness: float = 1.0
     num_expert_placements: int = 0
     num_expert_copies: int = 0
+    num_kv_events: int = 0
+    num_kv_events_dropped: int = 0
     adapters_running: dict[str, int] = {}
     adapters_waiting: dict[str, int] = {}
     adapters_added: dict[str, int] = {}

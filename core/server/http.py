@@ -86,6 +86,13 @@ def _access_line(record: logging.LogRecord) -> bool:
     return True
 
 
+def _has_no_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Asked of a request for another protocol, whose body the parser would read as requests; raises, for a 400."""
+    if any(name in (b"content-length", b"transfer-encoding") and value.strip(b"0") for name, value in headers):
+        raise ValueError("a request with a body asks for another protocol")
+    return True
+
+
 def _protocol(max_head_bytes: int) -> Any:
     """The protocol of httptools, which parses in C, with the bounds on the head of a request that it lacks.
 
@@ -133,7 +140,9 @@ def _protocol(max_head_bytes: int) -> Any:
             """Stops the clock: the rest is body, which the ingress bounds."""
             self._in_body = True
             self._stop_clock()
+            upgrade = self.parser.should_upgrade() and _has_no_body(self.headers)
             super().on_headers_complete()
+            self.cycle.keep_alive &= not upgrade
             attach_wire(self.cycle)
 
         def on_message_complete(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from frame.kernels.native.rows import NativeRows
 from frame.ops import quantize_kv
 
 
@@ -31,7 +32,7 @@ class TokenCache:
     matrix; elsewhere slots are split into block and offset at each access.
     """
 
-    def __init__(self, kv_cache: Tensor, workspace: Workspace) -> None:
+    def __init__(self, kv_cache: Tensor, workspace: Workspace, native: NativeRows | None = None) -> None:
         self.dtype = kv_cache.dtype
         # torch moves 8-bit floats only as bytes
         moved = kv_cache.view(torch.uint8) if self.dtype.itemsize == 1 else kv_cache
@@ -40,6 +41,8 @@ class TokenCache:
         self._row_shape = tuple(self._tokens.shape[2:])
         self._workspace = workspace
         self.flat = self._tokens.is_contiguous()
+        #: kernels that read and write the cache where it lies
+        self.native = native if self.flat else None
         if self.flat:
             rows = self._tokens.view(-1, *self._row_shape)
             self._rows, self._row_size = rows.flatten(1), rows[0].numel()
@@ -48,6 +51,10 @@ class TokenCache:
 
     def store(self, key: Tensor, value: Tensor, slots: Tensor, scales: tuple[float | Tensor, float | Tensor]) -> None:
         """Writes `key`, `value` [n, Hk, D] at `slots` [n]; `scales` are those of a cache of 8-bit floats."""
+        plain = key.dtype == value.dtype == self.dtype and slots.is_contiguous() and _by_heads(key) and _by_heads(value)
+        if self.native is not None and plain:
+            self.native.store(key, value, slots, self.keys, self.values)
+            return
         if key.dtype != self.dtype:
             key, value = (quantize_kv(x, self.dtype, scale) for x, scale in zip((key, value), scales, strict=True))
         key, value = key.view(self._tokens.dtype), value.view(self._tokens.dtype)
@@ -66,3 +73,8 @@ class TokenCache:
         count = slots.shape[0]
         out = self._workspace.take(count * self._row_size, self._rows).view(count, self._row_size)
         return torch.index_select(self._rows, 0, slots, out=out).view(count, *self._row_shape).view(self.dtype)
+
+
+def _by_heads(x: Tensor) -> bool:
+    """Whether the heads of each token [n, H, D] lie one behind the other."""
+    return x.stride(2) == 1 and x.stride(1) == x.shape[2]

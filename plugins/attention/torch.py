@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, BlockFormat, GroupBatch, LayerParams
-from frame.ops import dequantize_kv
+from frame.kernels.native.rows import NativeRows
+from frame.ops import Ops, dequantize_kv
 
 from .distances import biased, own_biased
 from .invariant import InvariantRow, invariant_row
@@ -96,6 +97,7 @@ class TorchAttention(AttentionBackend):
         self._mask = CausalMask(self.spec, TILE)
         self._workspace = Workspace()
         self._caches: dict[int, TokenCache] = {}
+        self._native = _native_rows(self.ops, self.spec)
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
@@ -143,7 +145,7 @@ class TorchAttention(AttentionBackend):
         cache = self._caches.get(id(kv_cache))
         if cache is None:
             # The entry holds the tensor, so its id stays its own; a group has a handful of layers.
-            cache = self._caches[id(kv_cache)] = TokenCache(kv_cache, self._workspace)
+            cache = self._caches[id(kv_cache)] = TokenCache(kv_cache, self._workspace, self._native)
         return cache
 
     def _paged_plan(self, batch: GroupBatch) -> TorchPlan:
@@ -219,6 +221,8 @@ class TorchAttention(AttentionBackend):
         """[count, H, D]: the query heads of a KV head are its query tokens, so that no key is repeated."""
         count, heads, dim = query.shape
         kv_heads = self.spec.num_kv_heads
+        if cache.native is not None and query.stride(2) == 1 and query.stride(1) == dim:
+            return self._native_decode(cache.native, query, cache, group)
         keys, values = self._read(layer, cache, group.cached)
         mask = group.mask
         if layer.alibi_slopes is not None and group.distance is not None:
@@ -232,6 +236,15 @@ class TorchAttention(AttentionBackend):
         keys = keys.unflatten(0, (count, group.length)).transpose(1, 2)
         values = values.unflatten(0, (count, group.length)).transpose(1, 2)
         return attend(layer, folded, keys, values, mask).reshape(count, heads, dim)
+
+    def _native_decode(self, native: NativeRows, query: Tensor, cache: TokenCache, group: DecodeGroup) -> Tensor:
+        """[count, H, D], from keys and values where they lie."""
+        cached, keys, values, slots = group.cached, cache.keys, cache.values, None
+        if group.count == 1 and cached.start is not None:
+            keys, values = keys[cached.start :], values[cached.start :]
+        else:
+            slots = cached.slots.view(group.count, group.length)
+        return native.attend(query, keys, values, slots, group.lengths, self.spec.scale)
 
     def _prompt(
         self, layer: LayerParams, query: Tensor, keys: Tensor, values: Tensor, row: PromptRow, out: Tensor
@@ -280,6 +293,15 @@ def attend(
     sinks = layer.sinks.float().view(1, query.shape[1], -1, 1).expand(*scores.shape[:3], 1)
     probabilities = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
     return (probabilities @ values.float()).to(query.dtype)
+
+
+def _native_rows(ops: Ops, spec: AttentionSpec) -> NativeRows | None:
+    """The kernels in C of the CPU platform, where they know all that such layers ask for."""
+    native: NativeRows | None = getattr(ops, "native", None) if spec.device_type == "cpu" else None
+    special = spec.soft_cap or spec.sinks or needs_distances(spec) or spec.dtype != spec.kv_dtype
+    if native is None or special or not native.attends(spec.dtype, spec.num_heads, spec.num_kv_heads, spec.head_dim):
+        return None
+    return native
 
 
 def _stored(batch: GroupBatch) -> tuple[Tensor | None, Tensor]:

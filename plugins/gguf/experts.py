@@ -1,9 +1,9 @@
-"""Routed experts whose weights stay in blocks; those that a step needs are given their values for it."""
+"""Routed experts whose weights stay in codes: a processor multiplies by them, others are given their values for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,21 +11,25 @@ from torch import Tensor
 
 from frame.interfaces import Dispatched, ExpertMatrices
 from frame.layers import PlainExperts, WeightSlot
+from frame.ops import RowParts, gated
 
-from .blocks import dequantize
+from .held import held_as
 from .types import BY_NAME
 
 _ALL = slice(None)
 
 
 class PackedExperts(PlainExperts):
-    """A parameter for each part, of the type `kinds`: uint8 [slots, rows, blocks, bytes], or plain where that is None.
+    """The parameters of `Held` with an axis of slots before, for each part; or a plain one [slots, rows, columns].
 
-    They are `layer.part_0`, … in the order of `spec.names`: gate, up, down.
+    `kinds` are the types of the parts in the order of `spec.names`: gate, up, down; None for a plain part. The
+    parameters of part i are `layer.part_i_NAME`, that of a plain one `layer.part_i`.
     """
 
     def __init__(self, kinds: Sequence[str | None]) -> None:
         self._kinds = list(kinds)
+        self._held = [None if kind is None else held_as(kind) for kind in kinds]
+        self._names: list[list[str]] = [[] for _ in kinds]
 
     def create(self, layer: Any) -> None:
         device, layer.device = layer.device, torch.device("meta")
@@ -38,10 +42,18 @@ class PackedExperts(PlainExperts):
         down = layer.down
         inner = layer.gate_up.shape[1] // (len(layer.spec.names) - 1)
         layer.gate_up = layer.down = None
-        for number, kind in enumerate(self._kinds):
+        for number, held in enumerate(self._held):
             last = number == len(self._kinds) - 1
             slots, rows, columns = (len(down), *down.shape[1:]) if last else (len(down), inner, down.shape[1])
-            setattr(layer, _name(number), _empty(layer, kind, slots, rows, columns))
+            if held is None:
+                setattr(layer, _name(number), layer.empty(slots, rows, columns))
+                continue
+            _require_whole_blocks(layer, held.kind, columns)
+            made = _Made(layer, slots)
+            held.create(made, rows, columns)
+            self._names[number] = list(made.parameters)
+            for name, parameter in made.parameters.items():
+                setattr(layer, f"{_name(number)}_{name}", parameter)
 
     def weight_slots(self, layer: Any) -> list[WeightSlot]:
         spec = layer.spec
@@ -54,44 +66,114 @@ class PackedExperts(PlainExperts):
             sizes = (spec.hidden_size, spec.intermediate_size) if last else (spec.intermediate_size, spec.hidden_size)
             index: tuple[slice, ...] = (_ALL, mine) if last else (mine, _ALL)
             shape: tuple[int, ...] = sizes
-            options: dict[str, Any] = {}
             if kind is not None:
                 block = BY_NAME[kind]
                 shape = (sizes[0], sizes[1] // block.values, block.num_bytes)
                 index = (_ALL, _blocks(mine, block.values)) if last else index
-                options = {"dtype": torch.uint8, "near": (20.0, 4.0)}
             for local, expert in enumerate(layer.held):
-                name, region = f"{layer.prefix}.{expert}.{end}", (slice(local, local + 1),)
-                slots.append(WeightSlot(name, shape, getattr(layer, _name(number)), index, region, **options))
+                name, parameter = f"{layer.prefix}.{expert}.{end}", self._parameters(layer, number)[0]
+                options: dict[str, Any] = {"region": (slice(local, local + 1),)}
+                if kind is not None:
+                    take = partial(self._put, layer, number, local)
+                    options |= {"dtype": torch.uint8, "near": (20.0, 4.0), "take": take}
+                slots.append(WeightSlot(name, shape, parameter, index, **options))
         return slots
 
     def rows(self, layer: Any) -> list[Tensor]:
-        return [getattr(layer, _name(number)) for number in range(len(self._kinds))]
+        return [one for number in range(len(self._kinds)) for one in self._parameters(layer, number)]
 
     def matrices(self, layer: Any, dtype: torch.dtype) -> ExpertMatrices | None:
-        return super().matrices(self._shown(layer, None, dtype), dtype)
+        return super().matrices(self._shown(layer, dtype), dtype)
 
     def apply(self, layer: Any, dispatched: Dispatched) -> Tensor:
-        slots, first = dispatched.slots, layer.base
-        if slots is None or layer.device.type != "cpu":  # elsewhere the host does not know which are needed
-            return super().apply(self._shown(layer, None, dispatched.values.dtype), dispatched)
+        if dispatched.counts is None:
+            return super().apply(layer, dispatched)
+        return super().apply(self._shown(layer, dispatched.values.dtype), dispatched)
+
+    def multiply(self, layer: Any, values: Tensor, weights: Tensor, slots: Tensor, **how: Any) -> Tensor:
+        if layer.device.type != "cpu":  # the host does not know which experts are needed
+            return super().multiply(self._shown(layer, values.dtype), values, weights, slots, **how)
+        if layer.ops.invariant:
+            return self._multiply_chosen(layer, values, weights, slots, how)
+        out, first, gating = torch.zeros_like(values), how["first"], how["gating"]
+        for slot in torch.unique(slots).tolist():
+            if not first <= slot < first + layer.num_slots:
+                continue
+            token, choice = torch.where(slots == slot)
+            x = values if len(token) == len(values) == 1 else values[token]
+            inner = [self._product(layer, number, slot - first, x) for number in range(len(self._kinds) - 1)]
+            value = self._product(layer, len(inner), slot - first, gated(torch.cat(inner, -1), gating))
+            out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
+        _tell(how.get("parts"), out)
+        return out
+
+    def _multiply_chosen(
+        self, layer: Any, values: Tensor, weights: Tensor, slots: Tensor, how: dict[str, Any]
+    ) -> Tensor:
+        """`multiply` by the values of the experts that are chosen."""
+        first = how["first"]
         used = torch.unique(slots)
         used = used[(used >= first) & (used < first + layer.num_slots)]
         if not len(used):
-            return torch.zeros_like(dispatched.values)
+            out = torch.zeros_like(values)
+            _tell(how.get("parts"), out)
+            return out
         places = torch.searchsorted(used, slots.contiguous()).clamp_max(len(used) - 1)
         places = torch.where(used[places] == slots, places, -1).to(slots.dtype)
-        shown = self._shown(layer, (used - first).long(), dispatched.values.dtype)
-        return super().apply(shown, replace(dispatched, slots=places))
+        shown = self._shown(layer, values.dtype, (used - first).long())
+        return super().multiply(shown, values, weights, places, **{**how, "first": 0, "of_all": len(used)})
 
-    def _shown(self, layer: Any, used: Tensor | None, dtype: torch.dtype) -> Any:
+    def _parameters(self, layer: Any, number: int) -> list[Tensor]:
+        names = self._names[number]
+        return [getattr(layer, f"{_name(number)}_{name}") for name in names] or [getattr(layer, _name(number))]
+
+    def _put(self, layer: Any, number: int, local: int, piece: Tensor) -> None:
+        """Takes the blocks [rows, blocks, bytes] of a part of an expert."""
+        if (held := self._held[number]) is not None:
+            held.put(self._expert(layer, number, local), slice(0, len(piece)), piece)
+
+    def _expert(self, layer: Any, number: int, local: int) -> _Shown:
+        """A layer with the parameters of one expert's part."""
+        parameters = zip(self._names[number], self._parameters(layer, number), strict=True)
+        return _Shown(layer, **{name: parameter.data[local] for name, parameter in parameters})
+
+    def _product(self, layer: Any, number: int, local: int, x: Tensor) -> Tensor:
+        """x Wᵀ of a part of one expert."""
+        held = self._held[number]
+        if held is None:
+            plain: Tensor = layer.ops.linear(x, getattr(layer, _name(number))[local])
+            return plain
+        return held.apply(self._expert(layer, number, local), x, None)
+
+    def _shown(self, layer: Any, dtype: torch.dtype, used: Tensor | None = None) -> Any:
         """The layer with the weights of its slots `used`, None for all, in full."""
         parts = []
-        for parameter, kind in zip(self.rows(layer), self._kinds, strict=True):
-            some = parameter if used is None else parameter[used]
-            parts.append(some.to(dtype) if kind is None else dequantize(some, kind, dtype))
-        numbered = {} if used is None else {"base": 0, "num_all_slots": len(used)}
-        return _Shown(layer, gate_up=torch.cat(parts[:-1], 1), down=parts[-1], **numbered)
+        for number, held in enumerate(self._held):
+            parameters = [one.data if used is None else one.data[used] for one in self._parameters(layer, number)]
+            if held is None:
+                parts.append(parameters[0].to(dtype))
+                continue
+            named = zip(self._names[number], parameters, strict=True)
+            joined = _Shown(layer, **{name: parameter.flatten(0, 1) for name, parameter in named})
+            parts.append(held.values(joined, _ALL, dtype).unflatten(0, (len(parameters[0]), -1)))
+        return _Shown(layer, gate_up=torch.cat(parts[:-1], 1), down=parts[-1])
+
+
+class _Made:
+    """Stands for the layer of one expert while parameters are made, which get an axis of slots before."""
+
+    def __init__(self, layer: Any, slots: int) -> None:
+        self.__dict__.update(_layer=layer, _slots=slots, parameters={})
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        found: Tensor = self._layer.empty(self._slots, *shape, dtype=dtype)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return self.parameters[name]
+
+    def __setattr__(self, name: str, value: Tensor) -> None:
+        self.parameters[name] = value
 
 
 class _Shown:
@@ -109,19 +191,20 @@ def _name(number: int) -> str:
     return f"part_{number}"
 
 
-def _empty(layer: Any, kind: str | None, slots: int, rows: int, columns: int) -> Tensor:
-    """The parameter of one part; raises `ValueError` where this rank's columns cut a block."""
-    if kind is None:
-        plain: Tensor = layer.empty(slots, rows, columns)
-        return plain
-    block = BY_NAME[kind]
-    if columns % block.values:
+def _require_whole_blocks(layer: Any, kind: str, columns: int) -> None:
+    """Raises `ValueError` where this rank's columns cut a block."""
+    if columns % BY_NAME[kind].values:
         raise ValueError(
-            f"{layer.prefix}: this rank holds {columns} columns of each expert, which cut blocks of {block.values} "
-            f"({kind}); divide the model over fewer devices"
+            f"{layer.prefix}: this rank holds {columns} columns of each expert, which cut blocks of "
+            f"{BY_NAME[kind].values} ({kind}); divide the model over fewer devices"
         )
-    packed: Tensor = layer.empty(slots, rows, columns // block.values, block.num_bytes, dtype=torch.uint8)
-    return packed
+
+
+def _tell(parts: RowParts | None, out: Tensor) -> None:
+    """Says that all parts of the result are there."""
+    if parts is not None:
+        for rows in parts.rows:
+            parts.done(out, rows)
 
 
 def _blocks(columns: slice, values: int) -> slice:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frame.kernels.native.nibbles import NibbleWeight
+from frame.kernels.native.rows import NativeRows
 from frame.ops import unpack_nibbles
 
 from ..quantization.packing import pack_nibbles
@@ -22,8 +24,8 @@ from .types import BY_NAME
 
 #: Values that are put together at once of a weight: as many as memory spares, or as stay in a processor's cache.
 _AT_ONCE, _IN_CACHE = 1 << 25, 1 << 19
-#: The most rows that platforms multiply without putting the weight together.
-_FEW_ROWS = 64
+#: The most rows that platforms multiply without putting the weight together: a GPU, and a processor.
+_FEW_ROWS, _FEW_HOST_ROWS = 64, 16
 #: Columns of a block of Q8_0 or Q4_0, and the code of zero of the latter.
 _GROUP, _ZERO = 32, 8
 
@@ -111,8 +113,9 @@ class HeldCodes(Held):
         return found.to(dtype)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        many = x.numel() > _FEW_ROWS * x.shape[-1] or layer.ops.invariant
-        if x.device.type == "cpu" or (many and layer.scales.numel() * _GROUP > _AT_ONCE):
+        host = x.device.type == "cpu"
+        many = x.numel() > (_FEW_HOST_ROWS if host else _FEW_ROWS) * x.shape[-1] or layer.ops.invariant
+        if many and (host or layer.scales.numel() * _GROUP > _AT_ONCE):
             return super().apply(layer, x, bias)
         if self.kind == "Q8_0":
             wide: Tensor = layer.ops.scaled_linear(x, layer.codes, layer.scales, (1, _GROUP), bias)
@@ -143,7 +146,9 @@ class HeldPlanes(Held):
         return values_of(self._planes(layer).rows(rows), self.kind, dtype)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        """From the codes on a GPU, by kernels: of few rows the product, of more the weight in one launch."""
+        """From the codes, by kernels: of few rows the product, on a GPU of more the weight in one launch."""
+        if (found := self._native(layer, x)) is not None:
+            return found if bias is None else found.add_(bias)
         if x.device.type != "cuda" or x.dtype.itemsize != 2 or x.dim() != 2 or x.stride(1) != 1 or not len(x):
             return super().apply(layer, x, bias)
         from frame.kernels import codebook, nibble_rows
@@ -152,6 +157,17 @@ class HeldPlanes(Held):
             return nibble_rows.product(x, self._planes(layer).nibbles(), bias)
         planes = self._planes(layer)
         return self._in_parts(layer, x, bias, lambda rows: codebook.dequantize(planes.rows(rows).nibbles(), x.dtype))
+
+    def _native(self, layer: Any, x: Tensor) -> Tensor | None:
+        """x Wᵀ by the kernels in C of the CPU platform, which takes few rows."""
+        native: NativeRows | None = getattr(layer.ops, "native", None)
+        if native is None or x.device.type != "cpu" or layer.ops.invariant or not x.numel():
+            return None
+        planes = self._planes(layer)
+        weight = NibbleWeight(
+            planes.low, planes.scales, planes.high, minima=planes.minima, outer=planes.outer, zero=planes.zero
+        )
+        return native.nibble_linear(x, weight) if weight.fits else None
 
     def _planes(self, layer: Any) -> Planes:
         names = sizes_of(self.kind, 0)

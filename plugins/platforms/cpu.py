@@ -45,7 +45,7 @@ class CpuPlatform(Platform):
     def __init__(self, setup: PlatformSetup, options: CpuOptions | None = None) -> None:
         super().__init__(setup, options or CpuOptions())
         self._memory = HostMemory()
-        self._ops = CpuOps()
+        self._ops = CpuOps(compiled=self.options.native_kernels)
         threads = setup.num_threads or _fitting_threads()
         if threads is not None:
             torch.set_num_threads(threads)

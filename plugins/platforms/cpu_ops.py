@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from frame.interfaces import SILU, Gating
+from frame.kernels.native.nibbles import NibbleWeight
+from frame.kernels.native.rows import NativeRows, begin, native_rows
 from frame.ops import (
     NO_BIASES,
     AdapterWeights,
+    CodedWeights,
     ExpertBiases,
     Ops,
     Positions,
@@ -27,6 +32,7 @@ from frame.ops import (
     StateRows,
     StepBuffers,
     StepSizes,
+    gated,
     gated_delta_chunked,
     ssd_scan_chunked,
 )
@@ -51,25 +57,49 @@ class CpuOps(Ops):
     in pieces of one size; sums, products and roots of elements round the same everywhere and need no care.
     """
 
+    def __init__(self, *, compiled: bool = False) -> None:
+        super().__init__()
+        self._compiled = compiled
+        if compiled:
+            begin()
+
+    @cached_property
+    def native(self) -> NativeRows | None:
+        """The kernels in C, where they are wanted and can be compiled; the first access waits for that."""
+        return native_rows() if self._compiled else None
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.invariant:
             return linear_invariant(x, weight, bias, product if weight.is_mkldnn else functional.linear)
+        if weight.is_mkldnn and self.native is not None:
+            out = self.native.packed_linear(x, weight, bias)
+            if out is not None:
+                return out
         return product(x, weight, bias)
 
     def linear_into(self, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return out.copy_(self.linear(x, weight))
 
     def packs(self, weight: Tensor) -> bool:
-        return is_packed(weight)
+        return is_packed(weight, read=self.native is not None)
 
     def packed(self, weight: Tensor) -> Tensor | None:
-        return packed(weight)
+        found = packed(weight, read=self.native is not None)
+        if found is not None and self.native is not None:
+            self.native.learn(weight, found)
+        return found
 
     def scaled_linear(
         self, x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None = None,
         zeros: Tensor | None = None, input_scale: Tensor | None = None, *, rounds: bool = False,
     ) -> Tensor:  # fmt: skip
-        by_rows = codes.dtype == torch.int8 and scales.shape == (len(codes), 1) and block[0] == 1 and zeros is None
+        of_bytes = codes.dtype == torch.int8 and block[0] == 1 and zeros is None
+        by_rows = of_bytes and scales.shape[1] == 1 and scales.dtype == torch.float32
+        grouped = of_bytes and block[1] == 32 and scales.dtype == torch.float16
+        if (by_rows or grouped) and self.native is not None and not self.invariant:
+            out = self.native.byte_linear(x, codes, scales)
+            if out is not None:
+                return out if bias is None else out.add_(bias)
         if by_rows and not self.invariant and x.numel() and multiplies_bytes():
             return byte_linear(x, codes, scales, bias)
         if self.invariant or not x.numel():
@@ -87,6 +117,10 @@ class CpuOps(Ops):
     ) -> Tensor:
         if self.invariant or not x.numel():
             return super().packed_linear(x, packed, scales, zeros, bias)
+        if self.native is not None and (coded := NibbleWeight(packed, scales, zeros=zeros)).fits:
+            out = self.native.nibble_linear(x, coded)
+            if out is not None:
+                return out if bias is None else out.add_(bias)
 
         def weight(rows: slice) -> Tensor:
             return self.dequantize_packed(packed[rows], scales[rows], None if zeros is None else zeros[rows])
@@ -105,6 +139,40 @@ class CpuOps(Ops):
 
         return linear_in_parts(x, (len(packed), x.shape[-1]), weight, bias)
 
+    def coded_experts(
+        self, hidden: Tensor, gate_up: CodedWeights, down: CodedWeights, weights: Tensor, ids: Tensor, *,
+        of_all: int = 0, first: int = 0, parts: RowParts | None = None, gating: Gating = SILU,
+        biases: ExpertBiases = NO_BIASES, rounds: bool = False,
+    ) -> Tensor:  # fmt: skip
+        given = hidden, gate_up, down, weights, ids
+        # the reference rounds weights to 16 bits, which what is more exact differs from where large terms cancel
+        parted = gate_up.columns is not None or down.columns is not None
+        if self.invariant or parted or hidden.dtype != torch.float32:
+            how: dict[str, Any] = {"of_all": of_all, "first": first, "parts": parts, "gating": gating, "biases": biases}
+            return super().coded_experts(*given, **how, rounds=rounds)
+        out, (inner_bias, outer_bias) = torch.zeros_like(hidden), biases
+        for expert in torch.unique(ids - first).tolist():
+            if not 0 <= expert < len(gate_up.codes):
+                continue
+            token, choice = torch.where(ids == expert + first)
+            inner = self._coded(hidden[token], gate_up, expert, None if inner_bias is None else inner_bias[expert])
+            value = self._coded(gated(inner, gating), down, expert, None if outer_bias is None else outer_bias[expert])
+            out.index_add_(0, token, value * weights[token, choice].unsqueeze(-1).to(value.dtype))
+        if parts is not None:
+            for rows in parts.rows:
+                parts.done(out, rows)
+        return out
+
+    def _coded(self, x: Tensor, coded: CodedWeights, expert: int, bias: Tensor | None) -> Tensor:
+        """x Wᵀ + b of one expert."""
+        zeros, numbers = (None if one is None else one[expert] for one in (coded.zeros, coded.numbers))
+        codes, scales = coded.codes[expert], coded.scales[expert]
+        if coded.table is not None:
+            return self.table_linear(x, codes, scales, coded.table, numbers, bias)
+        if codes.dtype == torch.int32:
+            return self.packed_linear(x, codes, scales, zeros, bias)
+        return self.scaled_linear(x, codes, scales, coded.block, bias, zeros)
+
     def add_adapters(self, y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGroups) -> Tensor:
         if not self.invariant:
             return Ops.add_adapters(y, x, weights, groups)
@@ -117,7 +185,8 @@ class CpuOps(Ops):
         return each_row(function, x) if self.invariant else function(x)
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        return self.map_rows(Ops.silu_mul, x)
+        out = None if self.native is None else self.native.silu_mul(x)
+        return self.map_rows(Ops.silu_mul, x) if out is None else out
 
     def gelu_tanh_mul(self, x: Tensor) -> Tensor:
         return self.map_rows(Ops.gelu_tanh_mul, x)
@@ -132,18 +201,22 @@ class CpuOps(Ops):
             return fused_experts_invariant(*given, first=first, gating=gating, biases=biases)
         return Ops.fused_experts(*given, first=first, parts=parts, gating=gating, biases=biases)
 
-    @staticmethod
-    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        out = None if self.native is None else self.native.rms_norm(x, weight, eps, offset)
+        if out is not None:
+            return out
         if x.dtype != torch.float32:
             return Ops.rms_norm(x, weight, eps, offset)
         return torch.rms_norm(x, (x.shape[-1],), weight + offset if offset else weight, eps)
 
-    @staticmethod
     def add_rms_norm(
-        x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     ) -> tuple[Tensor, Tensor]:
+        both = None if self.native is None else self.native.add_rms_norm(x, residual, weight, eps, offset)
+        if both is not None:
+            return both
         total = x + residual
-        return CpuOps.rms_norm(total, weight, eps, offset), total
+        return self.rms_norm(total, weight, eps, offset), total
 
     @staticmethod
     def apply_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
@@ -158,6 +231,10 @@ class CpuOps(Ops):
     def rotary(
         self, query: Tensor, key: Tensor, positions: Positions, cos_sin: Tensor, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
+        if self.native is not None and isinstance(positions, Tensor) and not interleaved:
+            both = self.native.rotary(query, key, positions, cos_sin)
+            if both is not None:
+                return both
         whole = cos_sin.shape[-1] == query.shape[-1] and query.dtype == cos_sin.dtype
         if not isinstance(positions, Tensor) or interleaved or self.invariant or not whole:
             return Ops.rotary(query, key, positions, cos_sin, interleaved)
@@ -176,7 +253,11 @@ class CpuOps(Ops):
         cos_sin: Tensor,
         interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        query, key = CpuOps.rms_norm(query, weights[0], eps, offset), CpuOps.rms_norm(key, weights[1], eps, offset)
+        if self.native is not None and isinstance(positions, Tensor) and not interleaved:
+            both = self.native.rotary(query, key, positions, cos_sin, weights, eps, offset)
+            if both is not None:
+                return both
+        query, key = self.rms_norm(query, weights[0], eps, offset), self.rms_norm(key, weights[1], eps, offset)
         return self.rotary(query, key, positions, cos_sin, interleaved)
 
     def ssd_scan(

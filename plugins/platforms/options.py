@@ -75,4 +75,9 @@ class CpuOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    native_kernels: bool = Field(
+        True,
+        description="Compute steps of few tokens by kernels that the machine's C compiler makes when an engine starts, "
+        "where there is one; else by torch.",
+    )
     native_dtype: bool = Field(False, description="Let dtype=auto keep 16-bit weights instead of widening to float32.")

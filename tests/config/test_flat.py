@@ -27,11 +27,16 @@ OTHER_VALUES = {
     "chat_template_content_format": "openai", "max_head_bytes": 8192, "max_headers": 100, "ssl_cert_reqs": 2,
     "pipeline_layers": [5], "nnodes": 2, "node_rank": 1, "data_parallel_rank": 3, "data_parallel_rank_local": 1,
     "eplb_record": "/tmp/r", "model_impl": "frame", "safetensors_load_strategy": "eager",
-    "lora_modules": ["a=/b"], "lora_root": "/c",
+    "lora_modules": ["a=/b"], "lora_root": "/c", "kv_events_endpoint": "tcp://127.0.0.1:5557",
+    "kv_events_replay_endpoint": "ipc:///r", "kv_events_curve_file": "/k",
+    "kv_events_format": "map", "kv_events_hashes": "bytes",
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {
     "enable_eplb": {"enable_expert_parallel": True},
+    "kv_events_connect": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
+    "kv_events_curve_file": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
+    "kv_events_replay_endpoint": {"kv_events_endpoint": "tcp://127.0.0.1:5557"},
     "num_redundant_experts": {"enable_eplb": True, "enable_expert_parallel": True},
     "eplb_record": {"enable_eplb": True, "enable_expert_parallel": True},
     "admin_port": {"admin_key": ["k"]},

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,29 @@ def holding(model, address, ranks=1):
         process.communicate()
 
 
+def kill_with_workers(process):
+    """Ends the engine and its workers, which would answer until they miss it, and waits for all."""
+    doomed = [process.pid]
+    for pid in doomed:
+        doomed += [child for child, parent in parents().items() if parent == pid]
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    while set(doomed) & parents().keys():
+        time.sleep(0.01)
+
+
+def parents():
+    """The parent of each process that has not ended."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
+
+
 @pytest.fixture
 def holder(model, tmp_path):
     """(address, process) of an engine that has computed the prompts."""
@@ -65,8 +90,7 @@ def test_each_of_two_ranks_loads_from_its_like_and_a_dead_peer_is_no_loss(model,
     with holding(model, address, ranks) as process:
         llm = make_llm(model, ranks, peers=[address], lookup_seconds=20, retry_seconds=0)
         assert complete(llm, given) == (expected, CACHED)
-        process.kill()
-        process.wait()
+        kill_with_workers(process)
         assert complete(llm, given) == (expected, [0] * len(given))
         assert llm.llm_engine.core.stats().kv_usage == 0
         llm.close()

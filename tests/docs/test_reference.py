@@ -28,6 +28,11 @@ EXAMPLES: dict[str, tuple[Any, str, Any]] = {
     "distributed_executor_backend": ("mp", "executor", "process"),
     "kv_transfer_config": ({"kv_connector": "disk", "kv_role": "kv_producer"}, "kv_role", "producer"),
     "kv_offloading_size": (8, "kv_connector", "offload"),
+    "kv_events_config": (
+        {"enable_kv_cache_events": True, "publisher": "zmq"},
+        "kv_events_endpoint",
+        "tcp://127.0.0.1:5557",
+    ),
     "attention_config": ({"backend": "torch"}, "attention_backend", "torch"),
     "speculative_config": ({"method": "ngram", "num_speculative_tokens": 3}, "num_speculative_tokens", 3),
     "eplb_config": ({"window_size": 9}, "eplb_window_size", 9),

@@ -19,6 +19,7 @@ from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.scheduling import SchedulerPolicy
 from frame.core.interfaces.step import StepPlan, StepResult
+from frame.kv_events.events import NO_EVENTS, CacheEvents
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.testing import make_setup
 from frame.testing.engines import no_grammars
@@ -109,6 +110,7 @@ class Simulation:
         connector: FakeConnector | None = None,
         policy: type[SchedulerPolicy] = FirstComeFirstServedPolicy,
         seed: int = 0,
+        events: CacheEvents = NO_EVENTS,
         **flat: object,
     ) -> None:
         self.config = make_config(**{"max_num_seqs": 128, "max_num_batched_tokens": 2048, **flat})
@@ -123,6 +125,7 @@ class Simulation:
             max_model_len=max_model_len,
             max_in_flight=max_in_flight,
             compiler=no_grammars(),
+            events=events,
         )
         speculation = self.config.speculation
         self.broken: set[int] = set()  # steps that raise

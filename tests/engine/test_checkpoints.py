@@ -29,8 +29,8 @@ def test_a_state_is_kept_under_its_own_prefix_though_its_request_ends_before(end
     pool, requests = checkpoints.pools[0], [admitted(checkpoints), admitted(checkpoints)]
     states = {request.cache.blocks[0][0]: name for request, name in zip(requests, ("first", "second"), strict=True)}
     free = pool.num_free
-    checkpoints.note(requests[0], b"first")
-    checkpoints.note(requests[1], b"second")
+    checkpoints.note(requests[0], b"first", INTERVAL)
+    checkpoints.note(requests[1], b"second", INTERVAL)
     for place in ended:
         checkpoints.end(requests[place])
         pool.release(requests[place].cache.blocks[0])
@@ -44,8 +44,8 @@ def test_a_state_is_kept_under_its_own_prefix_though_its_request_ends_before(end
 def test_what_a_failed_step_left_is_kept_neither_in_copies_nor_in_ended_requests() -> None:
     checkpoints = make_checkpoints()
     pool, running, ended = checkpoints.pools[0], admitted(checkpoints), admitted(checkpoints)
-    checkpoints.note(running, b"running")
-    checkpoints.note(ended, b"ended")
+    checkpoints.note(running, b"running", INTERVAL)
+    checkpoints.note(ended, b"ended", INTERVAL)
     checkpoints.end(ended)
     pool.release(ended.cache.blocks[0])
     assert pool.find(0, b"ended")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.sampling import SamplingParams
+from frame.kv_events.events import NO_EVENTS, CacheEvents
 from frame.plugins.schedulers.fair import FairPolicy
 from frame.plugins.schedulers.fcfs import FirstComeFirstServedPolicy
 from frame.plugins.schedulers.priority import PriorityPolicy
@@ -52,7 +55,9 @@ def examples(count: int) -> settings:
     return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
-def simulate(setup: dict, connector: dict | None = None) -> Simulation:
+def simulate(
+    setup: dict, connector: dict | None = None, events_of: Callable[[KVLayout], CacheEvents] = lambda layout: NO_EVENTS
+) -> Simulation:
     setup = dict(setup)
     windows, size, roominess = setup.pop("windows"), setup.pop("block_size"), setup.pop("roominess")
     strides, holds_states = setup.pop("strides")[: len(windows)], setup.pop("holds_states")
@@ -64,7 +69,7 @@ def simulate(setup: dict, connector: dict | None = None) -> Simulation:
         connector = dict(connector)
         setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
     made = None if connector is None else FakeConnector(layout=layout, **connector)
-    return Simulation(layout=layout, max_model_len=MAX_LEN, connector=made, **setup)
+    return Simulation(layout=layout, max_model_len=MAX_LEN, connector=made, events=events_of(layout), **setup)
 
 
 def random_request(number: int, rng: random.Random, encodes: bool = False):

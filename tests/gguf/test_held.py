@@ -50,10 +50,10 @@ def test_values_are_those_of_the_file(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_in_parts(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frame.plugins.gguf.held._IN_CACHE", 5 * DEPTH)
-    for ops in (Ops(), CpuOps()):
+    for ops in (Ops(), CpuOps(), CpuOps(compiled=True)):
         for ops.invariant in (False, True):
             layer, values = layer_of(kind, ops)
-            x, bias = torch.randn(3, DEPTH).to(dtype), torch.randn(ROWS + 3).to(dtype)
+            x, bias = torch.randn(6, DEPTH).to(dtype), torch.randn(ROWS + 3).to(dtype)
             found = held_as(kind).apply(layer, x, bias)
             expected = torch.nn.functional.pad(x.double() @ values.double().T, (0, 3)) + bias.double()
             far = (found.double() - expected).abs().max() / expected.abs().max()

@@ -354,7 +354,8 @@ def test_prompts_longer_than_a_tile_and_their_log_probabilities(family, tmp_path
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([encoder]), decoder_input_ids=torch.tensor([decoder])).logits[0]
-    llm = make_llm(folder, max_model_len=400)
+    # such a T5 makes a hundred thousand times as much of a rounding, so that both must round alike
+    llm = make_llm(folder, max_model_len=400, plugin={"cpu": {"native_kernels": False}})
     (found,) = outputs_of(llm, [both(encoder, decoder)], prompt_logprobs=0, max_tokens=1)
     expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(decoder[1:])[:, None])[:, 0]
     given = torch.tensor(

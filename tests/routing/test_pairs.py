@@ -97,6 +97,13 @@ async def test_other_requests_go_to_the_server_that_answers(path: str, body: Any
         assert p.seen == []
 
 
+@pytest.mark.parametrize("method", ["GET", "OPTIONS", "DELETE"])
+async def test_only_what_is_posted_is_divided(method: str) -> None:
+    async with pairs([reply(200, {"from": "d"})], [COMPUTED]) as ((d,), (p,), f):
+        assert (await f.client.request(method, CHAT, content=BODY, headers=JSON)).json() == {"from": "d"}
+        assert (d.seen[0].body, p.seen) == (BODY, [])
+
+
 @pytest.mark.parametrize(
     "given",
     [

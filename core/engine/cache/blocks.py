@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from frame.kv_events.events import NO_EVENTS, CacheEvents
+
 
 class BlockPool:
     """Blocks 1 .. num_blocks - 1; block 0 is the null block and never handed out.
@@ -15,10 +17,11 @@ class BlockPool:
     blocks with a published hash at its tail: the least recently freed is taken first, and only then loses its hash.
     """
 
-    def __init__(self, num_blocks: int, num_groups: int) -> None:
+    def __init__(self, num_blocks: int, num_groups: int, events: CacheEvents = NO_EVENTS) -> None:
         if num_blocks < 2:
             raise ValueError(f"the KV cache needs at least 2 blocks (one is the null block), got {num_blocks}")
         self.num_blocks = num_blocks
+        self._events = events
         self.num_free = num_blocks - 1
         self._next = [*range(1, num_blocks), 0]
         self._previous = [num_blocks - 1, *range(num_blocks - 1)]
@@ -90,6 +93,7 @@ class BlockPool:
         if content is not None and (block_hash is None or content[1] == block_hash):
             del self._published[content[0]][content[1]]
             self._content[block] = None
+            self._events.removed(*content)
 
     def withdraw_all(self) -> None:
         """Empties the prefix cache; holders keep their blocks."""

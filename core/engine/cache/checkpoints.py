@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from frame.kv_events.events import NO_EVENTS, CacheEvents
+
 from ...interfaces.kv import KVLayout
 from ...interfaces.step import BlockCopy
 from ..request import Request
@@ -27,12 +29,13 @@ class Checkpoints:
     `interval` is the number of tokens of which a copy's prefix is a multiple; 0 where no prefix is kept.
     """
 
-    def __init__(self, layout: KVLayout, *, enabled: bool) -> None:
+    def __init__(self, layout: KVLayout, *, enabled: bool, events: CacheEvents = NO_EVENTS) -> None:
         groups = [(index, group) for index, group in enumerate(layout.groups) if group.keeps_states]
-        self.pools = {index: BlockPool(layout.pools[group.pool], len(layout.groups)) for index, group in groups}
+        self._events, num_groups = events, len(layout.groups)
+        self.pools = {index: BlockPool(layout.pools[group.pool], num_groups, events) for index, group in groups}
         self.interval = max((group.block_size for _, group in groups), default=0) if enabled else 0
         self._unit = layout.block_size
-        self._due: list[tuple[Request, list[StateBlock], bytes]] = []
+        self._due: list[tuple[Request, list[StateBlock], bytes, int]] = []
         self._copies: list[BlockCopy] = []
         self._made: list[Publication] = []
 
@@ -77,15 +80,15 @@ class Checkpoints:
         whole = end // self.interval * self.interval
         return whole if start < whole and end < known else end
 
-    def note(self, request: Request, block_hash: bytes) -> None:
-        """Called when a step was launched behind which the request's state stands for the prefix with this hash."""
+    def note(self, request: Request, block_hash: bytes, num_tokens: int) -> None:
+        """A step was launched behind which the request's state stands for the prefix with this hash and length."""
         blocks = [(group, request.cache.blocks[group][0]) for group in self.pools]
         if not all(self.pools[group].find(group, block_hash) for group in self.pools):
-            self._due.append((request, blocks, block_hash))
+            self._due.append((request, blocks, block_hash, num_tokens))
 
     def save(self) -> None:
         """Called before a plan takes blocks: it is to keep the states that the step before leaves."""
-        for _, blocks, block_hash in self._due:
+        for request, blocks, block_hash, num_tokens in self._due:
             for group, block in blocks:
                 pool = self.pools[group]
                 if not pool.num_free:
@@ -94,15 +97,17 @@ class Checkpoints:
                 if pool.publish(group, block_hash, copy):
                     self._copies.append(_copy(group, block, copy))
                     self._made.append((pool, copy, block_hash))
+                    self._events.stored(request, group, block_hash, num_tokens)
                 pool.release([copy])
         self._due.clear()
 
     def end(self, request: Request) -> None:
         """Called before a request gives its blocks back: its state itself is kept where a copy of it is due."""
-        for owner, blocks, block_hash in self._due:
+        for owner, blocks, block_hash, num_tokens in self._due:
             for group, block in blocks if owner is request else ():
                 if self.pools[group].publish(group, block_hash, block):
                     self._made.append((self.pools[group], block, block_hash))
+                    self._events.stored(request, group, block_hash, num_tokens)
         self._due = [one for one in self._due if one[0] is not request]
 
     def take(self) -> tuple[list[BlockCopy], list[Publication]]:

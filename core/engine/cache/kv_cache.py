@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from frame.kv_events.events import NO_EVENTS, CacheEvents
+
 from ...interfaces.kv import KVLayout, KVSpec
 from ..request import Request
 from .blocks import BlockPool
@@ -53,14 +55,21 @@ class KVCache:
     """
 
     def __init__(
-        self, layout: KVLayout, hasher: BlockHasher, *, enable_prefix_caching: bool, connected: bool = False
+        self,
+        layout: KVLayout,
+        hasher: BlockHasher,
+        *,
+        enable_prefix_caching: bool,
+        connected: bool = False,
+        events: CacheEvents = NO_EVENTS,
     ) -> None:
         self.layout = layout
+        self._events = events
         self._connected = connected
         self.block_size = unit = layout.block_size
         self.hasher = hasher
-        self.pool = BlockPool(layout.pools[0], len(layout.groups))
-        self.checkpoints = Checkpoints(layout, enabled=enable_prefix_caching)
+        self.pool = BlockPool(layout.pools[0], len(layout.groups), events)
+        self.checkpoints = Checkpoints(layout, enabled=enable_prefix_caching, events=events)
         self._states = self.checkpoints.pools
         self._growing = [
             _Group(index, group.specs[0], group.block_size, group.block_size // unit)
@@ -252,6 +261,7 @@ class KVCache:
                 block = 0 if rest else request.cache.blocks[group.index][index - 1]
                 if block and self.pool.publish(group.index, hashes[place], block):
                     made.append((self.pool, block, hashes[place]))
+                    self._events.stored(request, group.index, hashes[place], (place + 1) * self.block_size)
         request.cache.num_published = count
         return made
 
@@ -270,7 +280,7 @@ class KVCache:
         interval = self.checkpoints.interval
         if interval and num_tokens % interval == 0 and num_tokens <= request.num_tokens:
             place = num_tokens // self.block_size
-            self.checkpoints.note(request, self.block_hashes(request, place)[place - 1])
+            self.checkpoints.note(request, self.block_hashes(request, place)[place - 1], num_tokens)
 
     def withdraw(self, publications: list[Publication]) -> None:
         """Takes back what a step published."""
@@ -280,6 +290,7 @@ class KVCache:
     def withdraw_all(self) -> None:
         """Empties the prefix cache; requests keep their blocks."""
         self.pool.withdraw_all()
+        self._events.cleared()
         self.checkpoints.withdraw_all()
 
     def withdraw_request(self, request: Request, num_tokens: int = 0) -> None:

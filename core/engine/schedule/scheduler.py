@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from frame.kv_events.events import NO_EVENTS, CacheEvents
 from frame.transfers.calls import Transfers
 
 from ...config.tree import FrameConfig
@@ -61,7 +62,9 @@ class Scheduler:
         prefix_tile_rows: int = 0,
         prefix_costs: PrefixCosts | None = None,
         call: Callable[[str, dict[str, Any]], Any] = no_workers,
+        events: CacheEvents = NO_EVENTS,
     ) -> None:
+        self.events = events
         self._config = config.scheduler
         self._deterministic = config.model.deterministic
         self._layout = layout
@@ -76,6 +79,7 @@ class Scheduler:
             self._hasher,
             enable_prefix_caching=config.cache.enable_prefix_caching,
             connected=not isinstance(connector, NullConnectorScheduler),
+            events=events,
         )
         fewest = config.attention.shared_prefix_min_tokens
         costs = prefix_costs if fewest is None else PrefixCosts(fewest, prefix_tile_rows) if fewest else None
@@ -443,4 +447,5 @@ class Scheduler:
         )
         self.adapters.fill(stats, lifecycle.requests)
         self._drafting.fill(stats)
+        stats.num_kv_events, stats.num_kv_events_dropped = self.events.counts()
         return stats

@@ -103,6 +103,8 @@ class RequestStatistics:
             Counter("frame_num_preemptions", stats.preemptions),
             Counter("frame_prompt_tokens", stats.prompt_tokens),
             Counter("frame_generation_tokens", stats.generated_tokens),
+            Counter("frame_kv_events", stats.num_kv_events),
+            Counter("frame_kv_events_dropped", stats.num_kv_events_dropped),
             Counter("frame_spec_decode_num_drafts", stats.num_drafts),
             Counter("frame_spec_decode_num_draft_tokens", stats.num_draft_tokens),
             Counter("frame_spec_decode_num_accepted_tokens", stats.num_accepted_tokens),

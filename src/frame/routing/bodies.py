@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.types import Message, Receive, Scope
 
@@ -24,7 +24,8 @@ class ClientLeftError(Exception):
 
 def announced(scope: Scope) -> int | None:
     """The length that the head names; None where it names none."""
-    return next((int(v[:20]) for name, v in scope["headers"] if name == b"content-length" and v.isdigit()), None)
+    lengths = (value for name, value in scope["headers"] if name == b"content-length" and value.isdigit())
+    return next((int(value.lstrip(b"0")[:20] or b"0") for value in lengths), None)
 
 
 def is_upload(scope: Scope) -> bool:
@@ -59,11 +60,15 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
 
 
 class Upload:
-    """The pieces of a body of at most `most` bytes, while they arrive. `error` is why they ended early, if they did."""
+    """The pieces of a body of at most `most` bytes, while they arrive. `error` is why they ended early, if they did.
 
-    def __init__(self, receive: Receive, most: int) -> None:
+    `ended` is called once all of them have been read.
+    """
+
+    def __init__(self, receive: Receive, most: int, ended: Callable[[], None]) -> None:
         self._receive = receive
         self._most = most
+        self._ended = ended
         self.error: RequestError | ClientLeftError | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -85,6 +90,7 @@ class Upload:
                 raise self.error
             if piece:
                 yield piece
+        self._ended()
 
 
 async def drop(receive: Receive) -> None:

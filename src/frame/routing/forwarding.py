@@ -48,6 +48,8 @@ class Forwarded:
     body: bytes | Upload
     #: the answer of which the client has got the head
     begun: Answer | None = None
+    #: what the client has got last of the answer's body
+    last: bytes = b""
     #: servers that got it and have not answered
     num_lost: int = 0
 
@@ -87,7 +89,7 @@ class Forwarding:
         with contextlib.suppress(ClientLeftError):
             try:
                 with Ending() as ending, self._under_way(ending):
-                    forwarded = await self._read(scope, receive)
+                    forwarded = await self._read(scope, receive, ending)
                     if not isinstance(forwarded.body, Upload):
                         ending.watch(receive)
                     await self._forward(forwarded, send)
@@ -115,10 +117,12 @@ class Forwarding:
         for ending in list(self._endings):
             ending.end(StoppedError())
 
-    async def _read(self, scope: Scope, receive: Receive) -> Forwarded:
+    async def _read(self, scope: Scope, receive: Receive, ending: Ending) -> Forwarded:
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         if not raw.startswith(b"/"):
             raise RequestError(400, "the path of a request must begin with a slash")
+        if ".." in scope["path"].replace("\\", "/").split("/"):  # it could lead out of the path of a server's address
+            raise RequestError(400, "the path of a request may not hold '..' between slashes")
         query = scope["query_string"]
         target = (raw + b"?" + query if query else raw).decode("latin-1")
         try:
@@ -133,7 +137,7 @@ class Forwarding:
                 await drop(receive)
                 raise too_long(self._bounds.upload_bytes)
             headers.append(("content-length", str(length)))
-        upload = Upload(receive, self._bounds.upload_bytes)
+        upload = Upload(receive, self._bounds.upload_bytes, lambda: ending.watch(receive))
         return Forwarded(scope, target, RouteRequest(scope["path"]), headers, upload)
 
     async def _forward(self, forwarded: Forwarded, send: Send) -> None:
@@ -150,7 +154,7 @@ class Forwarding:
         request = forwarded.request
         tried: list[FleetServer] = []
         prefills = self._fleet.usable("prefill")
-        if prefills and not divides(request):
+        if prefills and not (forwarded.scope["method"] == "POST" and divides(request)):
             prefills = []
         route = self._route(request, (), prefills)
         if route.prefill is not None:
@@ -193,7 +197,10 @@ class Forwarding:
         answer = None
         try:
             with server.busy():
-                answer = await self._ask(forwarded, server, prefill_body(forwarded.request))
+                # the answer is read here
+                headers = [header for header in forwarded.headers if header[0] != "accept-encoding"]
+                body = prefill_body(forwarded.request)
+                answer = await self._ask(forwarded, server, body, [*headers, ("accept-encoding", "identity")])
                 content = await answer.whole()
         except (UnreachableError, LostError) as error:
             self._failed(server, error)
@@ -218,7 +225,7 @@ class Forwarding:
         answer = None
         with server.busy():
             try:
-                answer = await self._ask(forwarded, server, forwarded.body)
+                answer = await self._ask(forwarded, server, forwarded.body, forwarded.headers)
                 if others and _another_may_know(forwarded, answer):
                     return False
                 # the head waits for what follows it: a server that dies before has emitted nothing
@@ -240,12 +247,12 @@ class Forwarding:
                     answer.close()
         return True
 
-    async def _ask(self, forwarded: Forwarded, server: FleetServer, body: bytes | Upload) -> Answer:
+    async def _ask(
+        self, forwarded: Forwarded, server: FleetServer, body: bytes | Upload, headers: list[tuple[str, str]]
+    ) -> Answer:
         """The beginning of a server's answer."""
         began = time.perf_counter()
-        answer = await self._upstream.send(
-            server.url + forwarded.target, forwarded.scope["method"], forwarded.headers, body
-        )
+        answer = await self._upstream.send(server.url + forwarded.target, forwarded.scope["method"], headers, body)
         server.answered(answer.status, time.perf_counter() - began)
         return answer
 
@@ -265,6 +272,7 @@ class Forwarding:
         try:
             piece = await answer.piece() if first is None else first
             while piece:
+                forwarded.last = piece
                 if not wire.write(piece):
                     await wire.drain()
                 piece = await answer.piece()
@@ -278,8 +286,10 @@ class Forwarding:
 
 async def _break_off(forwarded: Forwarded, error: RequestError, send: Send) -> None:
     """Ends an answer that has begun: with an error event where it is a stream of events, else with the connection."""
-    if forwarded.begun is not None and forwarded.begun.is_stream:
+    if forwarded.begun is not None and forwarded.begun.takes_events:
         event = error_event(forwarded.scope, error)
+        if not forwarded.last.endswith((b"\n\n", b"\r\n\r\n")):
+            event = b"\n\n" + event  # ends what was cut off
         await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

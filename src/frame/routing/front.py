@@ -21,6 +21,7 @@ from frame.core.server.errors import ERROR_SHAPE, error_body, retry_headers
 from frame.core.server.ingress import respond
 from frame.core.server.keys import KeyRing
 
+from .bodies import announced
 from .metrics import FleetCollector
 from .page import PageFile
 
@@ -111,7 +112,8 @@ class Front:
         reads = method in ("GET", "HEAD")
         # of what the client sent, not of what it means: /%68ealth is no route of the front
         plain: str = path if scope.get("raw_path") in (None, path.encode()) else ""
-        is_open = method == "OPTIONS" or (reads and plain in self._open)
+        # a browser's question of OPTIONS carries neither a key nor a body
+        is_open = (method == "OPTIONS" and not _has_body(scope)) or (reads and plain in self._open)
         if not is_open and self._keys.owner(scope["headers"]) is None:
             raise RequestError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if plain in self._pages and reads:
@@ -120,6 +122,10 @@ class Front:
             if not reads:
                 raise RequestError(405, f"method {method[:20]} is not allowed on {plain!r}")
             return self._own[plain]
+        if path in self._own:
+            raise RequestError(404, f"{path!r} is a route of the front, and must be written so")
+        if method == "TRACE":  # which has a server show what it got, its key among it
+            raise RequestError(405, "method TRACE is not allowed")
         if self.draining:
             raise RequestError(503, "the front is stopping")
         return None
@@ -162,6 +168,10 @@ class Front:
         about = {**self._about, "time": now, "started": self._fleet.started, "problem": self._fleet.problem}
         body = msgspec.json.encode({**about, "draining": self.draining, "servers": servers})
         await _reply(scope, send, body, {b"content-type": b"application/json", b"cache-control": b"no-store"})
+
+
+def _has_body(scope: Scope) -> bool:
+    return bool(announced(scope)) or any(name == b"transfer-encoding" for name, _ in scope["headers"])
 
 
 async def _reply(scope: Scope, send: Send, body: bytes, headers: Mapping[bytes, bytes]) -> None:

@@ -40,20 +40,35 @@ class HealthWatch:
     async def run(self) -> None:
         """Looks until it is cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            await self.look()
-            await asyncio.sleep(max(0.0, self._seconds - (loop.time() - began)))
+        asking: dict[FleetServer, asyncio.Task[None]] = {}
+        try:
+            while True:
+                began = loop.time()
+                for server in await self._listed():
+                    if server not in asking:  # one that is slow to answer holds up no other one
+                        asking[server] = asyncio.create_task(self._ask(server))
+                await asyncio.sleep(max(0.0, self._seconds - (loop.time() - began)))
+                for task in [task for task in asking.values() if task.done()]:
+                    task.result()  # which raises what went wrong
+                asking = {server: task for server, task in asking.items() if not task.done()}
+        finally:
+            for task in asking.values():
+                task.cancel()
+            await asyncio.gather(*asking.values(), return_exceptions=True)
 
     async def look(self) -> None:
         """Reads the list if it has changed, and asks every server once, all at the same time."""
+        await asyncio.gather(*(self._ask(server) for server in await self._listed()))
+
+    async def _listed(self) -> list[FleetServer]:
+        """All servers, of the newest list; forgets what is known of others."""
         if self._file is not None and await asyncio.to_thread(self._file.changed):
             await self._reread(self._file)
         self._fleet.forget_idle()
         servers = list(self._fleet.servers)
         self._silences = {server: count for server, count in self._silences.items() if server in servers}
         self._reticent.intersection_update(servers)
-        await asyncio.gather(*(self._ask(server) for server in servers))
+        return servers
 
     async def _reread(self, file: ServerFile) -> None:
         try:
@@ -77,7 +92,9 @@ class HealthWatch:
             else:
                 logger.warning("%s gets no requests: %s", server.url, problem)
         server.problem = problem
-        if problem is None and server not in self._reticent:
+        if problem is not None:
+            self._reticent.discard(server)  # what comes back may be another version
+        elif server not in self._reticent:
             await self._load(server)
 
     async def _health(self, server: FleetServer) -> tuple[str | None, bool]:
@@ -113,6 +130,9 @@ class HealthWatch:
                 answer.close()
         found = load_of(answer.header(_REPORT), body) if answer.status == 200 else None
         if found is None:
+            server.reported(0, None)
+            if answer.status >= 500:
+                return
             self._reticent.add(server)
             logger.info("%s does not say what load it has; this front's own requests count alone", server.url)
         else:
@@ -121,7 +141,7 @@ class HealthWatch:
 
 def load_of(report: str, body: bytes) -> tuple[int, float | None] | None:
     """Requests and used share of the KV cache, from a report in ORCA's JSON or the body of /load; None for neither."""
-    named = _json(report.removeprefix("JSON ").encode()).get("named_metrics") if report.startswith("JSON ") else None
+    named = _json(report[5:].encode(errors="replace")).get("named_metrics") if report.startswith("JSON ") else None
     if isinstance(named, dict):
         counts = [_count(named.get(f"num_requests_{name}")) for name in ("running", "waiting")]
         usage = named.get("kv_cache_usage_perc")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import msgspec
+from frame.core.interfaces.errors import RequestError
 
 if TYPE_CHECKING:
     from frame.core.interfaces.setup import Setup
@@ -48,10 +48,15 @@ class RouteRequest:
 
     @cached_property
     def content(self) -> dict[str, Any] | None:
-        """The body as JSON, read when it is first asked for; None where it is no JSON object."""
+        """The body as JSON, read when it is first asked for.
+
+        None where it is no JSON object, or has more parts than `frame serve` reads: they would hold up all requests.
+        """
+        from frame.core.server.bodies import parse_json
+
         try:
-            found = msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            found = parse_json(self.body)
+        except RequestError:
             return None
         return found if isinstance(found, dict) else None
 

@@ -32,6 +32,8 @@ class ListedServer(NamedTuple):
 def server_url(text: str) -> str:
     """The address with its scheme and without a slash at its end: HOST:PORT, or a URL of http or https."""
     written = text if "://" in text else f"http://{text}"
+    if "@" in written:  # what stands before it may be secret
+        raise ConfigError("what holds an @ is no address of a server: keys do not belong there, but to --server-key")
     try:
         parts = urlsplit(written)
         host, port = parts.hostname, parts.port
@@ -41,7 +43,6 @@ def server_url(text: str) -> str:
         (parts.scheme not in ("http", "https"), "write http://HOST:PORT or https://HOST:PORT"),
         (not host, "it names no host"),
         (port == 0 or parts.netloc.endswith(":"), "its port is none"),
-        (parts.username is not None or parts.password is not None, "keys do not belong there, but to --server-key"),
         (bool(parts.query or parts.fragment or "?" in written or "#" in written), "it ends before any ? or #"),
         (not written.isascii() or not written.isprintable() or " " in written, "it holds characters that no URL has"),
     )
@@ -96,7 +97,7 @@ class ServerFile:
         self._state = self._look()  # before reading, so that what is written meanwhile is read again
         try:
             # without waiting for whoever writes to a pipe
-            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            with open(self.path, "rb", opener=_unwaiting) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise ConfigError(f"the list of servers {self.path} is no regular file")
                 data = file.read(_MOST_BYTES + 1)
@@ -105,7 +106,7 @@ class ServerFile:
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"the list of servers {self.path} has more than {_MOST_BYTES} bytes")
         try:
-            lines = data.decode().splitlines()
+            lines = data.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError:
             raise ConfigError(f"the list of servers {self.path} is no UTF-8 text") from None
         try:
@@ -127,3 +128,7 @@ class ServerFile:
         except ConfigError as error:
             raise ConfigError(f"line {number}: {error}") from None
         return [ListedServer(url, "prefill" if "prefill" in words[1:] else "serve", "drain" in words[1:])]
+
+
+def _unwaiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -144,6 +144,11 @@ class Answer:
         """Whether it is a stream of events."""
         return self.header("Content-Type").startswith("text/event-stream")
 
+    @property
+    def takes_events(self) -> bool:
+        """Whether it is a stream of events to which further ones can be added."""
+        return self.is_stream and not (self.header("Content-Length") or self.header("Content-Encoding"))
+
     def header(self, name: str) -> str:
         """The value of a header; "" where there is none."""
         found: str = self._response.headers.get(name, "")

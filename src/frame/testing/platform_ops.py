@@ -22,7 +22,7 @@ from frame.core.ops.step import StepBuffers
 from .op_cases import CASES, Draw
 from .platform_checks import PlatformChecks
 
-OPS = sorted(name for name in vars(Ops) if not name.startswith("_") and name != "packed")
+OPS = sorted(name for name in vars(Ops) if not name.startswith("_") and name not in ("packs", "packed"))
 #: Sizes of a weight that is large enough for a platform to pack it.
 LARGE = (1100, 520)
 
@@ -56,6 +56,7 @@ class OpChecks(PlatformChecks):
             weight, x, bias = draw.floats(*LARGE), draw.floats(5, LARGE[1]), draw.floats(LARGE[0])
             there = [_to(value, platform.device) for value in (x, weight, bias)]
             packed = ops.packed(there[1])
+            assert ops.packs(there[1]) == (packed is not None), "packs must say whether packed gives a tensor"
             if packed is None:
                 continue
             assert (packed.shape, packed.dtype) == (weight.shape, dtype), "packed changes neither shape nor type"

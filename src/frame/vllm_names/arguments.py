@@ -14,6 +14,7 @@ from typing import Any
 from frame.core.config.errors import ConfigError
 from frame.core.config.mappings import merge
 
+from .kv_events import KV_EVENTS_FIELDS, kv_events_settings
 from .unused import UNUSED
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,13 @@ def _offloading_size(value: Any) -> dict[str, Any]:
     if not size >= 0:
         raise ConfigError(f"kv_offloading_size must be a number of GiB, 0 or more, got {value!r:.200}")
     return {"kv_connector": "offload", "plugin": {"offload": {"size": value}}} if size else {}
+
+
+def _kv_events(value: Any) -> dict[str, Any]:
+    given = _fields("kv_events_config", value)
+    settings = kv_events_settings(given)
+    _none_left("kv_events_config", given, *KV_EVENTS_FIELDS)
+    return settings
 
 
 def _speculative(value: Any) -> dict[str, Any]:
@@ -283,6 +291,7 @@ TRANSLATIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = MappingProxyType({
     "distributed_executor_backend": _executor,
     "kv_transfer_config": _transfer,
     "kv_offloading_size": _offloading_size,
+    "kv_events_config": _kv_events,
     "attention_config": _attention,
     "speculative_config": _speculative,
     "eplb_config": _balance,

@@ -20,6 +20,10 @@ class CompilationConfig(_Fields):
     """For `compilation_config`."""
 
 
+class KVEventsConfig(_Fields):
+    """For `kv_events_config`."""
+
+
 class KVTransferConfig(_Fields):
     """For `kv_transfer_config`."""
 

@@ -42,7 +42,7 @@ _RANKS = {
 _CONFIGS = {
     name: f"frame.vllm_names.configs:{name}"
     for name in (
-        "AttentionConfig", "CompilationConfig", "KVTransferConfig", "PoolerConfig", "ProfilerConfig",
+        "AttentionConfig", "CompilationConfig", "KVEventsConfig", "KVTransferConfig", "PoolerConfig", "ProfilerConfig",
         "SpeculativeConfig", "StructuredOutputsConfig",
     )
 }  # fmt: skip

@@ -147,7 +147,6 @@ _CACHE = {
     **_switches("layers that share keys are not supported yet", "kv_sharing_fast_prefill"),
     **_only("blocks are kept by frame itself; there is: native", kv_offloading_backend="native"),
     **_free("swap_space"),
-    **_only("cache events are not published yet", kv_events_config={}),
     **_switches("a CPU engine sleeps without it, a CUDA engine not yet", "enable_sleep_mode"),
     **_free("enable_cumem_allocator", switch=True),
 }

@@ -444,6 +444,7 @@ def test_where_logits_cannot_be_captured_draws_are_not(
 def test_a_closed_engine_keeps_nothing_that_its_graphs_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though somebody still holds it: captured steps with prompts hold layers, and those their KV cache."""
     monkeypatch.setattr(torch_attention, "TorchAttention", Launched)
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: Ops())
     options = CudaOptions(graph_sizes=[1, 2], graph_sizes_at_start=1, capture_draws=False)
 
     def steps(self: CpuPlatform) -> Steps:
