@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_kv_connectors() -> list[Provider]:
-    """Blocks of prompts on a disk, or in the memory of other engines."""
+    """Blocks of prompts on a disk, or of other engines: read from their memory, or from copies that they keep."""
     here = "frame.plugins.connectors"
     return [
         Provider(
@@ -26,5 +26,14 @@ def frame_kv_connectors() -> list[Provider]:
             options=f"{here}.peer_options:PeerOptions",
             # its blocks end with the engine, so `frame plugins check` does not expect a second engine to find them
             tags={"worker": f"{here}.peer_worker:PeerWorker", "stores": "no"},
+        ),
+        Provider(
+            "nixl",
+            f"{here}.nixl:NixlScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks that decode engines read from a prefill engine's memory, through NIXL",
+            options=f"{here}.nixl_options:NixlOptions",
+            aliases=("NixlConnector",),
+            tags={"worker": f"{here}.nixl_worker:NixlWorker", "stores": "no"},
         ),
     ]
