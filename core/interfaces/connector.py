@@ -111,6 +111,7 @@ class ConnectorScheduler(ABC):
         """Called after each step with the reports of all ranks, merged; may return ids of ended requests.
 
         Their blocks are given back at once, whichever ranks have reported them as sent: no rank may read them any more.
+        Counters and gauges are read from the report afterwards, so this half may put its own into it.
         """
 
     def reset(self) -> bool:

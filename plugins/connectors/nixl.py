@@ -30,7 +30,7 @@ class NixlScheduler(ConnectorScheduler):
             if group.keeps_states or group.keeps_encoded:
                 raise ValueError(f"the nixl connector cannot move what layer {group.layers[0]} keeps")
         self._options = options
-        options.secret()
+        self._secret = options.secret()
         most = int((self.layout.pools[0] - 1) * options.max_held_share)
         self._holds = Holds(self.layout, options.lease_seconds, most, setup.mesh.size)
         self._workers: list[WorkerFacts] = []
@@ -38,7 +38,7 @@ class NixlScheduler(ConnectorScheduler):
         self._pulls: Pulls | None = None
         self._failed: set[str] = set()  # whose loads failed at some rank
         self._loads: list[Load] = []  # that the next step begins
-        self._told_held = 0
+        self._told_holds = False
         self._warned = False
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
@@ -46,14 +46,19 @@ class NixlScheduler(ConnectorScheduler):
         if any(worker.machine != machine() for worker in self._workers):
             raise ValueError("the nixl connector serves engines whose workers are all on one machine")
         setup, options = self.setup, self._options
+        if self._secret is None:
+            logger.warning(
+                "the nixl connector was given no secret_file, so this engine exchanges KV blocks with no other"
+            )
+            return
         facts = Facts.of(self.layout, setup.mesh, [worker.formats for worker in self._workers])
         if setup.role != "producer":
-            self._pulls = Pulls(self.layout, setup.mesh.size, options, setup.address, facts)
+            self._pulls = Pulls(self.layout, setup.mesh.size, options, self._secret, setup.address, facts)
         if setup.role != "consumer":
             self._listener = NixlListener(
                 setup.address,
                 options.port + setup.data_rank if options.port else 0,
-                secret=options.secret(),
+                secret=self._secret,
                 engine=setup.engine_id,
                 facts=facts,
                 holds=self._holds,
@@ -72,10 +77,10 @@ class NixlScheduler(ConnectorScheduler):
         del plan
         loads, self._loads = self._loads, []
         deadlines = {} if self._pulls is None else self._pulls.renew()
-        step = NixlStep(loads=loads, deadlines=deadlines, held=self._holds.num_blocks)
-        if not (step.loads or step.deadlines or step.held or self._told_held):
+        step = NixlStep(loads=loads, deadlines=deadlines, holds=self._holds.num_blocks > 0)
+        if not (step.loads or step.deadlines or step.holds or self._told_holds):
             return b""
-        self._told_held = step.held
+        self._told_holds = step.holds
         return encode(step)
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
@@ -99,7 +104,10 @@ class NixlScheduler(ConnectorScheduler):
             if self._pulls is not None:
                 self._pulls.received(name, name in self._failed)
             self._failed.discard(name)
-        return self._holds.collect()
+        released = self._holds.collect()
+        if self._listener is not None:
+            report.gauges["nixl_held_blocks"] = float(self._holds.num_blocks)
+        return released
 
     def reset(self) -> bool:
         return self._holds.clear()

@@ -101,11 +101,11 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The scheduler side's message: loads that begin, later ends of leases by owner, blocks held for other engines."""
+    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here."""
 
     loads: list[Load] = []
     deadlines: dict[str, float] = {}
-    held: int = 0
+    holds: bool = False
 
 
 class NixlNote(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -15,8 +15,10 @@ class NixlOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secret_file: str = Field(
-        description="File with the secret that all engines share that exchange KV blocks, 16 characters at least."
+    secret_file: str | None = Field(
+        None,
+        description="File with the secret that all engines share that exchange KV blocks, 16 characters at least; "
+        "without one this engine exchanges none.",
     )
     port: int = Field(
         0,
@@ -60,9 +62,9 @@ class NixlOptions(BaseModel):
                 ipaddress.ip_network(text)
         return peers
 
-    def secret(self) -> bytes:
-        """The secret that both sides prove to know. Raises `ValueError`."""
-        return read_secret(self.secret_file)
+    def secret(self) -> bytes | None:
+        """The secret that both sides prove to know; None without a file. Raises `ValueError`."""
+        return None if self.secret_file is None else read_secret(self.secret_file)
 
     def allows(self, host: str, own: str) -> bool:
         """Whether blocks may be pulled from `host`, which a request names; `own` is this machine's address."""

@@ -56,12 +56,14 @@ class Pull:
 class Pulls:
     """See the module. `address` is this machine's, `facts` are this engine's."""
 
-    def __init__(self, layout: KVLayout, num_ranks: int, options: NixlOptions, address: str, facts: Facts) -> None:
+    def __init__(
+        self, layout: KVLayout, num_ranks: int, options: NixlOptions, secret: bytes, address: str, facts: Facts
+    ) -> None:
         self._layout = layout
         self._num_ranks = num_ranks
         self._options = options
         self._address = address
-        self._links = Links(options.secret(), facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
+        self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nixl-ask")
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
         self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins

@@ -33,11 +33,9 @@ class NixlWorker(ConnectorWorker):
         self._untold: WorkerFacts | None = None
         self._groups: list[int] = []  # of each layer, as the agent has them
         self._counts: list[int] = []
-        self._block_bytes = 0
         self._loads: dict[str, Load] = {}
         self._starts: dict[str, float] = {}
         self._lost: list[str] = []  # owners of loads that cannot begin
-        self._held = 0
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if self._agent is not None:
@@ -59,7 +57,6 @@ class NixlWorker(ConnectorWorker):
                 formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
                 self._groups.append(view.group)
                 self._counts.append(rows.shape[0])
-        self._block_bytes = sum(layer.size for layer in layers)
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
         self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=self._config)
@@ -75,8 +72,7 @@ class NixlWorker(ConnectorWorker):
         if not message or self._agent is None:
             return
         step = decode(message, NixlStep)
-        self._held = step.held
-        self._agent.await_notices(step.held > 0)
+        self._agent.await_notices(step.holds)
         for owner, deadline in step.deadlines.items():
             self._agent.extend(owner, deadline)
         for load in step.loads:
@@ -109,7 +105,6 @@ class NixlWorker(ConnectorWorker):
             received=received,
             failed_blocks=failed_blocks,
             counters=counters,
-            gauges={"nixl_held_blocks": float(self._held)},
             notes=notes,
         )
 

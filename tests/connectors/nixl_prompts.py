@@ -1,4 +1,4 @@
-"""A prefill engine: `python nixl_prompts.py MODEL SECRET_FILE [SETTINGS]`; reads requests as JSON lines and answers them.
+"""A prefill engine: `python nixl_prompts.py MODEL SECRET_FILE [SETTINGS]` takes requests as JSON lines.
 
 Writes "ready" and then a line for each request: {"id", "tokens", "kv_transfer"}; for {"call": name, …} what it returns.
 """

@@ -153,6 +153,8 @@ def test_more_than_the_share_is_not_kept(pairs, caplog):
     assert "max_held_share" in caplog.text
     there.step()
     assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 9
+    pairs.rest(there, seconds=6)
+    assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 0
 
 
 @pytest.mark.parametrize(
@@ -234,6 +236,14 @@ def test_another_secret_is_refused(pairs, tmp_path, caplog):
     params = pairs.prefill(there, "p", pairs.prompt(40))
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
     assert "did not accept the secret" in caplog.text
+
+
+def test_without_a_secret_nothing_is_exchanged_and_the_start_says_so(pairs, caplog):
+    there, here = pairs.engine(), pairs.engine(options={"secret_file": None})
+    assert "no secret_file" in caplog.text
+    assert pairs.prefill(here, "p", pairs.prompt(40)) is None
+    params = pairs.prefill(there, "p", pairs.prompt(40, seed=1))
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1), params) == 0
 
 
 def test_what_arrives_too_late_counts_as_failed_and_is_computed(pairs, monkeypatch):

@@ -87,18 +87,19 @@ class Transfers:
         return True
 
     def report(self, report: TransferReport) -> list[str]:
-        """Adds the reported numbers to the metrics, and passes the report to the connector.
+        """Passes the report to the connector, and adds the numbers that are in it then to the metrics.
 
         Returns the ids of ended requests whose blocks it gives back.
         """
+        released: list[str] = []
+        try:
+            released = list(self.connector.update(report) or ())
+        except Exception:
+            logger.exception("the KV connector failed in update")
         for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         self.gauges.update(self._shown(report.gauges))
-        try:
-            return list(self.connector.update(report) or ())
-        except Exception:
-            logger.exception("the KV connector failed in update")
-            return []
+        return released
 
     def failed_blocks(self, report: TransferReport) -> set[tuple[int, int]]:
         """Pairs (group, block) whose content did not arrive; pairs that are no block of the cache are logged."""
