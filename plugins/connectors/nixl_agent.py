@@ -26,6 +26,8 @@ _READ_POLL, _NOTICE_POLL = 0.0005, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
 _CLOSE_SECONDS = 10.0
+#: How long a failed read may take until NIXL lets go of it.
+_RELEASE_SECONDS = 10.0
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Read:
     deadline: float
     mark: Mark
     handle: Any = None
-    failed: bool = False
+    failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
 
 
 @dataclass
@@ -191,19 +193,13 @@ class Agent:
             if late or self._closing:
                 return False
             return None if not read.mark.done() else self._begin(read)
+        if read.failed_at is not None:
+            return self._end_failed(read)
         try:
             state = self._nixl.check_xfer_state(read.handle)
         except Exception as error:  # nixlRemoteDisconnectError among them: the other side is gone
-            self._lost(read, error)
-            return False
-        if state == "PROC":
-            if (late or self._closing) and self._released(read):
-                return False  # it could be cancelled
-            return None
-        self._released(read)
-        if state != "DONE":
-            self._lost(read, state)
-        return bool(state == "DONE" and not late)
+            return self._fail(read, error)
+        return self._judge(read, state)
 
     def _begin(self, read: Read) -> bool | None:
         try:
@@ -213,14 +209,33 @@ class Agent:
             )
             state = self._nixl.transfer(read.handle)
         except Exception as error:
-            self._lost(read, error)
-            return False
+            return self._fail(read, error)
+        return self._judge(read, state)
+
+    def _judge(self, read: Read, state: str) -> bool | None:
+        late = time.monotonic() > read.deadline - MARGIN_SECONDS
         if state == "PROC":
-            return None
-        self._released(read)
+            # NIXL refuses to release a read that it cannot cancel
+            return False if (late or self._closing) and self._released(read) else None
         if state != "DONE":
-            self._lost(read, state)
-        return bool(state == "DONE" and time.monotonic() <= read.deadline - MARGIN_SECONDS)
+            return self._fail(read, state)
+        self._released(read)
+        return not late
+
+    def _fail(self, read: Read, why: object) -> bool | None:
+        """A read failed: that worker is taken for gone, and met anew if it is read again."""
+        logger.warning("blocks could not be read from %s: %s", read.peer.name, why)
+        read.failed_at = time.monotonic()
+        return self._end_failed(read)
+
+    def _end_failed(self, read: Read) -> bool | None:
+        started = read.failed_at or 0.0
+        if read.handle is not None and not self._released(read) and time.monotonic() < started + _RELEASE_SECONDS:
+            return None
+        others = (other for other in self._reads if other is not read and other.handle is not None)
+        if all(other.peer.name != read.peer.name for other in others):
+            self._forget(read.peer.name)
+        return False
 
     def _released(self, read: Read) -> bool:
         try:
@@ -246,13 +261,6 @@ class Agent:
             table = self._nixl.prep_xfer_dlist(name, _table(facts.layers), self._memory)
             peer = self._peers[name] = Peer(name, table)
         return peer
-
-    def _lost(self, read: Read, why: object) -> None:
-        """A read failed: that worker is taken for gone, and met anew if it is read again."""
-        logger.warning("blocks could not be read from %s: %s", read.peer.name, why)
-        if read.handle is not None:
-            self._released(read)
-        self._forget(read.peer.name)
 
     def _forget(self, name: str) -> None:
         peer = self._peers.pop(name, None)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ logger = logging.getLogger("frame.connectors.nixl")
 
 T = TypeVar("T")
 
-_MAX_LINKS = 256
+_MAX_LINKS, _MAX_TOLD = 256, 64
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,23 @@ class Source:
 
 
 class Link:
-    """The connection to one prefill engine. Any thread may ask; one waits for the other."""
+    """The connection to one prefill engine. Any thread may ask; one waits for the other.
 
-    def __init__(self, source: Source, secret: bytes, facts: Facts, *, timeout: float, retry: float) -> None:
+    `tell` is called with why there is no connection, or "" when there is one.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        secret: bytes,
+        facts: Facts,
+        *,
+        timeout: float,
+        retry: float,
+        tell: Callable[[Source, str], None],
+    ) -> None:
         self._source = source
+        self._tell = tell
         self._secret = secret
         self._facts = facts
         self._timeout = timeout
@@ -57,7 +71,6 @@ class Link:
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._rests_until = 0.0
-        self._logged = ""
         self._lock = threading.Lock()
         self._closed = False
 
@@ -103,23 +116,20 @@ class Link:
             self._connection = socket.create_connection(place, timeout=self._timeout)
         except OSError as error:
             raise PeerError(f"no connection: {error.strerror or error}") from None
-        channel = call(self._connection, self._secret)
+        channel = call(self._connection, self._secret, self._timeout)
         channel.send(Introduce(self._source.engine, self._facts), self._timeout)
         answer: Answer = channel.receive(Done | Refused, self._timeout)
         if isinstance(answer, Refused):
             raise PeerError(answer.reason)
-        self._channel, self._logged = channel, ""
+        self._channel = channel
+        self._tell(self._source, "")
         return channel
 
     def _rest(self, reason: str) -> None:
         if self._channel is None:  # a connection that was kept is made anew first
             self._rests_until = time.monotonic() + self._retry
-            if reason != self._logged and not self._closed:
-                self._logged = reason
-                logger.warning(
-                    "no KV blocks come from the engine at %s:%d: %s; prompts are computed here",
-                    self._source.host, self._source.port, reason,
-                )  # fmt: skip
+            if not self._closed:
+                self._tell(self._source, reason)
         self._drop()
 
     def _drop(self) -> None:
@@ -132,9 +142,10 @@ class Links:
     """One link for each prefill engine; those unused for longest go when there are too many."""
 
     def __init__(self, secret: bytes, facts: Facts, *, timeout: float, retry: float) -> None:
-        self._make = lambda source: Link(source, secret, facts, timeout=timeout, retry=retry)
+        self._make = lambda source: Link(source, secret, facts, timeout=timeout, retry=retry, tell=self._tell)
+        self._told: set[tuple[str, int, str]] = set()
         self._links: OrderedDict[tuple[str, str, int], Link] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._tell_lock = threading.Lock(), threading.Lock()
 
     def to(self, source: Source) -> Link:
         """The link to the engine that a source names."""
@@ -152,3 +163,15 @@ class Links:
         with self._lock:
             for link in self._links.values():
                 link.close()
+
+    def _tell(self, source: Source, reason: str) -> None:
+        """Logs why an address gives nothing, once until it gives something; not all, as clients say what is tried."""
+        place = (source.host, source.port)
+        with self._tell_lock:
+            if not reason:
+                self._told = {told for told in self._told if told[:2] != place}
+            elif (*place, reason) not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add((*place, reason))
+                logger.warning(
+                    "no KV blocks come from the engine at %s:%d: %s; prompts are computed here", *place, reason
+                )

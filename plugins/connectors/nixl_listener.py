@@ -93,6 +93,8 @@ class NixlListener:
 
     def _serve(self, caller: socket.socket) -> None:
         try:
+            with suppress(OSError):  # it is gone already
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # machines may vanish without a word
             channel = answer_call(caller, self._secret)
             if self._introduced(channel):
                 while True:

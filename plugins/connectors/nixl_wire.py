@@ -148,19 +148,22 @@ def answer_call(connection: socket.socket, secret: bytes) -> Channel:
     return Channel(connection, _proof(secret, b"session", both), calls=False)
 
 
-def call(connection: socket.socket, secret: bytes) -> Channel:
-    """The caller's side of the handshake. Raises `PeerError` for a listener that does not know the secret."""
-    challenge = receive(connection, Challenge, _HELLO_SECONDS, limit=4096)
+def call(connection: socket.socket, secret: bytes, seconds: float) -> Channel:
+    """The caller's side of the handshake; `seconds` for each answer.
+
+    Raises `PeerError` for a listener that does not know the secret.
+    """
+    challenge = receive(connection, Challenge, seconds, limit=4096)
     if challenge.version != VERSION:
         raise PeerError(f"it speaks version {challenge.version} of the protocol, not {VERSION}")
     if len(challenge.nonce) != _NONCE_BYTES:
         raise PeerError("its challenge is not one of this protocol")
     nonce = secrets.token_bytes(_NONCE_BYTES)
     both = challenge.nonce + nonce
-    connection.settimeout(_HELLO_SECONDS)
+    connection.settimeout(seconds)
     send(connection, Hello(nonce, _proof(secret, b"caller", both)))
     try:
-        proof = receive(connection, Proof, _HELLO_SECONDS, limit=4096)
+        proof = receive(connection, Proof, seconds, limit=4096)
     except PeerError as error:
         raise PeerError(f"it did not accept the secret of secret_file ({error})") from None
     if not hmac.compare_digest(proof.proof, _proof(secret, b"listener", both)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 
 import pytest
 from msgspec import structs
 
-from frame.interfaces import decode, encode
-from frame.plugins.connectors import nixl_agent, nixl_pulls
+from frame.interfaces import Mark, decode, encode
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_pulls
 from frame.plugins.connectors.nixl_messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
@@ -253,14 +254,79 @@ def test_what_arrives_too_late_counts_as_failed_and_is_computed(pairs, monkeypat
     begin = nixl_agent.Agent._begin
 
     def late(self, read):
-        arrived = begin(self, read)
-        read.deadline = 0.0
-        return None if arrived else arrived
+        read.deadline = time.monotonic() + nixl_agent.MARGIN_SECONDS - 0.001  # it has begun, and ends after this
+        return begin(self, read)
 
     monkeypatch.setattr(nixl_agent.Agent, "_begin", late)
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 36  # it was admitted with them
     pairs.rest(there, here)
     assert counter(here, "failed_blocks") == 9
+
+
+def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypatch):
+    class HeldMark(Mark):
+        passed = False
+
+        def done(self):
+            return HeldMark.passed
+
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    monkeypatch.setattr(here.workers.made[0].transfer._queue, "mark", HeldMark)
+    begun, begin = [], nixl_agent.Agent._begin
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda self, read: begun.append(read) or begin(self, read))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    latest = time.monotonic() + 0.5
+    while time.monotonic() < latest:
+        here.step()
+        time.sleep(0.002)
+    assert here.engine.scheduler.lifecycle.loading
+    assert not begun
+    HeldMark.passed = True
+    pairs.rest(there, here)
+    assert (here.num_cached("d"), len(begun)) == (36, 1)
+
+
+@pytest.mark.parametrize("blocks", [[10**6], [64], [-3], [2**40], [0], [1, 2]], ids=str)
+def test_block_ids_that_the_other_engine_cannot_have_are_not_read(pairs, monkeypatch, blocks):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(8 + 1))
+    lease = nixl_holds.Holds.lease
+
+    def wrong(self, *arguments):
+        ticket, right, seconds = lease(self, *arguments)
+        return ticket, [[right[0][0], *blocks]], seconds
+
+    monkeypatch.setattr(nixl_holds.Holds, "lease", wrong)
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", None)
+    pairs.decode(here, "d", pairs.prompt(9), params)
+    pairs.rest(there, here)
+    assert counter(here, "loaded_blocks") == 0
+
+
+def test_data_ranks_have_ports_of_their_own(pairs):
+    there = pairs.engine()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        pairs.options["port"] = free.getsockname()[1]
+    side = pairs.make(config=pairs.config(kv_connector="nixl"), layout=make_layout(), data_rank=3)
+    side.connect({0: there.workers.made[0].transfer.handshake()})
+    assert side._listener.port == pairs.options["port"] + 3
+    side.close()
+
+
+def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
+    """A read of 5 s under leases of 3 s: it arrives in time, and the other side has kept the blocks."""
+    there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    begin, until = nixl_agent.Agent._begin, time.monotonic() + 5
+    monkeypatch.setattr(
+        nixl_agent.Agent, "_begin", lambda self, read: begin(self, read) if time.monotonic() > until else None
+    )
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here, seconds=9)
+    assert time.monotonic() > until
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (9, 0)
 
 
 def test_an_engine_that_is_gone_costs_the_computation(pairs):
@@ -285,6 +351,70 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
     pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=20)
     here.check()
     assert counter(here, "failed_blocks") == 9
+
+
+def slow_reads(engine, monkeypatch, state):
+    """NIXL says that reads go on, and then what `state` does."""
+    nixl = engine.workers.made[0].transfer._agent._nixl
+    transfer = nixl.transfer
+    monkeypatch.setattr(nixl, "transfer", lambda handle: transfer(handle) and "PROC")
+    monkeypatch.setattr(nixl, "check_xfer_state", state)
+    return nixl
+
+
+@pytest.mark.parametrize("ends", ["raises", "ERR"])
+def test_a_read_that_breaks_off_is_computed(pairs, monkeypatch, ends):
+    def state(handle):
+        if ends == "raises":
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        return ends
+
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    slow_reads(here, monkeypatch, state)
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here)
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
+
+
+def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    tried, nixl = [], slow_reads(here, monkeypatch, lambda handle: "ERR")
+    release = nixl.release_xfer_handle
+
+    def refuse(handle):
+        tried.append(handle)
+        if len(tried) < 50:
+            raise RuntimeError("it is active")
+        release(handle)
+
+    monkeypatch.setattr(nixl, "release_xfer_handle", refuse)
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here)
+    assert (len(tried), counter(here, "failed_blocks")) == (50, 9)
+
+
+def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, monkeypatch):
+    """Its lease ended, but NIXL may still write to the blocks: no other request gets them."""
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    tried = []
+
+    def refuse(handle):
+        tried.append(handle)
+        raise RuntimeError("it is active")
+
+    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
+    nixl = slow_reads(here, monkeypatch, lambda handle: "DONE" if len(tried) > 50 else "PROC")
+    release = nixl.release_xfer_handle
+    monkeypatch.setattr(nixl, "release_xfer_handle", lambda h: release(h) if len(tried) > 50 else refuse(h))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: tried, here)
+    assert here.engine.scheduler.lifecycle.loading
+    pairs.rest(there, here)
+    assert len(tried) == 51
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
 
 
 def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
+import time
 from array import array
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 
 from frame.interfaces import encode
 from frame.plugins.connectors.nixl_holds import MAX_RENEWALS, Holds
-from frame.plugins.connectors.nixl_messages import AgentFacts, LayerMemory, digest
+from frame.plugins.connectors.nixl_links import Links, Source
+from frame.plugins.connectors.nixl_listener import NixlListener
+from frame.plugins.connectors.nixl_messages import AgentFacts, Facts, LayerMemory, digest
 from frame.plugins.connectors.nixl_options import NixlOptions, is_loopback
-from frame.plugins.connectors.nixl_wire import Channel, Done, Lease, Release, answer_call, call
+from frame.plugins.connectors.nixl_wire import Channel, Done, Granted, Lease, Release, answer_call, call
 from frame.plugins.connectors.peer_wire import Challenge, PeerError, send
 from frame.testing.fake_cache import make_layout
 
 CONTENT, TOKENS = b"content", array("i", range(20))
 SHOWN = digest(CONTENT, TOKENS)
 BLOCKS = [[1, 2, 3, 4, 5]]
+FACTS = Facts(1, "m", 4, "g", 1, 1, ["f"])
 
 
 class Clock:
@@ -145,7 +151,7 @@ def meet(caller_secret=b"s" * 16, listener_secret=b"s" * 16):
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        return one, other, call(one, caller_secret), found
+        return one, other, call(one, caller_secret, 5), found
     except PeerError:
         one.close(), other.close()
         raise
@@ -170,7 +176,7 @@ def test_neither_side_speaks_to_one_that_does_not_know_the_secret():
         send(other, Challenge(1, bytes(32)))
         threading.Timer(0.05, lambda: send(other, Done())).start()
         with pytest.raises(PeerError):
-            call(one, b"s" * 16)
+            call(one, b"s" * 16, 5)
 
 
 def test_a_frame_that_was_changed_repeated_or_sent_back_is_refused():
@@ -226,3 +232,88 @@ def test_a_channels_key_is_its_own():
     channels = [Channel(None, key, calls=True) for key in (b"a", b"b")]
     body = encode(Done())
     assert len({channel._tag(b"caller", number, body) for channel in channels for number in (0, 1)}) == 4
+
+
+@pytest.fixture
+def listener():
+    def made(facts=FACTS, engine="engine", agents=list):
+        holds, _ = make_holds()
+        found = NixlListener("127.0.0.1", 0, secret=b"s" * 16, engine=engine, facts=facts, holds=holds, agents=agents)
+        opened.append(found)
+        return found
+
+    opened = []
+    yield made
+    for one in opened:
+        one.close()
+
+
+def links(secret=b"s" * 16, facts=FACTS):
+    return Links(secret, facts, timeout=5, retry=0)
+
+
+def test_what_strangers_send_changes_nothing(listener):
+    one, draw = listener(), random.Random(5)
+    good = len(encode(Done())).to_bytes(4, "little")
+    for number in range(60):
+        with socket.create_connection(("127.0.0.1", one.port), timeout=5) as caller:
+            caller.recv(1 << 12)
+            caller.sendall(draw.choice((b"", good, b"\x20\x00\x00\x00")) + draw.randbytes(number))
+    known = links()
+    source = Source("engine", "a", "127.0.0.1", one.port)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    known.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("the model", {"model": "n"}),
+        ("the version of the protocol", {"version": 2}),
+        ("the block size", {"grain": 8}),
+        ("what layers keep", {"groups": "h"}),
+        ("tensor_parallel_size", {"tensor": 2}),
+        ("pipeline_parallel_size", {"pipeline": 2}),
+        ("the format of blocks", {"formats": ["g"]}),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_told_why_and_nothing_else(listener, name, changes, caplog):
+    one = listener(agents=lambda: pytest.fail("a stranger was told of this engine's memory"))
+    known = links(facts=replace(FACTS, **changes))
+    for _ in range(3):
+        with pytest.raises(PeerError, match=f"differ in {name}"):
+            known.to(Source("engine", "a", "127.0.0.1", one.port)).ask(Lease("a", 20, SHOWN), Granted)
+    assert caplog.text.count("prompts are computed here") == 1
+    known.close()
+
+
+def test_ids_that_clients_make_up_do_not_fill_the_log(listener, caplog):
+    one, known = listener(), links()
+    for number in range(20):
+        with pytest.raises(PeerError, match="another engine"):
+            known.to(Source(f"made up {number}", "a", "127.0.0.1", one.port)).ask(Lease("a", 20, SHOWN), Granted)
+    assert caplog.text.count("prompts are computed here") == 1
+    known.close()
+
+
+def test_a_connection_that_ended_is_made_anew(listener):
+    one, known = listener(), links()
+    source = Source("engine", "a", "127.0.0.1", one.port)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    for caller in list(one._callers):
+        caller.shutdown(socket.SHUT_RDWR)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    known.close()
+
+
+def test_an_engine_that_never_answers_costs_its_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        known = Links(b"s" * 16, FACTS, timeout=0.2, retry=60)
+        link = known.to(Source("engine", "a", *silent.getsockname()))
+        start = time.monotonic()
+        with pytest.raises(PeerError):
+            link.ask(Lease("a", 20, SHOWN), Granted)
+        assert time.monotonic() - start < 4
+        with pytest.raises(PeerError, match="rests"):
+            link.ask(Lease("a", 20, SHOWN), Granted)
+        known.close()
