@@ -165,7 +165,7 @@ class Lifecycle:
         del self.requests[request.request_id]
         self.turns.end(request)
         self.finished_counts[reason] += 1
-        held, parameters = self.transfers.finished(request)
+        held, parameters = self.transfers.finished(request, reason)
         request.transfer.hold(held)
         if held:
             self.held[request.request_id] = request

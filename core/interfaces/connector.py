@@ -31,7 +31,7 @@ class RequestView:
     layout, each over its tokens and the hash before; they are equal in every process, and however the model is divided
     over ranks (see `KVLayout.model`). `params` are the request's `kv_transfer` parameters. `content` stands for all
     that the blocks depend on besides the tokens: model, salt, adapter, media, embeddings; unlike hashes it is equal
-    whatever the block size.
+    whatever the block size. `finish_reason` is why it ended, in the call of `finished`.
     """
 
     request_id: str
@@ -41,6 +41,7 @@ class RequestView:
     cache_salt: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     content: bytes = b""
+    finish_reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class ConnectorScheduler(ABC):
         """Called after each step with the reports of all ranks, merged; may return ids of ended requests.
 
         Their blocks are given back at once, whichever ranks have reported them as sent: no rank may read them any more.
+        Counters and gauges are read from the report afterwards, so this half may put its own into it.
         """
 
     def reset(self) -> bool:

@@ -105,7 +105,7 @@ def _key(compiler: str, flags: list[str]) -> str:
 
 def _kept_folder() -> Path | None:
     """The folder in the user's cache that nobody else may write to; None where there can be none."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "frame")
+    folder = Path.home() / ".cache" / "frame"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()

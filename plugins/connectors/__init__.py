@@ -7,7 +7,7 @@ from frame import Provider, hookimpl
 
 @hookimpl
 def frame_kv_connectors() -> list[Provider]:
-    """Blocks of prompts in this machine's memory, on a disk, or in the memory of other engines."""
+    """Blocks of prompts in this machine's memory, on a disk, or of other engines."""
     here = "frame.plugins.connectors"
     return [
         Provider(
@@ -40,5 +40,14 @@ def frame_kv_connectors() -> list[Provider]:
                 "stores": "no",
             },
             aliases=("OffloadingConnector",),
+        ),
+        Provider(
+            "nixl",
+            f"{here}.nixl:NixlScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks that decode engines read from a prefill engine's memory, through NIXL",
+            options=f"{here}.nixl_options:NixlOptions",
+            aliases=("NixlConnector",),
+            tags={"worker": f"{here}.nixl_worker:NixlWorker", "stores": "no"},
         ),
     ]

@@ -58,5 +58,5 @@ def commands(page: Path) -> list[str]:
 
 def marked_file(page: Path, name: str) -> str:
     """The block that is marked `file: NAME`."""
-    (text,) = [block.text for block in blocks(page, "python", "toml", "yaml") if block.mark == f"file: {name}"]
+    (text,) = [block.text for block in blocks(page, "python", "sh", "toml", "yaml") if block.mark == f"file: {name}"]
     return text

@@ -145,6 +145,7 @@ class FakeConnector(ConnectorScheduler):
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         assert request.request_id not in self.ended, "finished() came twice"
         self.ended.append(request.request_id)
+        self.views[request.request_id] = request
         size, table = self.layout.groups[0].block_size, block_ids[0]
         for index, block_hash in enumerate(request.block_hashes):
             places = range(index * self.layout.grain, (index + 1) * self.layout.grain)

@@ -558,6 +558,34 @@ def test_the_content_of_a_view_is_what_blocks_depend_on_besides_tokens():
     assert content(4, salt="s") == content(8, salt="s")
 
 
+def test_a_connector_is_told_why_a_request_ended():
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=(connector := FakeConnector(layout=layout)))
+    for name in ("long", "gone"):
+        sim.add(make_request(name, list(range(9)), max_tokens=2))
+    sim.step()
+    assert [view.finish_reason for view in connector.views.values()] == ["", ""]
+    sim.scheduler.abort(["gone"])
+    sim.run()
+    assert {name: view.finish_reason for name, view in connector.views.items()} == {"long": "length", "gone": "abort"}
+
+
+def test_a_connector_may_add_its_own_numbers_to_a_report():
+    class Counting(FakeConnector):
+        def update(self, report):
+            report.gauges["kept"] = len(report.received) + 3.0
+            report.counters["updates"] = 1
+            return super().update(report)
+
+    layout = make_layout(20)
+    sim = Simulation(layout=layout, connector=Counting(layout=layout))
+    sim.add(make_request("a", list(range(9)), max_tokens=2))
+    sim.run()
+    stats = sim.scheduler.stats()
+    assert stats.connector_gauges == {"kept": 3.0}
+    assert stats.connector_counters["updates"] >= 2
+
+
 def test_the_id_of_held_blocks_is_taken():
     layout = make_layout(20)
     sim = Simulation(layout=layout, connector=FakeConnector(layout=layout, hold=True))

@@ -210,17 +210,17 @@ def fresh(monkeypatch):
         one.cache_clear()
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+@pytest.mark.parametrize("compiler", [None, "false"])
 def test_without_a_compiler_there_are_no_kernels(compiler, fresh, monkeypatch, tmp_path):
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library.shutil, "which", lambda _: compiler)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert native_rows() is None
 
 
 def test_what_was_compiled_is_kept(native, fresh, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert native_rows() is not None
-    (kept,) = (tmp_path / "frame").iterdir()
+    (kept,) = (tmp_path / ".cache" / "frame").iterdir()
     monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("it was compiled again"))
     library.library.cache_clear()
     library._begun.cache_clear()
@@ -229,8 +229,8 @@ def test_what_was_compiled_is_kept(native, fresh, monkeypatch, tmp_path):
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(native, fresh, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Path(tmp_path, "frame").mkdir()
-    Path(tmp_path, "frame").chmod(0o777)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path(tmp_path, ".cache", "frame").mkdir(parents=True)
+    Path(tmp_path, ".cache", "frame").chmod(0o777)
     assert native_rows() is not None
-    assert not list(Path(tmp_path, "frame").iterdir())
+    assert not list(Path(tmp_path, ".cache", "frame").iterdir())

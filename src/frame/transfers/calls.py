@@ -64,9 +64,13 @@ class Transfers:
         self._silent = self._ask("allocated", _FAILED, request, blocks, num_external) is _FAILED
         return not self._silent
 
-    def finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
+    def finished(self, request: Request, reason: str) -> tuple[bool, dict[str, Any] | None]:
         """Returns (whether the blocks must be held, parameters for the response); called once a request."""
-        return self._ask("finished", (False, None), request, request.cache.blocks) if self.active else (False, None)
+        if not self.active:
+            return False, None
+        answer: tuple[bool, dict[str, Any] | None]
+        answer = self._ask("finished", (False, None), request, request.cache.blocks, reason=reason)
+        return answer
 
     def attach(self, plan: StepPlan) -> bool:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
@@ -83,18 +87,19 @@ class Transfers:
         return True
 
     def report(self, report: TransferReport) -> list[str]:
-        """Adds the reported numbers to the metrics, and passes the report to the connector.
+        """Passes the report to the connector, and adds the numbers that are in it then to the metrics.
 
         Returns the ids of ended requests whose blocks it gives back.
         """
+        released: list[str] = []
+        try:
+            released = list(self.connector.update(report) or ())
+        except Exception:
+            logger.exception("the KV connector failed in update")
         for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         self.gauges.update(self._shown(report.gauges))
-        try:
-            return list(self.connector.update(report) or ())
-        except Exception:
-            logger.exception("the KV connector failed in update")
-            return []
+        return released
 
     def failed_blocks(self, report: TransferReport) -> set[tuple[int, int]]:
         """Pairs (group, block) whose content did not arrive; pairs that are no block of the cache are logged."""
@@ -121,17 +126,17 @@ class Transfers:
             logger.warning("the KV connector reported %r as %r, which no metric can show", name, numbers[name])
         return shown
 
-    def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any) -> Any:
+    def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any, reason: str = "") -> Any:
         """What the connector answers; `otherwise` where it raises: then the request goes on without it."""
         try:
-            return getattr(self.connector, method)(self._view(request), *arguments)
+            return getattr(self.connector, method)(self._view(request, reason), *arguments)
         except Exception:
             name = request.request_id
             logger.exception("the KV connector failed in %s; request %s goes on without it", method, name)
             request.transfer.give_up()
             return otherwise
 
-    def _view(self, request: Request) -> RequestView:
+    def _view(self, request: Request, reason: str) -> RequestView:
         layout = self._kv.layout
         step = layout.grain // layout.block_size
         full = request.prompt_len // layout.grain * step
@@ -143,6 +148,7 @@ class Transfers:
             cache_salt=request.source.salt,
             params=request.source.kv_transfer or {},
             content=self._content(request),
+            finish_reason=reason,
         )
 
     def _content(self, request: Request) -> bytes:

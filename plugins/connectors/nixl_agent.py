@@ -1,0 +1,294 @@
+"""A worker's NIXL agent: the memory that others may read, and reads of theirs. One thread owns all of it.
+
+Only this file imports nixl. Knows no request but by name, and no KV group.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from frame.interfaces import Mark
+
+from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
+
+logger = logging.getLogger("frame.connectors.nixl")
+
+_READ_POLL, _NOTICE_POLL = 0.0005, 0.005
+#: Other engines' workers that this one keeps in mind.
+_MAX_PEERS = 256
+_CLOSE_SECONDS = 10.0
+#: How long a failed read may take until NIXL lets go of it.
+_RELEASE_SECONDS = 10.0
+
+
+@dataclass
+class Read:
+    """Reads blocks of another worker: `theirs` into `ours`, places in the tables of layers and blocks.
+
+    Begins once `mark` is passed: before that, steps that were launched may still use the blocks.
+    """
+
+    owner: str
+    peer: AgentFacts
+    ours: np.ndarray
+    theirs: np.ndarray
+    notice: bytes
+    deadline: float
+    mark: Mark
+    handle: Any = None
+    failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
+
+
+@dataclass
+class Peer:
+    """Another engine's worker, by the name that NIXL knows it by, and the table of its blocks."""
+
+    name: str
+    table: Any
+
+
+class Agent:
+    """See the module. `layers` lie in the memory `regions`, pairs (address, bytes).
+
+    Raises `ValueError` when NIXL is missing or cannot have the memory.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layers: Sequence[LayerMemory],
+        regions: Sequence[tuple[int, int]],
+        *,
+        memory: str,
+        backend_config: str,
+    ) -> None:
+        self._layers = list(layers)
+        self._memory = memory
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._reads: list[Read] = []
+        self._peers: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+        self._ended: list[tuple[str, bool]] = []
+        self._notices: list[bytes] = []
+        self._awaits_notices = False
+        self._closing = False
+        ready = threading.Event()
+        fault: list[BaseException] = []
+
+        def serve() -> None:
+            try:
+                self._open(name, regions, backend_config)
+            except BaseException as error:
+                fault.append(error)
+            ready.set()
+            if not fault:
+                self._serve()
+
+        self._thread = threading.Thread(target=serve, name="nixl-agent", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if fault:
+            self._thread.join()
+            raise ValueError(f"the nixl connector cannot start: {fault[0]}") from fault[0]
+
+    def read(self, read: Read) -> None:
+        """Begins a read; its end comes with `take`."""
+        self._work.put(lambda: self._reads.append(read))
+
+    def extend(self, owner: str, deadline: float) -> None:
+        """The lease of an owner's read ends later."""
+
+        def extend() -> None:
+            for read in self._reads:
+                if read.owner == owner:
+                    read.deadline = max(read.deadline, deadline)
+
+        self._work.put(extend)
+
+    def await_notices(self, awaits: bool) -> None:
+        """Whether others may be reading this worker's blocks."""
+        if awaits != self._awaits_notices:
+            self._awaits_notices = awaits
+            self._work.put(lambda: None)
+
+    def take(self) -> tuple[list[tuple[str, bool]], list[bytes]]:
+        """Since the last call: reads that ended, pairs (owner, whether all arrived in time), and notices that came."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+            notices, self._notices = self._notices, []
+        return ended, notices
+
+    def close(self) -> None:
+        """Ends all reads and takes the memory back; nothing is read or written when it returns."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _open(self, name: str, regions: Sequence[tuple[int, int]], backend_config: str) -> None:
+        raised = logging.raiseExceptions
+        try:
+            import nixl
+        except ImportError as error:
+            raise ValueError(f"it needs NIXL ({error}): pip install 'frame-llm[nixl]'") from None
+        logging.raiseExceptions = raised  # nixl sets it for the whole process
+        logging.getLogger("nixl").setLevel(logging.WARNING)
+        self._nixl = agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=True, backends=[]))
+        agent.create_backend("UCX", {"engine_config": backend_config} if backend_config else {})
+        device = self._layers[0].device if self._layers else 0
+        rows = [(address, size, device, "") for address, size in regions]
+        self._registered = agent.register_memory(rows, self._memory) if rows else None
+        self._table = agent.prep_xfer_dlist("NIXL_INIT_AGENT", _table(self._layers), self._memory) if rows else None
+        self.facts = AgentFacts(name, agent.get_agent_metadata(), self._memory, self._layers)  # type: ignore[arg-type]
+
+    def _serve(self) -> None:
+        while True:
+            pause = _READ_POLL if self._reads else _NOTICE_POLL if self._awaits_notices else None
+            try:
+                work = self._work.get(timeout=pause)
+            except queue.Empty:
+                work = self._nothing
+            if work is None:
+                break
+            work()
+            self._poll()
+        self._shut()
+
+    def _nothing(self) -> None:
+        pass
+
+    def _poll(self) -> None:
+        for read in list(self._reads):
+            arrived = self._advance(read)
+            if arrived is not None:
+                self._reads.remove(read)
+                with self._lock:
+                    self._ended.append((read.owner, arrived))
+        if self._awaits_notices:
+            self._take_notices()
+
+    def _take_notices(self) -> None:
+        try:
+            found = self._nixl.get_new_notifs()
+        except Exception:
+            logger.exception("NIXL gave no notifications")
+            return
+        with self._lock:
+            self._notices += [bytes(notice) for notices in found.values() for notice in notices]
+
+    def _advance(self, read: Read) -> bool | None:
+        """Whether all blocks of a read are there in time; None while it goes on.
+
+        A read that began is over only once NIXL says so: until then it may write to this worker's blocks.
+        """
+        late = time.monotonic() > read.deadline - MARGIN_SECONDS
+        if read.handle is None:
+            if late or self._closing:
+                return False
+            return None if not read.mark.done() else self._begin(read)
+        if read.failed_at is not None:
+            return self._end_failed(read)
+        try:
+            state = self._nixl.check_xfer_state(read.handle)
+        except Exception as error:  # nixlRemoteDisconnectError among them: the other side is gone
+            return self._fail(read, error)
+        return self._judge(read, state)
+
+    def _begin(self, read: Read) -> bool | None:
+        try:
+            peer = self._peer(read.peer)
+            read.handle = self._nixl.make_prepped_xfer(
+                "READ", self._table, read.ours, peer.table, read.theirs, read.notice
+            )
+            state = self._nixl.transfer(read.handle)
+        except Exception as error:
+            return self._fail(read, error)
+        return self._judge(read, state)
+
+    def _judge(self, read: Read, state: str) -> bool | None:
+        late = time.monotonic() > read.deadline - MARGIN_SECONDS
+        if state == "PROC":
+            # NIXL refuses to release a read that it cannot cancel
+            return False if (late or self._closing) and self._released(read) else None
+        if state != "DONE":
+            return self._fail(read, state)
+        self._released(read)
+        return not late
+
+    def _fail(self, read: Read, why: object) -> bool | None:
+        """A read failed: that worker is taken for gone, and met anew if it is read again."""
+        logger.warning("blocks could not be read from %s: %s", read.peer.name, why)
+        read.failed_at = time.monotonic()
+        return self._end_failed(read)
+
+    def _end_failed(self, read: Read) -> bool | None:
+        started = read.failed_at or 0.0
+        if read.handle is not None and not self._released(read) and time.monotonic() < started + _RELEASE_SECONDS:
+            return None
+        others = (other for other in self._reads if other is not read and other.handle is not None)
+        if all(other.peer.name != read.peer.name for other in others):
+            self._forget(read.peer.name)
+        return False
+
+    def _released(self, read: Read) -> bool:
+        try:
+            self._nixl.release_xfer_handle(read.handle)
+        except Exception:
+            return False
+        return True
+
+    def _peer(self, facts: AgentFacts) -> Peer:
+        peer = self._peers.get(facts.name)
+        if peer is None:
+            if [(layer.size, facts.memory) for layer in facts.layers] != [
+                (one.size, self._memory) for one in self._layers
+            ]:
+                raise ValueError("its layers have blocks of other sizes, or lie in another kind of memory")
+            if len(self._peers) >= _MAX_PEERS and not any(read.handle is not None for read in self._reads):
+                for name in list(self._peers):
+                    self._forget(name)
+            found = self._nixl.add_remote_agent(facts.metadata)
+            name = found.decode() if isinstance(found, bytes) else found
+            if name != facts.name:
+                raise ValueError("what it says of its agent is of another one")
+            table = self._nixl.prep_xfer_dlist(name, _table(facts.layers), self._memory)
+            peer = self._peers[name] = Peer(name, table)
+        return peer
+
+    def _forget(self, name: str) -> None:
+        peer = self._peers.pop(name, None)
+        if peer is not None:
+            with suppress(Exception):
+                self._nixl.release_dlist_handle(peer.table)
+            with suppress(Exception):
+                self._nixl.remove_remote_agent(peer.name)
+
+    def _shut(self) -> None:
+        self._closing = True
+        latest = time.monotonic() + _CLOSE_SECONDS
+        while self._reads and time.monotonic() < latest:
+            self._poll()
+            time.sleep(_READ_POLL)
+        if self._reads:
+            logger.error("NIXL does not end %d reads; their memory stays registered", len(self._reads))
+            return
+        for name in list(self._peers):
+            self._forget(name)
+        with suppress(Exception):
+            if self._registered is not None:
+                self._nixl.release_dlist_handle(self._table)
+                self._nixl.deregister_memory(self._registered)
+        del self._nixl
+
+
+def _table(layers: Sequence[LayerMemory]) -> np.ndarray:
+    """NIXL's list of the places of blocks, a row for each layer: blocks are numbered through all layers."""
+    rows = [(one.address, one.size, one.device, one.stride, one.count) for one in layers]
+    return np.array(rows, np.uint64).reshape(-1, 5)

@@ -1,0 +1,155 @@
+"""The blocks that a prefill engine keeps for decode engines, and for how long. Knows no socket and no tensor.
+
+A block that another engine reads must not be given to a request here. So nobody reads without a lease, which ends by
+this engine's clock, counted from when it was asked for; the reader counts from before it asked, so its end is earlier.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from frame.interfaces import KVLayout
+
+from .nixl_messages import digest
+
+#: How often one lease can be renewed: a reader that hangs must not keep blocks for ever.
+MAX_RENEWALS = 20
+#: Leases of one request's blocks at a time.
+_MAX_LEASES = 8
+
+
+@dataclass
+class Hold:
+    """The blocks of a request that ended; `leases` are the open ones: the ranks that have read all, by ticket."""
+
+    content: bytes
+    token_ids: array[int]
+    blocks: list[list[int]]
+    deadline: float
+    leases: dict[bytes, set[int]] = field(default_factory=dict)
+    renewals: int = 0
+    count: int = 0  # of its blocks
+    done: bool = False  # somebody has read it, or needs it no more
+
+
+class Holds:
+    """See the module. Any thread may call it. `num_ranks` read each lease's blocks."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        seconds: float,
+        max_blocks: int,
+        num_ranks: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._seconds = seconds
+        self._max_blocks = max_blocks
+        self._num_ranks = num_ranks
+        self._clock = clock
+        self._holds: dict[str, Hold] = {}
+        self._count = 0
+        self._owners: dict[bytes, str] = {}  # of open leases, by ticket
+        self._lock = threading.Lock()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that are kept, one that several requests share counted for each."""
+        return self._count
+
+    def add(self, request_id: str, content: bytes, token_ids: Sequence[int], blocks: list[list[int]]) -> bool:
+        """Keeps the blocks of `token_ids`, whole grains; False where too many are kept already."""
+        with self._lock:
+            count = sum(1 for group in blocks for block in group if block)
+            if self._count + count > self._max_blocks or request_id in self._holds:
+                return False
+            self._count += count
+            deadline = self._clock() + self._seconds
+            self._holds[request_id] = Hold(content, array("i", token_ids), blocks, deadline, count=count)
+            return True
+
+    def lease(self, request_id: str, num_tokens: int, shown: bytes) -> tuple[bytes, list[list[int]], float] | None:
+        """Returns (ticket, blocks, seconds) where the caller knows the tokens; None where it may read nothing."""
+        with self._lock:
+            hold = self._known(request_id, num_tokens, shown)
+            if hold is None or len(hold.leases) >= _MAX_LEASES:
+                return None
+            ticket = secrets.token_bytes(16)
+            hold.leases[ticket] = set()
+            self._owners[ticket] = request_id
+            hold.deadline = self._clock() + self._seconds
+            groups = zip(hold.blocks, self._layout.groups, strict=True)
+            return ticket, [blocks[: group.blocks_for(num_tokens)] for blocks, group in groups], self._seconds
+
+    def renew(self, ticket: bytes) -> float | None:
+        """Seconds for which an open lease goes on; None where it ends."""
+        with self._lock:
+            hold = self._holds.get(self._owners.get(ticket, ""))
+            if hold is None or hold.deadline <= self._clock() or hold.renewals >= MAX_RENEWALS:
+                return None
+            hold.renewals += 1
+            hold.deadline = self._clock() + self._seconds
+            return self._seconds
+
+    def release(self, request_id: str, num_tokens: int, shown: bytes, ticket: bytes) -> None:
+        """The caller needs the blocks no more; ignored for one that does not know the tokens."""
+        with self._lock:
+            hold = self._known(request_id, num_tokens, shown)
+            if hold is not None:
+                self._close(hold, ticket)
+
+    def read(self, ticket: bytes, rank: int) -> None:
+        """Called when the reader of that rank has read all; an unknown ticket is ignored."""
+        with self._lock:
+            hold = self._holds.get(self._owners.get(ticket, ""))
+            if hold is None or not 0 <= rank < self._num_ranks:
+                return
+            ranks = hold.leases[ticket]
+            ranks.add(rank)
+            if len(ranks) == self._num_ranks:
+                self._close(hold, ticket)
+
+    def collect(self) -> list[str]:
+        """Ids of the requests whose blocks nobody reads any more; they are forgotten."""
+        with self._lock:
+            now = self._clock()
+            found = [
+                name for name, hold in self._holds.items() if hold.deadline <= now or (hold.done and not hold.leases)
+            ]
+            for name in found:
+                hold = self._holds.pop(name)
+                self._count -= hold.count
+                for ticket in hold.leases:
+                    del self._owners[ticket]
+            return found
+
+    def clear(self) -> bool:
+        """Lets no blocks be read any more; False, without a change, while some are read."""
+        with self._lock:
+            now = self._clock()
+            if any(hold.leases and hold.deadline > now for hold in self._holds.values()):
+                return False
+            for hold in self._holds.values():
+                hold.deadline = now
+            return True
+
+    def _known(self, request_id: str, num_tokens: int, shown: bytes) -> Hold | None:
+        hold = self._holds.get(request_id)
+        if hold is None or hold.deadline <= self._clock():
+            return None
+        whole = 0 < num_tokens <= len(hold.token_ids) and num_tokens % self._layout.grain == 0
+        if not whole or not hmac.compare_digest(shown, digest(hold.content, hold.token_ids[:num_tokens])):
+            return None
+        return hold
+
+    def _close(self, hold: Hold, ticket: bytes) -> None:
+        if hold.leases.pop(ticket, None) is not None:
+            del self._owners[ticket]
+        hold.done = True

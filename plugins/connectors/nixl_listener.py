@@ -1,0 +1,139 @@
+"""Answers decode engines that ask for a request's blocks: who fits, what may be read, and for how long."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from .nixl_holds import Holds
+from .nixl_messages import AgentFacts, Facts
+from .nixl_wire import (
+    Answer,
+    Channel,
+    Done,
+    Granted,
+    Introduce,
+    Lease,
+    Question,
+    Refused,
+    Release,
+    Renew,
+    Renewed,
+    answer_call,
+)
+from .peer_wire import PeerError
+
+logger = logging.getLogger("frame.connectors.nixl")
+
+#: Connections at a time; further ones are closed at once.
+MAX_CALLERS = 256
+_SEND_SECONDS = 5.0
+
+
+class NixlListener:
+    """Answers until `close`. `agents` gives those of this engine's workers by rank, as they are now.
+
+    Raises `ValueError` when the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        engine: str,
+        facts: Facts,
+        holds: Holds,
+        agents: Callable[[], list[AgentFacts]],
+    ) -> None:
+        self._secret = secret
+        self._engine = engine
+        self._facts = facts
+        self._holds = holds
+        self._agents = agents
+        self._callers: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise ValueError(f"the nixl connector cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, name="nixl-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Closes all connections and the listener."""
+        with self._lock:
+            self._closed = True
+            callers = list(self._callers)
+        for one in (self._listener, *callers):
+            hang_up(one)
+        self._thread.join()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                break
+            with self._lock:
+                full = self._closed or len(self._callers) >= MAX_CALLERS
+                if not full:
+                    self._callers.add(caller)
+            if full:
+                hang_up(caller)
+            else:
+                threading.Thread(target=self._serve, args=(caller,), name="nixl-caller", daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with suppress(OSError):  # it is gone already
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # machines may vanish without a word
+            channel = answer_call(caller, self._secret)
+            if self._introduced(channel):
+                while True:
+                    question: Question = channel.receive(Lease | Renew | Release, None)
+                    channel.send(self._answer(question), _SEND_SECONDS)
+        except PeerError as error:
+            logger.debug("a caller of the nixl connector: %s", error)
+        finally:
+            with self._lock:
+                self._callers.discard(caller)
+            caller.close()
+
+    def _introduced(self, channel: Channel) -> bool:
+        """Nothing of this engine's memory is told before the caller is known to fit."""
+        caller: Introduce = channel.receive(Introduce, _SEND_SECONDS)
+        wrong = "it is another engine" if caller.engine != self._engine else None
+        if wrong is None and (difference := self._facts.difference(caller.facts)) is not None:
+            wrong = f"the engines differ in {difference}"
+        channel.send(Done() if wrong is None else Refused(wrong), _SEND_SECONDS)
+        return wrong is None
+
+    def _answer(self, question: Question) -> Answer:
+        holds = self._holds
+        if isinstance(question, Lease):
+            granted = holds.lease(question.request, question.num_tokens, question.digest)
+            if granted is None:
+                return Refused("no such blocks are kept")
+            ticket, blocks, seconds = granted
+            return Granted(ticket, seconds, blocks, self._agents())
+        if isinstance(question, Renew):
+            more = holds.renew(question.ticket)
+            return Refused("the lease has ended") if more is None else Renewed(more)
+        if isinstance(question, Release):
+            holds.release(question.request, question.num_tokens, question.digest, question.ticket)
+        return Done()
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Closes a connection that another thread may be waiting on."""
+    with suppress(OSError):  # it was never connected, or is closed already
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,229 @@
+"""A decode engine's side of the nixl connector: requests whose prompt another engine computed, and its leases.
+
+Threads ask the other engine, so that the engine's loop goes on. Sees no block's bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from frame.interfaces import KVLayout, RequestView
+
+from .nixl_holds import MAX_RENEWALS
+from .nixl_links import Links, Source
+from .nixl_messages import MARGIN_SECONDS, AgentFacts, Facts, Load, digest
+from .nixl_options import NixlOptions
+from .nixl_wire import Done, Granted, Lease, Release, Renew, Renewed
+from .peer_wire import PeerError
+
+logger = logging.getLogger("frame.connectors.nixl")
+
+_THREADS = 8
+#: Leases are renewed when this part of them is left.
+_RENEW_AT = 0.5
+
+
+@dataclass
+class Grant:
+    """What a prefill engine granted; `deadline` is by this machine's clock, counted from before it was asked."""
+
+    ticket: bytes
+    blocks: list[list[int]]
+    agents: list[AgentFacts]
+    deadline: float
+    seconds: float
+
+
+@dataclass
+class Pull:
+    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there."""
+
+    source: Source
+    num_tokens: int
+    digest: bytes
+    asked: Future[Grant | None] | None = None
+    patience: float = 0.0
+    grant: Grant | None = None
+    renewal: Future[float | None] | None = None
+    renewals: int = 0
+    over: bool = False  # its blocks are being read, were read, or are needed no more
+
+
+class Pulls:
+    """See the module. `address` is this machine's, `facts` are this engine's."""
+
+    def __init__(
+        self, layout: KVLayout, num_ranks: int, options: NixlOptions, secret: bytes, address: str, facts: Facts
+    ) -> None:
+        self._layout = layout
+        self._num_ranks = num_ranks
+        self._options = options
+        self._address = address
+        self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nixl-ask")
+        self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
+        self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins
+        self._loading: dict[str, Pull] = {}  # whose blocks are being read, also of ended requests
+        self._warned: set[str] = set()
+
+    def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        """As `ConnectorScheduler.matched_tokens`."""
+        pull = self._pull(request)
+        if pull is None or pull.over or num_computed >= pull.num_tokens:
+            return 0, False
+        if pull.asked is None:
+            if self._is_pulled(pull.source):
+                return None, False  # by another request with the same parameters, after which it may be here
+            pull.patience = time.monotonic() + self._options.lookup_seconds
+            pull.asked = self._threads.submit(self._ask, pull)
+        if not pull.asked.done():
+            return (None, False) if time.monotonic() < pull.patience else (0, False)
+        if pull.grant is None and (grant := pull.asked.result()) is not None and self._covers(grant, pull.num_tokens):
+            pull.grant = grant
+            self._granted[request.request_id] = pull
+        if pull.grant is None or time.monotonic() > pull.grant.deadline - MARGIN_SECONDS:
+            return 0, False
+        return pull.num_tokens - num_computed, True
+
+    def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> Load | None:
+        """As `ConnectorScheduler.allocated`; what the workers shall read. Of the rest the other engine is told."""
+        pull = self._pulls.get(request.request_id)
+        if pull is None or pull.over:
+            return None
+        pull.over = True
+        self._granted.pop(request.request_id, None)
+        grant = pull.grant
+        if grant is None or not num_external:
+            self._release(pull)
+            return None
+        ours, theirs = [], []
+        for table, there, group in zip(block_ids, grant.blocks, self._layout.groups, strict=True):
+            first, last = ((pull.num_tokens - num) // group.block_size for num in (num_external, 0))
+            pairs = [(int(table[place]), there[place]) for place in range(first, last) if table[place]]
+            ours.append([one for one, _ in pairs])
+            theirs.append([other for _, other in pairs])
+        self._loading[request.request_id] = pull
+        return Load(request.request_id, grant.agents, grant.ticket, ours, theirs, grant.deadline)
+
+    def renew(self) -> dict[str, float]:
+        """Asks for more time where reads take long; returns the ends of leases that are known since the last call."""
+        later, now = dict[str, float](), time.monotonic()
+        for name, pull in [*self._granted.items(), *self._loading.items()]:
+            grant = pull.grant
+            if grant is None:
+                continue
+            if pull.renewal is not None and pull.renewal.done():
+                deadline, pull.renewal = pull.renewal.result(), None
+                if deadline is not None:
+                    grant.deadline = deadline
+                    if name in self._loading:
+                        later[name] = deadline
+            elif name in self._loading and now > grant.deadline + 2 * grant.seconds:
+                del self._loading[name]  # it never began: the step that was to begin it failed
+            elif (
+                pull.renewal is None
+                and pull.renewals < MAX_RENEWALS
+                and grant.deadline - MARGIN_SECONDS > now > grant.deadline - grant.seconds * _RENEW_AT
+            ):
+                pull.renewals += 1
+                pull.renewal = self._threads.submit(self._ask_more, pull.source, grant.ticket)
+        return later
+
+    def finished(self, request: RequestView) -> None:
+        """Called once a request: of blocks that nobody read the other engine is told."""
+        pull = self._pull(request)
+        del self._pulls[request.request_id]
+        self._granted.pop(request.request_id, None)
+        if pull is not None and not pull.over:
+            pull.over = True
+            self._release(pull)
+
+    def received(self, request_id: str, failed: bool) -> None:
+        """Called when all workers have ended a request's read; a worker that has all tells the other engine itself."""
+        pull = self._loading.pop(request_id, None)
+        if pull is not None and failed:
+            self._release(pull)
+
+    def close(self) -> None:
+        """Ends all connections and threads."""
+        self._links.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _pull(self, request: RequestView) -> Pull | None:
+        """What the request's parameters say of its prompt; read once."""
+        name = request.request_id
+        if name not in self._pulls:
+            self._pulls[name] = self._read(request)
+        return self._pulls[name]
+
+    def _read(self, request: RequestView) -> Pull | None:
+        if request.params.get("do_remote_prefill") is not True:
+            return None
+        source, num_tokens = Source.of(request.params), whole_tokens(request, self._layout)
+        if source is None:
+            self._warn("params", "kv_transfer_params lack a remote engine, request, host or port; prompts are computed")
+            return None
+        if not self._options.allows(source.host, self._address):
+            self._warn(f"host {source.host}", f"{source.host!r} is none of the hosts of `peers`; prompts are computed")
+            return None
+        return Pull(source, num_tokens, digest(request.content, request.token_ids[:num_tokens])) if num_tokens else None
+
+    def _is_pulled(self, source: Source) -> bool:
+        asked = (pull for pull in self._pulls.values() if pull is not None and pull.asked is not None and not pull.over)
+        return any(pull.source == source for pull in (*asked, *self._loading.values()))
+
+    def _covers(self, grant: Grant, num_tokens: int) -> bool:
+        """Whether the blocks are there that tokens from `num_tokens` on read."""
+        for group, blocks in zip(self._layout.groups, grant.blocks, strict=True):
+            needed = blocks[group.specs[0].first_needed(num_tokens) // group.block_size :]
+            if len(blocks) != group.blocks_for(num_tokens) or not all(needed):
+                return False
+        return True
+
+    def _ask(self, pull: Pull) -> Grant | None:
+        """Runs in a thread."""
+        start = time.monotonic()
+        try:
+            found = self._links.to(pull.source).ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
+        except PeerError as error:
+            logger.debug("no blocks of request %s: %s", pull.source.request, error)
+            return None
+        if len(found.blocks) != len(self._layout.groups) or len(found.agents) != self._num_ranks:
+            return None
+        return Grant(found.ticket, found.blocks, found.agents, start + found.seconds, found.seconds)
+
+    def _ask_more(self, source: Source, ticket: bytes) -> float | None:
+        """Runs in a thread: the end of the lease."""
+        start = time.monotonic()
+        try:
+            return start + self._links.to(source).ask(Renew(ticket), Renewed).seconds
+        except PeerError:
+            return None
+
+    def _release(self, pull: Pull) -> None:
+        """Tells the other engine, in a thread, that nothing, or nothing more, is read."""
+        if pull.asked is not None and pull.asked.cancel():
+            pull.asked = None
+        self._threads.submit(self._tell, pull)
+
+    def _tell(self, pull: Pull) -> None:
+        grant = None if pull.asked is None else pull.asked.result()  # it was begun before this
+        ticket = b"" if grant is None else grant.ticket
+        try:
+            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_tokens, pull.digest, ticket), Done)
+        except PeerError as error:
+            logger.debug("request %s was not released: %s", pull.source.request, error)
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._warned and len(self._warned) < 64:
+            self._warned.add(about)
+            logger.warning("%s", text)
+
+
+def whole_tokens(request: RequestView, layout: KVLayout) -> int:
+    """Tokens of a prompt that travel: whole grains, short of its last token, which the decode engine computes."""
+    return (request.prompt_len - 1) // layout.grain * layout.grain

@@ -1,0 +1,84 @@
+"""Engines over fake workers with the nixl connector, in one process: real agents, whose reads tell by wrong tokens."""
+
+from __future__ import annotations
+
+import time
+
+from frame.testing import ConnectorSuite
+from frame.testing.engines import request
+
+SECRET = "a secret of the tests"
+#: What a proxy sends to the prefill engine.
+ASKS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+class Pairs(ConnectorSuite):
+    """Makes engines, which it closes, and takes requests through them."""
+
+    plugin = "nixl"
+
+    def __init__(self, folder):
+        self.folder, self.made = folder, []
+        (folder / "secret").write_text(SECRET)
+        self.options = {"secret_file": str(folder / "secret"), "lease_seconds": 5}
+
+    def engine(self, *args, options=None, **settings):
+        kept = self.options
+        self.options = {**kept, **(options or {})}
+        try:
+            made = super().engine(*args, **settings)
+        finally:
+            self.options = kept
+        self.made.append(made)
+        return made
+
+    def close(self):
+        for engine in self.made:
+            engine.close()
+
+    def add(self, engine, name, prompt, params, count=8, salt=None):
+        one = request(name, prompt, count)
+        one.kv_transfer, one.salt = params, salt
+        engine.add(one)
+        return one
+
+    def finish(self, engine, name, seconds=20):
+        """Steps until the request is done; returns what it says of its transfer."""
+        self.until(lambda: engine.outputs[name] and engine.outputs[name][-1].finish_reason, engine, seconds=seconds)
+        return engine.outputs[name][-1].kv_transfer
+
+    def prefill(self, engine, name, prompt, salt=None):
+        self.add(engine, name, prompt, dict(ASKS), 1, salt)
+        return self.finish(engine, name)
+
+    def decode(self, engine, name, prompt, params, salt=None):
+        """Returns how many tokens of the prompt were not computed."""
+        self.add(engine, name, prompt, params, 8, salt)
+        self.finish(engine, name)
+        return engine.num_cached(name)
+
+    def until(self, done, *engines, seconds=3.0):
+        """Steps engines until it is so; by default well before a lease of 5 s ends."""
+        latest = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < latest, "it does not come to that"
+            for engine in engines:
+                engine.step()
+            time.sleep(0.0005)
+
+    def rest(self, *engines, seconds=3.0):
+        """Steps engines until nothing is held or read, and checks all tokens."""
+        self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)
+        for engine in engines:
+            engine.check()
+
+
+def counter(engine, name):
+    return engine.engine.stats().connector_counters.get(f"nixl_{name}", 0)

@@ -1,0 +1,472 @@
+"""Two engines that exchange blocks through real NIXL agents: what travels, who may read, and that nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+
+import pytest
+from msgspec import structs
+
+from frame.interfaces import Mark, decode, encode
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_pulls
+from frame.plugins.connectors.nixl_messages import WorkerFacts
+from frame.testing import ConnectorSuite
+from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
+from tests.connectors.nixl_pairs import Pairs, counter
+
+pytest.importorskip("nixl")
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    made = Pairs(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("shape", ConnectorSuite.layouts.values(), ids=ConnectorSuite.layouts.keys())
+def test_whole_blocks_of_prompts_travel(pairs, shape):
+    layout = make_layout(**shape)
+    there, here = pairs.engine(layout), pairs.engine(layout)
+    for number, length in enumerate((22, 40, 17, 33, 3)):
+        prompt = pairs.prompt(length, seed=number)
+        params = pairs.prefill(there, f"p{number}", prompt)
+        last = (length - 1) // layout.grain * layout.grain
+        assert (params is None) == (last == 0)
+        assert pairs.decode(here, f"d{number}", prompt, params) == last
+    pairs.rest(there, here)
+
+
+def test_what_the_proxy_gets_is_what_proxies_know(pairs):
+    there = pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(22))
+    assert params["do_remote_prefill"] is True
+    assert params["do_remote_decode"] is False
+    assert [len(group) for group in params["remote_block_ids"]] == [5]
+    assert (params["remote_engine_id"], params["remote_request_id"]) == ("engine-under-test", "p")
+    assert (params["remote_host"], params["tp_size"]) == ("127.0.0.1", 1)
+    assert 0 < params["remote_port"] < 65536
+
+
+def test_only_missing_blocks_travel(pairs):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    here.run(request("before", prompt[:17]))
+    params = pairs.prefill(there, "p", prompt)
+    assert pairs.decode(here, "d", prompt, params) == 36
+    assert counter(here, "loaded_blocks") == 5
+    pairs.rest(there, here)
+
+
+def test_a_full_local_hit_frees_the_prefill_side(pairs):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    here.run(request("before", prompt))
+    params = pairs.prefill(there, "p", prompt)
+    assert pairs.decode(here, "d", prompt, params) == 36
+    assert counter(here, "loaded_blocks") == 0
+    pairs.rest(there, here)
+
+
+def test_aborted_before_it_was_admitted_frees_the_prefill_side(pairs):
+    there, here = pairs.engine(), pairs.engine(max_num_seqs=1)
+    prompt = pairs.prompt(40)
+    pairs.add(here, "runs", pairs.prompt(20, seed=5), None, 60)
+    for _ in range(3):
+        here.step()
+    params = pairs.prefill(there, "p", prompt)
+    pairs.add(here, "d", prompt, params)
+    here.step()
+    here.engine.abort(["d"])
+    pairs.until(lambda: not there.busy, there, here)
+    assert there.engine.stats().kv_usage == 0
+
+
+def test_one_that_may_not_use_cached_blocks_frees_the_prefill_side(pairs):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    one = request("d", prompt, 4, prompt_logprobs=1)
+    one.kv_transfer = params
+    here.add(one)
+    pairs.finish(here, "d")
+    assert here.num_cached("d") == 0
+    pairs.rest(there, here)
+
+
+@pytest.mark.parametrize("steps", range(0, 12, 2))
+def test_aborts_at_any_time_give_everything_back(pairs, steps):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    pairs.add(here, "d", prompt, params)
+    pairs.add(here, "stays", pairs.prompt(30, seed=4), None)
+    for _ in range(steps):
+        here.step()
+        time.sleep(0.002)
+    here.engine.abort(["d"])
+    pairs.until(lambda: not (there.busy or here.busy), there, here)
+    here.check("stays")
+    assert there.engine.stats().kv_usage == here.engine.stats().kv_usage == 0
+
+
+def test_an_end_other_than_stop_and_length_keeps_nothing(pairs):
+    there = pairs.engine(broken_steps=[0])
+    assert pairs.prefill(there, "p", pairs.prompt(40)) is None
+    assert there.outputs["p"][-1].finish_reason == "error"
+    pairs.add(there, "goes", pairs.prompt(40), {"do_remote_decode": True}, 30)
+    for _ in range(4):
+        there.step()
+    there.engine.abort(["goes"])
+    pairs.until(lambda: not there.busy, there, seconds=1)
+    assert there.engine.stats().kv_usage == 0
+
+
+def test_expiry_frees_and_what_comes_later_is_computed(pairs):
+    there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    assert there.busy
+    pairs.rest(there, seconds=4)
+    assert pairs.decode(here, "d", prompt, params) == 0
+    pairs.rest(here)
+
+
+def test_two_requests_with_the_same_parameters_read_once(pairs):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    for name in ("0_d", "1_d"):
+        pairs.add(here, name, prompt, params)
+    pairs.until(lambda: not here.busy, here)
+    assert [here.num_cached(name) for name in ("0_d", "1_d")] == [36, 36]
+    assert counter(here, "loaded_blocks") == 9
+    pairs.rest(there, here)
+
+
+def test_more_than_the_share_is_not_kept(pairs, caplog):
+    there = pairs.engine(make_layout(num_blocks=31), options={"max_held_share": 0.5})
+    assert pairs.prefill(there, "a", pairs.prompt(40)) is not None
+    assert pairs.prefill(there, "b", pairs.prompt(40, seed=1)) is None
+    assert "max_held_share" in caplog.text
+    there.step()
+    assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 9
+    pairs.rest(there, seconds=6)
+    assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"remote_request_id": "another"},
+        {"remote_engine_id": "another"},
+        {"remote_host": "localhost"},  # not the address of this engine, nor among its peers
+        {"remote_port": 1},
+        {"remote_port": True},
+        {"remote_host": None},
+        {"remote_engine_id": 5},
+    ],
+)
+def test_parameters_that_are_not_right_cost_the_computation(pairs, changes):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    assert pairs.decode(here, "d", prompt, {**params, **changes}) == 0
+    assert pairs.decode(here, "e", pairs.prompt(40), params) == 36
+    pairs.until(lambda: not there.busy, there)
+    here.check()
+
+
+def test_other_block_ids_in_the_parameters_change_nothing(pairs):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    other = {**params, "remote_block_ids": [[3, 2, 1, 9, 9, 9, 9, 9, 9]], "num_blocks": -4}
+    assert pairs.decode(here, "d", pairs.prompt(40), other) == 36
+    pairs.rest(there, here)
+
+
+def test_another_tenants_blocks_are_not_given(pairs, monkeypatch):
+    """Neither to other tokens nor to equal tokens of another salt: nothing is read, and the owner can still read."""
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt, salt="one")
+    read = []
+    monkeypatch.setattr(nixl_agent.Agent, "read", lambda self, one: read.append(one))
+    assert pairs.decode(here, "thief", prompt, params, salt="two") == 0
+    assert pairs.decode(here, "guess", [*prompt[:20], 1 - prompt[20] % 2, *prompt[21:]], params, salt="one") == 0
+    assert not read
+    monkeypatch.undo()
+    assert pairs.decode(here, "d", prompt, params, salt="one") == 36
+    pairs.until(lambda: not there.busy, there)
+
+
+def test_another_model_is_refused_without_decoding(pairs, monkeypatch, caplog):
+    """The engine that differs is told nothing of the other one's memory, and gives NIXL nothing to parse."""
+    there, here = pairs.engine(), pairs.engine(make_layout(model="other"))
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    monkeypatch.setattr(nixl_agent.Agent, "_peer", None)
+    asked = []
+    ask = nixl_pulls.Pulls._ask
+    monkeypatch.setattr(nixl_pulls.Pulls, "_ask", lambda self, pull: asked.append(ask(self, pull)))
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    assert asked == [None]
+    assert "differ in the model" in caplog.text
+    assert there.busy
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shape", "what"),
+    [({"block_size": 2}, "the block size"), ({"layers": 3}, "what layers keep")],
+    ids=["block", "layers"],
+)
+def test_engines_that_do_not_fit_say_why(pairs, shape, what, caplog):
+    there, here = pairs.engine(), pairs.engine(make_layout(**shape))
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    here.check()
+    assert f"differ in {what}" in caplog.text
+
+
+def test_another_secret_is_refused(pairs, tmp_path, caplog):
+    (tmp_path / "other").write_text("quite another secret")
+    there, here = pairs.engine(), pairs.engine(options={"secret_file": str(tmp_path / "other")})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    assert "did not accept the secret" in caplog.text
+
+
+def test_without_a_secret_nothing_is_exchanged_and_the_start_says_so(pairs, caplog):
+    there, here = pairs.engine(), pairs.engine(options={"secret_file": None})
+    assert "no secret_file" in caplog.text
+    assert pairs.prefill(here, "p", pairs.prompt(40)) is None
+    params = pairs.prefill(there, "p", pairs.prompt(40, seed=1))
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1), params) == 0
+
+
+def test_what_arrives_too_late_counts_as_failed_and_is_computed(pairs, monkeypatch):
+    """The lease ended while the read went on: what came may be of another request by now."""
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    begin = nixl_agent.Agent._begin
+
+    def late(self, read):
+        read.deadline = time.monotonic() + nixl_agent.MARGIN_SECONDS - 0.001  # it has begun, and ends after this
+        return begin(self, read)
+
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", late)
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 36  # it was admitted with them
+    pairs.rest(there, here)
+    assert counter(here, "failed_blocks") == 9
+
+
+def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypatch):
+    class HeldMark(Mark):
+        passed = False
+
+        def done(self):
+            return HeldMark.passed
+
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    monkeypatch.setattr(here.workers.made[0].transfer._queue, "mark", HeldMark)
+    begun, begin = [], nixl_agent.Agent._begin
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda self, read: begun.append(read) or begin(self, read))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    latest = time.monotonic() + 0.5
+    while time.monotonic() < latest:
+        here.step()
+        time.sleep(0.002)
+    assert here.engine.scheduler.lifecycle.loading
+    assert not begun
+    HeldMark.passed = True
+    pairs.rest(there, here)
+    assert (here.num_cached("d"), len(begun)) == (36, 1)
+
+
+@pytest.mark.parametrize("blocks", [[10**6], [64], [-3], [2**40], [0], [1, 2]], ids=str)
+def test_block_ids_that_the_other_engine_cannot_have_are_not_read(pairs, monkeypatch, blocks):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(8 + 1))
+    lease = nixl_holds.Holds.lease
+
+    def wrong(self, *arguments):
+        ticket, right, seconds = lease(self, *arguments)
+        return ticket, [[right[0][0], *blocks]], seconds
+
+    monkeypatch.setattr(nixl_holds.Holds, "lease", wrong)
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", None)
+    pairs.decode(here, "d", pairs.prompt(9), params)
+    pairs.rest(there, here)
+    assert counter(here, "loaded_blocks") == 0
+
+
+def test_data_ranks_have_ports_of_their_own(pairs):
+    there = pairs.engine()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        pairs.options["port"] = free.getsockname()[1]
+    side = pairs.make(config=pairs.config(kv_connector="nixl"), layout=make_layout(), data_rank=3)
+    side.connect({0: there.workers.made[0].transfer.handshake()})
+    assert side._listener.port == pairs.options["port"] + 3
+    side.close()
+
+
+def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
+    """A read of 5 s under leases of 3 s: it arrives in time, and the other side has kept the blocks."""
+    there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    begin, until = nixl_agent.Agent._begin, time.monotonic() + 5
+    monkeypatch.setattr(
+        nixl_agent.Agent, "_begin", lambda self, read: begin(self, read) if time.monotonic() > until else None
+    )
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here, seconds=9)
+    assert time.monotonic() > until
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (9, 0)
+
+
+def test_an_engine_that_is_gone_costs_the_computation(pairs):
+    there, here = pairs.engine(), pairs.engine(options={"retry_seconds": 0})
+    first = pairs.prefill(there, "p", pairs.prompt(40))
+    assert pairs.decode(here, "d", pairs.prompt(40), first) == 36
+    second = pairs.prefill(there, "q", pairs.prompt(40, seed=1))
+    there.close()
+    pairs.made.remove(there)
+    assert pairs.decode(here, "e", pairs.prompt(40, seed=1), second) == 0
+    pairs.rest(here)
+
+
+def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
+    """The lease is granted, and then the memory goes away: a read that fails is computed, and frees the other side."""
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    worker = there.workers.made[0].transfer
+    worker._agent.close()
+    worker._agent = None
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=20)
+    here.check()
+    assert counter(here, "failed_blocks") == 9
+
+
+def slow_reads(engine, monkeypatch, state):
+    """NIXL says that reads go on, and then what `state` does."""
+    nixl = engine.workers.made[0].transfer._agent._nixl
+    transfer = nixl.transfer
+    monkeypatch.setattr(nixl, "transfer", lambda handle: transfer(handle) and "PROC")
+    monkeypatch.setattr(nixl, "check_xfer_state", state)
+    return nixl
+
+
+@pytest.mark.parametrize("ends", ["raises", "ERR"])
+def test_a_read_that_breaks_off_is_computed(pairs, monkeypatch, ends):
+    def state(handle):
+        if ends == "raises":
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        return ends
+
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    slow_reads(here, monkeypatch, state)
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here)
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
+
+
+def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    tried, nixl = [], slow_reads(here, monkeypatch, lambda handle: "ERR")
+    release = nixl.release_xfer_handle
+
+    def refuse(handle):
+        tried.append(handle)
+        if len(tried) < 50:
+            raise RuntimeError("it is active")
+        release(handle)
+
+    monkeypatch.setattr(nixl, "release_xfer_handle", refuse)
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here)
+    assert (len(tried), counter(here, "failed_blocks")) == (50, 9)
+
+
+def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, monkeypatch):
+    """Its lease ended, but NIXL may still write to the blocks: no other request gets them."""
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    tried = []
+
+    def refuse(handle):
+        tried.append(handle)
+        raise RuntimeError("it is active")
+
+    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
+    nixl = slow_reads(here, monkeypatch, lambda handle: "DONE" if len(tried) > 50 else "PROC")
+    release = nixl.release_xfer_handle
+    monkeypatch.setattr(nixl, "release_xfer_handle", lambda h: release(h) if len(tried) > 50 else refuse(h))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: tried, here)
+    assert here.engine.scheduler.lifecycle.loading
+    pairs.rest(there, here)
+    assert len(tried) == 51
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
+
+
+def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):
+    there = pairs.engine()
+    port = pairs.prefill(there, "p", pairs.prompt(40))["remote_port"]
+    pairs.options["port"] = port
+    side = pairs.scheduler_side(pairs.config(kv_connector="nixl"), make_layout())
+    with pytest.raises(
+        ValueError, match=rf"the nixl connector cannot listen on 127\.0\.0\.1:{port}: Address already in"
+    ):
+        side.connect({0: there.workers.made[0].transfer.handshake()})
+    side.close()
+
+
+def test_workers_on_another_machine_are_refused(pairs):
+    there = pairs.engine()
+    facts = decode(there.workers.made[0].transfer.handshake(), WorkerFacts)
+    side = pairs.scheduler_side(pairs.config(kv_connector="nixl"), make_layout())
+    with pytest.raises(ValueError, match="all on one machine"):
+        side.connect({0: encode(structs.replace(facts, machine="another"))})
+    side.close()
+
+
+def test_roles(pairs):
+    only_holds, only_reads = pairs.engine(kv_role="producer"), pairs.engine(kv_role="consumer")
+    params = pairs.prefill(only_holds, "p", pairs.prompt(40))
+    assert pairs.prefill(only_reads, "p", pairs.prompt(40)) is None
+    assert pairs.decode(only_holds, "d", pairs.prompt(40, seed=1), params) == 0
+    assert pairs.decode(only_reads, "d", pairs.prompt(40), params) == 36
+    pairs.rest(only_holds, only_reads)
+
+
+def test_random_lives(pairs):
+    """Prompts through two prefill engines and a small decode engine, with preemptions, aborts and broken steps."""
+    draw = random.Random(3)
+    layout = make_layout(num_blocks=60, windows=(0, 6))
+    sources = [pairs.engine(layout, max_num_batched_tokens=size) for size in (7, 64)]
+    here = pairs.engine(make_layout(num_blocks=44, windows=(0, 6)), broken_steps=[25], max_num_batched_tokens=16)
+    gone = set()
+    for number in range(40):
+        prompt = pairs.prompt(draw.randrange(1, 44), seed=draw.randrange(4))
+        source = draw.choice(sources)
+        params = pairs.prefill(source, f"p{number}", prompt)
+        pairs.add(here, f"d{number}", prompt, params, draw.randrange(1, 14))
+        for _ in range(draw.randrange(6)):
+            here.step()
+        if draw.random() < 0.2:
+            here.engine.abort([f"d{number}"])
+            gone.add(f"d{number}")
+    pairs.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here, seconds=15)
+    failed = {name for name, outputs in here.outputs.items() if outputs[-1].finish_reason == "error"}
+    here.check(*(set(here.requests) - gone - failed))
+    for source in sources:
+        source.check()
+    assert counter(here, "loaded_blocks") > 50

@@ -1,0 +1,319 @@
+"""Who may read a prefill engine's blocks, for how long, and what passes between two engines: without agents."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from array import array
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
+
+from frame.interfaces import encode
+from frame.plugins.connectors.nixl_holds import MAX_RENEWALS, Holds
+from frame.plugins.connectors.nixl_links import Links, Source
+from frame.plugins.connectors.nixl_listener import NixlListener
+from frame.plugins.connectors.nixl_messages import AgentFacts, Facts, LayerMemory, digest
+from frame.plugins.connectors.nixl_options import NixlOptions, is_loopback
+from frame.plugins.connectors.nixl_wire import Channel, Done, Granted, Lease, Release, answer_call, call
+from frame.plugins.connectors.peer_wire import Challenge, PeerError, send
+from frame.testing.fake_cache import make_layout
+
+CONTENT, TOKENS = b"content", array("i", range(20))
+SHOWN = digest(CONTENT, TOKENS)
+BLOCKS = [[1, 2, 3, 4, 5]]
+FACTS = Facts(1, "m", 4, "g", 1, 1, ["f"])
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_holds(num_ranks=1, max_blocks=100, seconds=10.0):
+    clock = Clock()
+    holds = Holds(make_layout(), seconds, max_blocks, num_ranks, clock)
+    assert holds.add("a", CONTENT, TOKENS, BLOCKS)
+    return holds, clock
+
+
+def test_blocks_go_back_once_all_ranks_have_read_them():
+    holds, _ = make_holds(num_ranks=2)
+    ticket, blocks, seconds = holds.lease("a", 20, SHOWN)
+    assert (blocks, seconds) == (BLOCKS, 10.0)
+    holds.read(ticket, 0)
+    holds.read(ticket, 0)
+    holds.read(ticket, 2)
+    holds.read(b"unknown", 1)
+    assert holds.collect() == []
+    holds.read(ticket, 1)
+    assert holds.collect() == ["a"]
+    assert (holds.collect(), holds.num_blocks) == ([], 0)
+    assert holds.lease("a", 20, SHOWN) is None
+
+
+def test_no_reader_ends_the_lease_of_another():
+    holds, _ = make_holds()
+    one, other = (holds.lease("a", 20, SHOWN)[0] for _ in range(2))
+    holds.read(one, 0)
+    holds.release("a", 20, SHOWN, one)
+    assert holds.collect() == []
+    holds.release("a", 20, SHOWN, other)
+    assert holds.collect() == ["a"]
+
+
+def test_only_whole_grains_that_the_caller_knows_are_given():
+    holds, _ = make_holds()
+    assert holds.lease("a", 8, digest(CONTENT, TOKENS[:8]))[1] == [[1, 2]]
+    wrong = digest(b"other", TOKENS)
+    for name, count, shown in (("b", 20, SHOWN), ("a", 20, wrong), ("a", 16, SHOWN), ("a", 0, digest(CONTENT, []))):
+        assert holds.lease(name, count, shown) is None
+        holds.release(name, count, shown, b"")
+    for count in (7, 24, -4):
+        assert holds.lease("a", count, digest(CONTENT, TOKENS[:count])) is None
+    assert holds.collect() == []
+
+
+def test_a_lease_ends_by_the_clock_and_renewals_are_bounded():
+    holds, clock = make_holds()
+    clock.now += 9
+    ticket = holds.lease("a", 20, SHOWN)[0]
+    for _ in range(MAX_RENEWALS):
+        clock.now += 9
+        assert holds.collect() == []
+        assert holds.renew(ticket) == 10.0
+    assert holds.renew(ticket) is None
+    assert holds.renew(b"another") is None
+    clock.now += 10
+    assert holds.lease("a", 20, SHOWN) is None
+    assert holds.collect() == ["a"]
+    assert holds.renew(ticket) is None
+
+
+def test_a_reset_waits_for_readers():
+    holds, _ = make_holds()
+    ticket = holds.lease("a", 20, SHOWN)[0]
+    assert not holds.clear()
+    holds.read(ticket, 0)
+    holds.add("b", CONTENT, TOKENS, BLOCKS)
+    assert holds.clear()
+    assert holds.lease("b", 20, SHOWN) is None
+    assert sorted(holds.collect()) == ["a", "b"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["lease", "renew", "read", "release", "wait"]), st.floats(0, 12)), max_size=30)
+)
+def test_blocks_never_go_back_before_a_reader_takes_its_lease_for_ended(moves):
+    """The reader counts from before it asked: at its end less a second the blocks are still here, or all was read."""
+    holds, clock = make_holds()
+    leases = {}  # ticket -> the end by the reader's count
+    for move, length in moves:
+        before = clock.now
+        clock.now += length
+        if move == "lease" and (granted := holds.lease("a", 20, SHOWN)) is not None:
+            leases[granted[0]] = before + granted[2]
+        for ticket in list(leases)[:1]:
+            if move == "renew" and (more := holds.renew(ticket)) is not None:
+                leases[ticket] = before + more
+            if move in ("read", "release"):
+                holds.read(ticket, 0) if move == "read" else holds.release("a", 20, SHOWN, ticket)
+                del leases[ticket]
+        if "a" in holds.collect():
+            assert all(end <= clock.now for end in leases.values())
+            return
+
+
+def test_an_agent_may_not_say_too_much_of_itself():
+    layer = LayerMemory(0, 1, 0, 1, 1)
+    for changes in ({"metadata": bytes(1 << 20)}, {"layers": [layer] * 5000}, {"name": "n" * 300}):
+        with pytest.raises(ValueError, match="more of itself"):
+            AgentFacts(**{"name": "n", "metadata": b"", "memory": "DRAM", "layers": [layer], **changes})
+
+
+def meet(caller_secret=b"s" * 16, listener_secret=b"s" * 16):
+    one, other = socket.socketpair()
+    found = {}
+
+    def listen():
+        try:
+            found["channel"] = answer_call(other, listener_secret)
+        except PeerError as error:
+            found["error"] = error
+            other.close()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        return one, other, call(one, caller_secret, 5), found
+    except PeerError:
+        one.close(), other.close()
+        raise
+    finally:
+        thread.join()
+
+
+def test_a_channel_carries_messages_both_ways():
+    one, other, caller, found = meet()
+    caller.send(Lease("a", 4, b"d"), 1)
+    assert found["channel"].receive(Lease | Release, 1) == Lease("a", 4, b"d")
+    found["channel"].send(Done(), 1)
+    assert caller.receive(Done, 1) == Done()
+    one.close(), other.close()
+
+
+def test_neither_side_speaks_to_one_that_does_not_know_the_secret():
+    with pytest.raises(PeerError, match="did not accept the secret"):
+        meet(caller_secret=b"t" * 16)
+    one, other = socket.socketpair()
+    with one, other:  # a listener that says yes to everybody
+        send(other, Challenge(1, bytes(32)))
+        threading.Timer(0.05, lambda: send(other, Done())).start()
+        with pytest.raises(PeerError):
+            call(one, b"s" * 16, 5)
+
+
+def test_a_frame_that_was_changed_repeated_or_sent_back_is_refused():
+    one, other, caller, found = meet()
+    listener = found["channel"]
+    caller.send(Lease("a", 4, b"d"), 1)
+    raw = other.recv(1 << 16)
+    for spoilt in (raw[:-1] + bytes([raw[-1] ^ 1]), raw[:8] + bytes([raw[8] ^ 1]) + raw[9:]):
+        one.sendall(spoilt)
+        with pytest.raises(PeerError):
+            listener.receive(Lease, 1)
+    one.sendall(raw)
+    assert listener.receive(Lease, 1) == Lease("a", 4, b"d")
+    one.sendall(raw)
+    with pytest.raises(PeerError, match="was changed"):
+        listener.receive(Lease, 1)
+    other.sendall(raw)
+    with pytest.raises(PeerError, match="was changed"):
+        caller.receive(Lease, 1)
+    one.close(), other.close()
+
+
+def test_frames_are_bounded_before_they_are_read():
+    one, other, _, found = meet()
+    one.sendall((1 << 30).to_bytes(4, "little"))
+    with pytest.raises(PeerError, match="at most"):
+        found["channel"].receive(Lease, 1)
+    one.close(), other.close()
+
+
+def test_the_hosts_that_blocks_may_come_from():
+    alone = NixlOptions(secret_file="x")
+    assert alone.allows("127.0.0.1", "127.0.0.1")
+    assert not alone.allows("10.0.0.1", "127.0.0.1")
+    assert alone.allows("10.0.0.1", "10.0.0.1")
+    several = NixlOptions(secret_file="x", peers=["10.1.0.0/16", "prefill.local"])
+    assert [several.allows(host, "127.0.0.1") for host in ("10.1.2.3", "prefill.local")] == [True, True]
+    assert not any(several.allows(host, "127.0.0.1") for host in ("10.2.0.1", "127.0.0.1", "prefill.local.evil", "::1"))
+    with pytest.raises(ValueError, match="does not appear to be"):
+        NixlOptions(secret_file="x", peers=["10.1.0/99"])
+
+
+def test_ucx_stays_on_a_loopback_address():
+    options = NixlOptions(secret_file="x")
+    assert options.backend_config("127.0.0.1") == options.backend_config("::1") == "NET_DEVICES=lo"
+    assert options.backend_config("10.0.0.1") == ""
+    assert NixlOptions(secret_file="x", ucx_config="TLS=tcp").backend_config("127.0.0.1") == "TLS=tcp"
+    assert is_loopback("localhost")
+    assert not is_loopback("example.org")
+
+
+def test_a_channels_key_is_its_own():
+    channels = [Channel(None, key, calls=True) for key in (b"a", b"b")]
+    body = encode(Done())
+    assert len({channel._tag(b"caller", number, body) for channel in channels for number in (0, 1)}) == 4
+
+
+@pytest.fixture
+def listener():
+    def made(facts=FACTS, engine="engine", agents=list):
+        holds, _ = make_holds()
+        found = NixlListener("127.0.0.1", 0, secret=b"s" * 16, engine=engine, facts=facts, holds=holds, agents=agents)
+        opened.append(found)
+        return found
+
+    opened = []
+    yield made
+    for one in opened:
+        one.close()
+
+
+def links(secret=b"s" * 16, facts=FACTS):
+    return Links(secret, facts, timeout=5, retry=0)
+
+
+def test_what_strangers_send_changes_nothing(listener):
+    one, draw = listener(), random.Random(5)
+    good = len(encode(Done())).to_bytes(4, "little")
+    for number in range(60):
+        with socket.create_connection(("127.0.0.1", one.port), timeout=5) as caller:
+            caller.recv(1 << 12)
+            caller.sendall(draw.choice((b"", good, b"\x20\x00\x00\x00")) + draw.randbytes(number))
+    known = links()
+    source = Source("engine", "a", "127.0.0.1", one.port)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    known.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("the model", {"model": "n"}),
+        ("the version of the protocol", {"version": 2}),
+        ("the block size", {"grain": 8}),
+        ("what layers keep", {"groups": "h"}),
+        ("tensor_parallel_size", {"tensor": 2}),
+        ("pipeline_parallel_size", {"pipeline": 2}),
+        ("the format of blocks", {"formats": ["g"]}),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_told_why_and_nothing_else(listener, name, changes, caplog):
+    one = listener(agents=lambda: pytest.fail("a stranger was told of this engine's memory"))
+    known = links(facts=replace(FACTS, **changes))
+    for _ in range(3):
+        with pytest.raises(PeerError, match=f"differ in {name}"):
+            known.to(Source("engine", "a", "127.0.0.1", one.port)).ask(Lease("a", 20, SHOWN), Granted)
+    assert caplog.text.count("prompts are computed here") == 1
+    known.close()
+
+
+def test_ids_that_clients_make_up_do_not_fill_the_log(listener, caplog):
+    one, known = listener(), links()
+    for number in range(20):
+        with pytest.raises(PeerError, match="another engine"):
+            known.to(Source(f"made up {number}", "a", "127.0.0.1", one.port)).ask(Lease("a", 20, SHOWN), Granted)
+    assert caplog.text.count("prompts are computed here") == 1
+    known.close()
+
+
+def test_a_connection_that_ended_is_made_anew(listener):
+    one, known = listener(), links()
+    source = Source("engine", "a", "127.0.0.1", one.port)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    for caller in list(one._callers):
+        caller.shutdown(socket.SHUT_RDWR)
+    assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
+    known.close()
+
+
+def test_an_engine_that_never_answers_costs_its_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        known = Links(b"s" * 16, FACTS, timeout=0.2, retry=60)
+        link = known.to(Source("engine", "a", *silent.getsockname()))
+        start = time.monotonic()
+        with pytest.raises(PeerError):
+            link.ask(Lease("a", 20, SHOWN), Granted)
+        assert time.monotonic() - start < 4
+        with pytest.raises(PeerError, match="rests"):
+            link.ask(Lease("a", 20, SHOWN), Granted)
+        known.close()
