@@ -27,7 +27,11 @@ def pairs(tmp_path):
     made.close()
 
 
-@pytest.mark.parametrize("shape", ConnectorSuite.layouts.values(), ids=ConnectorSuite.layouts.keys())
+#: Those that the connector takes: it refuses running states.
+SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if name != "states"}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_whole_blocks_of_prompts_travel(pairs, shape):
     layout = make_layout(**shape)
     there, here = pairs.engine(layout), pairs.engine(layout)
@@ -272,7 +276,7 @@ def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypat
 
     there, here = pairs.engine(), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    monkeypatch.setattr(here.workers.made[0].transfer._queue, "mark", HeldMark)
+    monkeypatch.setattr(here.workers.made[0].transfer.inner._queue, "mark", HeldMark)
     begun, begin = [], nixl_agent.Agent._begin
     monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda self, read: begun.append(read) or begin(self, read))
     pairs.add(here, "d", pairs.prompt(40), params)
@@ -344,7 +348,7 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
     """The lease is granted, and then the memory goes away: a read that fails is computed, and frees the other side."""
     there, here = pairs.engine(), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    worker = there.workers.made[0].transfer
+    worker = there.workers.made[0].transfer.inner
     worker._agent.close()
     worker._agent = None
     pairs.add(here, "d", pairs.prompt(40), params)
@@ -355,7 +359,7 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
 
 def slow_reads(engine, monkeypatch, state):
     """NIXL says that reads go on, and then what `state` does."""
-    nixl = engine.workers.made[0].transfer._agent._nixl
+    nixl = engine.workers.made[0].transfer.inner._agent._nixl
     transfer = nixl.transfer
     monkeypatch.setattr(nixl, "transfer", lambda handle: transfer(handle) and "PROC")
     monkeypatch.setattr(nixl, "check_xfer_state", state)
