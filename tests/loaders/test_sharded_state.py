@@ -44,13 +44,13 @@ def test_tokens_stay_the_same(case, tmp_path):
     assert served(tmp_path / "state", load_format="sharded_state", **settings) == want
 
 
-def test_blocks_of_gguf_files_are_stored_as_they_are(tmp_path):
+def test_codes_of_gguf_files_are_stored_and_not_their_values(tmp_path):
     plain = make_checkpoint(tmp_path / "plain", "qwen3-moe", **MOE)
     file = write_gguf(plain, tmp_path / "m.gguf", FOURS)
     want = served(file, tmp_path / "state", download_dir=str(tmp_path / "cache"))
     assert served(tmp_path / "state") == want
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "state" / "model-rank-0-part-0.safetensors").values()}
-    assert torch.uint8 in kinds
+    assert torch.int32 in kinds  # eight codes each
 
 
 def test_files_are_no_larger_than_asked(tmp_path):
