@@ -118,7 +118,7 @@ def _nibble_dot(words, value, part, BITS: tl.constexpr, ROWS: tl.constexpr, WORD
 @triton.jit
 def _some_rows(
     x, x_scales, codes, scales, zeros, bias, out, sums, arrived,
-    rows, outputs, depth, groups, stride_x, columns, splits,
+    rows, outputs, depth, groups, x_groups, stride_x, columns, splits,
     GROUP: tl.constexpr, ROWS_PER: tl.constexpr, NIBBLES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
     X_SCALES: tl.constexpr, X_GROUP: tl.constexpr, SPLIT: tl.constexpr, BASE: tl.constexpr, BITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
@@ -163,7 +163,7 @@ def _some_rows(
         if GROUP:
             part *= tl.load(scales + scale_at, mask=there, other=0.0).to(tl.float32)[:, None]
         if X_GROUP:
-            part *= tl.load(x_scales + row * (depth // X_GROUP) + first // X_GROUP, mask=row < rows, other=0.0)[None, :]
+            part *= tl.load(x_scales + row * x_groups + first // X_GROUP, mask=row < rows, other=0.0)[None, :]
         if APART:
             acc += part
         else:
@@ -236,7 +236,7 @@ def rounded_product(
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + b of `dtype` for 2 to 64 rows x [rows, K] of 8-bit floats, as `quantized.round_rows` makes them.
 
-    `x_scales` float32 [rows, 1], or [rows, K / 128]. Codes are 8-bit floats that `fits`.
+    `x_scales` float32 [rows, 1], or [rows, ⌈K / 128⌉]. Codes are 8-bit floats that `fits`.
     """
     return _launch(x, x_scales, codes, scales, block, None, bias, dtype, sizes)
 
@@ -252,14 +252,15 @@ def _launch(
     wanted = given[0] if given else min(_PROGRAMS * num_multiprocessors(x.device) // tiles, depth // _LEAST_COLUMNS, 16)
     columns = triton.cdiv(triton.cdiv(depth, max(1, wanted)), width) * width
     splits = triton.cdiv(depth, columns)
-    sums = torch.empty((splits, rows, outputs) if splits > 1 else 1, dtype=torch.float32, device=x.device)
+    sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device) if splits > 1 else out
     base, bits = _BASES.get(x.dtype, (0, 0))
-    x_group = 0 if x_scales is None or x_scales.shape[-1] == 1 else depth // x_scales.shape[-1]
+    x_groups = 1 if x_scales is None else x_scales.shape[-1]
     _some_rows[(tiles, splits)](
         x, x_scales, codes, scales, zeros, bias, out, sums, _arrivals(x.device, tiles),
-        rows, outputs, depth, groups, x.stride(0), columns, splits,
+        rows, outputs, depth, groups, x_groups, x.stride(0), columns, splits,
         GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=_is_nibbles(codes), ZEROS=zeros is not None,
-        BIAS=bias is not None, X_SCALES=x_scales is not None, X_GROUP=x_group, SPLIT=splits > 1, BASE=base, BITS=bits,
+        BIAS=bias is not None, X_SCALES=x_scales is not None, X_GROUP=quantized.X_GROUP if x_groups > 1 else 0,
+        SPLIT=splits > 1, BASE=base, BITS=bits,
         BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=block_n, DEPTH=width, STAGES=stages, num_warps=4,
         **chained(x.device),
     )  # fmt: skip

@@ -216,6 +216,12 @@ def round_rows(x: Tensor, dtype: torch.dtype, group: int, static: Tensor | None 
     return codes, scales
 
 
+def rounded_rows(x: Tensor, codes: Tensor, scales: Tensor, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `round_rows`, to the type of a weight's codes: in groups where the weight [N, K] has scales of groups."""
+    by_groups = scales.shape[-1] > 1 and static is None
+    return round_rows(x, codes.dtype, X_GROUP if by_groups else x.shape[1], static)
+
+
 def rounded_product(
     x: Tensor,
     codes: Tensor,
@@ -229,7 +235,7 @@ def rounded_product(
     outputs, groups = len(codes), scales.shape[-1]
     group = block[1] if groups > 1 else 0
     x_group = X_GROUP if group and static is None else 0
-    found, own = round_rows(x, codes.dtype, x_group or depth, static)
+    found, own = rounded_rows(x, codes, scales, static)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     step = min(columns_of_step(block[1], depth, groups), X_GROUP) if group else 128
     block_m = 64 if rows <= 128 or group else 128  # sums of a step are kept apart where scales change

@@ -12,7 +12,8 @@ from torch import Tensor
 from frame.interfaces import AttentionSpec, GroupBatch, LayerParams
 from frame.kernels.widen import widen
 
-#: Bytes that the pages of a step take at most; longer rows are read by the kernel that converts as it reads.
+#: Bytes that the pages of a step take at most, a third of what the platform keeps free beside the largest step; longer
+#: rows are read by the kernel that converts as it reads.
 MOST_BYTES = 128 << 20
 
 

@@ -30,7 +30,7 @@ def library_product(
 
     Rows of x get scales of their own, unless `static` [1] is given. Sums are kept in float32.
     """
-    found, own = quantized.round_rows(x, codes.dtype, x.shape[1], static)
+    found, own = quantized.rounded_rows(x, codes, scales, static)
     recipe = ScalingType.RowWise
     return scaled_mm(found, codes.t(), own, recipe, scales.view(1, -1), recipe, bias=bias, output_dtype=x.dtype)
 
@@ -44,9 +44,7 @@ def few_rows(
     static: Tensor | None = None,
 ) -> Tensor:
     """As `product`, for 2 to 64 rows and 8-bit floats: two launches."""
-    depth = x.shape[1]
-    by_groups = scales.shape[-1] > 1 and static is None and depth % quantized.X_GROUP == 0
-    found, own = quantized.round_rows(x, codes.dtype, quantized.X_GROUP if by_groups else depth, static)
+    found, own = quantized.rounded_rows(x, codes, scales, static)
     return coded_rows.rounded_product(found, own, codes, scales, block, bias, x.dtype)
 
 
