@@ -126,6 +126,7 @@ def test_a_tier_larger_than_memory_ends_the_start_with_one_sentence(tmp_path):
     ("given", "error"),
     [
         ({"kv_offloading_size": -1}, "kv_offloading_size must be a number of GiB, 0 or more, got -1"),
+        ({"kv_offloading_size": 10**400}, "kv_offloading_size must be a number of GiB, 0 or more, got 10000"),
         ({"kv_offloading_size": "much"}, "kv_offloading_size must be a number of GiB, 0 or more, got 'much'"),
         ({"kv_offloading_size": 4, "kv_offloading_backend": "lmcache"}, "kv_offloading_backend='lmcache'"),
         ({"kv_offloading_size": 4, "kv_connector": "disk"}, "kv_connector='disk' is given too; leave one out"),

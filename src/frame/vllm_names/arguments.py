@@ -103,7 +103,7 @@ def _transfer(value: Any) -> dict[str, Any]:
 def _offloading_size(value: Any) -> dict[str, Any]:
     try:
         size = -1.0 if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         size = -1.0
     if not size >= 0:
         raise ConfigError(f"kv_offloading_size must be a number of GiB, 0 or more, got {value!r:.200}")
