@@ -33,11 +33,10 @@ class VocabRows(MethodLayer):
         self.num_used = max(0, min(vocab_size - self.start, self.num_rows))
         self.spec = EmbeddingSpec(vocab_size, dim, self.start, self.num_used, self.num_rows, head)
         self.method: EmbeddingMethod = build.methods.embedding(prefix, self.spec)
-        #: whether a head multiplies by the rows; `packed` is what it reads in their place if that is quicker
+        #: whether a head multiplies by the rows
         self.is_tied = False
-        self.register_buffer(
-            "packed", None, persistent=False
-        )  # no parameter: it goes and comes with `unpack` and `pack`
+        # what that head reads in their place if that is quicker; no parameter: it goes and comes with `unpack` and `pack`
+        self.register_buffer("packed", None, persistent=False)
         self._slots = self.method.create(self)
 
     def weight_slots(self) -> list[WeightSlot]:
