@@ -35,7 +35,7 @@ class VocabRows(MethodLayer):
         self.method: EmbeddingMethod = build.methods.embedding(prefix, self.spec)
         #: whether a head multiplies by the rows
         self.is_tied = False
-        # what that head reads in their place if that is quicker; no parameter: it goes and comes with `unpack` and `pack`
+        # what that head reads in their place if that is quicker; no parameter: `pack` and `unpack` make and drop it
         self.register_buffer("packed", None, persistent=False)
         self._slots = self.method.create(self)
 

@@ -32,9 +32,9 @@ _LONG["nibble_linear"] = [_L] * 3 + [_P] * 4 + [_I]
 _BYTES = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
 #: Elements from which rows are divided over threads.
 _DIVIDED = 1 << 15
-#: As in the sources.
 #: Rows that are multiplied by codes of groups: more are quicker with a weight that was put together.
 _MOST_NIBBLES, _MOST_GROUPED = 16, 16
+#: As in the sources.
 _MOST_GROUP, _MOST_DIM, _MOST_DIGITS, _MOST_PACKED = 16, 256, 8, 4
 #: Outputs for each thread with which oneDNN's order is divided well.
 _LEAST_OUTPUTS = 4 * BLOCK
@@ -63,6 +63,8 @@ class NativeRows:
         functions, shape = self._of.get(x.dtype), x.shape
         if functions is None or weight.dtype != x.dtype or not weight.is_contiguous() or not shape[-1]:
             return None
+        if weight.numel() != shape[-1]:
+            return None
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == shape[2]:
             rows, heads, stride = shape[0], shape[1], x.stride(0)
         else:
@@ -80,7 +82,7 @@ class NativeRows:
         functions, dim = self._of.get(x.dtype), x.shape[-1]
         if functions is None or not dim or weight.dtype != x.dtype or residual.dtype != x.dtype:
             return None
-        if x.shape != residual.shape or not weight.is_contiguous():
+        if x.shape != residual.shape or not weight.is_contiguous() or weight.numel() != dim:
             return None
         x, residual = x.contiguous(), residual.contiguous()
         out, total = torch.empty_like(x), torch.empty_like(x)
@@ -119,7 +121,7 @@ class NativeRows:
             return None
         norms: tuple[int | None, int | None] = (None, None)
         if weights is not None:
-            if any(one.dtype != query.dtype or not one.is_contiguous() for one in weights):
+            if any(one.dtype != query.dtype or not one.is_contiguous() or one.numel() != dim for one in weights):
                 return None
             norms = weights[0].data_ptr(), weights[1].data_ptr()
         turned = torch.empty((rows, heads, dim), dtype=query.dtype)

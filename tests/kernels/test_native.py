@@ -58,6 +58,9 @@ def test_norms(native, dtype, heads, dim, offset):
     ):
         torch.testing.assert_close(got, want)
     assert native.rms_norm(x, weight.double(), 1e-6, offset) is None
+    short = weight[1:].contiguous()  # what lies behind a weight is not read
+    assert native.rms_norm(x, short, 1e-6, offset) is None
+    assert native.add_rms_norm(x, residual, short, 1e-6, offset) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,6 +83,8 @@ def test_turned_heads(native, dtype, norms):
     weights = (torch.randn(20).to(dtype), torch.randn(20).to(dtype))
     if norms:
         found = native.rotary(query, key, positions, table, weights, 1e-6, 0.0)
+        short = weights[0], weights[1][1:].contiguous()
+        assert native.rotary(query, key, positions, table, short, 1e-6, 0.0) is None
         want = Ops.norm_rotary(query, key, weights, 1e-6, 0.0, positions, table)
     else:
         found, want = native.rotary(query, key, positions, table), Ops.rotary(query, key, positions, table)
