@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from frame.anthropic_errors import AnthropicErrors, event
 from frame.interfaces import Endpoint, EndpointSettings, Serving
 
-from .anthropic_answers import AnthropicErrors, Blocks, event, stop_fields
+from .anthropic_answers import Blocks, stop_fields
 from .anthropic_bodies import ConversationBody, MessagesBody
 from .anthropic_chats import read_conversation
 from .json_response import json_response

@@ -62,6 +62,8 @@ def test_a_link_to_a_machine_that_has_gone_ends() -> None:
         )
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert idle + interval * count <= 20
+        # what was sent and never acknowledged
+        assert 0 < made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 20_000
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"])

@@ -80,6 +80,15 @@ async def test_other_bounds_of_a_chat_are_one_too() -> None:
         assert p.seen[0].json["max_completion_tokens"] == p.seen[0].json["max_tokens"] == 1
 
 
+async def test_a_prompt_is_computed_once_for_several_outputs() -> None:
+    async with pairs([reply(200)], [COMPUTED]) as ((d,), (p,), f):
+        for prompt in ("x", ["x"], [1, 2]):
+            await f.client.post("/v1/completions", json={"prompt": prompt, "n": 3, "best_of": 4})
+            asked = {"prompt": prompt, "max_tokens": 1, "stream": False, "kv_transfer_params": ASKED}
+            assert p.seen[-1].json == asked
+            assert (d.seen[-1].json["n"], d.seen[-1].json["best_of"]) == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -88,6 +97,8 @@ async def test_other_bounds_of_a_chat_are_one_too() -> None:
         ("/v1/embeddings", {"input": "x"}),
         (CHAT, {"messages": [], "kv_transfer_params": {"do_remote_prefill": True}}),
         (CHAT, []),
+        ("/v1/completions", {"prompt": ["one", "two"]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}),
     ],
 )
 async def test_other_requests_go_to_the_server_that_answers(path: str, body: Any) -> None:

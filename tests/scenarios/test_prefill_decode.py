@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.docs.blocks import ROOT, commands, marked_file
+from tests.routing.running import route
 from tests.server.running import REAL, Running, until
 
 pytest.importorskip("nixl")
@@ -146,6 +147,21 @@ def test_a_stream_is_that_of_one_server(proxy: Proxy) -> None:
     text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
     alone = httpx.post(proxy.prefill.url + "/v1/completions", json={**body, "cache_salt": "alone"}, timeout=60)
     assert text == alone.json()["choices"][0]["text"]
+    assert loaded(proxy) > before
+    at_rest(proxy)
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 3}])
+def test_a_front_has_the_second_read_what_the_first_computed(proxy: Proxy, more: dict[str, Any]) -> None:
+    body = {"prompt": f"Through a front, {more}. {LONG}", **GREEDY, **more}
+    before = loaded(proxy)
+    with route(proxy.decode.url, "--prefill", proxy.prefill.url) as front:
+        answer = httpx.post(front.url + "/v1/completions", json=body, timeout=60)
+        servers = httpx.get(f"{front.url}/fleet").json()["servers"]
+    alone = httpx.post(proxy.prefill.url + "/v1/completions", json={**body, "cache_salt": "alone"}, timeout=60)
+    texts = [[choice["text"] for choice in one.json()["choices"]] for one in (answer, alone)]
+    assert texts[0] == texts[1]
+    assert [server["prefills"] for server in servers] == [0, 1]
     assert loaded(proxy) > before
     at_rest(proxy)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from pydantic import ValidationError
 
+from frame.anthropic_errors import AnthropicErrors, event
 from frame.core.config.tree import FrameConfig
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.front.prompts import InvalidRequest
@@ -25,7 +26,6 @@ from frame.core.server.bodies import MAX_DEPTH, parse_json
 from frame.core.server.errors import ERROR_SHAPE, error_body, error_event
 from frame.interfaces import ChatOptions, ParserRequest, ParserSetup, RequestError, Tokenizer
 from frame.plugins.batches.fetch import FetchError, FetchRules, parse_url
-from frame.plugins.endpoints.anthropic_answers import AnthropicErrors, event
 from frame.plugins.endpoints.openai_answers import Delta, DeltaChoice, Frames
 from frame.testing import tokenizers as tiny
 from tests.endpoints.test_bounds import BODIES

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .lost import end_when_lost
+
 logger = logging.getLogger("frame.server")
 
 #: Seconds for the exchange that begins a connection.
@@ -30,8 +32,6 @@ GREETING_SECONDS = 10.0
 MOST_GREETINGS, MOST_BYTES = 64, 1 << 20
 _NONCE_BYTES, _PROOF_BYTES = 32, hashlib.sha256().digest_size
 _LENGTH = struct.Struct(">I")
-#: Seconds after which a machine that does not answer is given up.
-_LOST_SECONDS = 20
 
 
 class RefusedError(ValueError):
@@ -223,10 +223,7 @@ def _lasting(connection: socket.socket) -> socket.socket:
     """Without a time limit; a machine that no longer answers ends it."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _LOST_SECONDS)
+    end_when_lost(connection)
     return connection
 
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.types import Receive, Scope, Send
 
+from frame.anthropic_errors import AnthropicErrors
 from frame.core.interfaces.errors import ErrorShape, RequestError
 from frame.core.server.errors import ERROR_SHAPE, error_body, retry_headers
 from frame.core.server.ingress import respond
@@ -34,23 +35,6 @@ if TYPE_CHECKING:
 #: Answered without a key.
 _OPEN = ("/health", "/live", "/ping", "/ready")
 _Handler = Callable[[Scope, Send], Awaitable[None]]
-
-
-class AnthropicErrors(ErrorShape):
-    """The form of Anthropic's errors, for what the front itself refuses of that API."""
-
-    def body(self, error: RequestError) -> dict[str, Any]:
-        """The body, whose type is the one that OpenAI's form has where Anthropic's has a name for it."""
-        kind = super().body(error)["error"]["type"]
-        kind = {503: "overloaded_error", 413: "request_too_large"}.get(error.status, kind)
-        kind = "api_error" if kind == "internal_server_error" else kind
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-    def event(self, error: RequestError) -> bytes:
-        """The event `error`."""
-        return b"event: error\ndata: " + msgspec.json.encode(self.body(error)) + b"\n\n"
-
-
 _OPENAI, _ANTHROPIC = ErrorShape(), AnthropicErrors()
 
 

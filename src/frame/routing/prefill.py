@@ -31,14 +31,21 @@ _ASKED = {
 
 
 def divides(request: RouteRequest) -> bool:
-    """Whether the prompt can be computed elsewhere: the route is one of those, and the client does not do so itself."""
-    return request.path in _LENGTHS and request.content is not None and PARAMS not in request.content
+    """Whether the prompt can be computed elsewhere: the route is one of those, and the client does not do so itself.
+
+    Of several prompts an answer could say of one only where its KV is, and the KV of the others would be kept in vain.
+    """
+    content = request.content
+    if request.path not in _LENGTHS or content is None or PARAMS in content:
+        return False
+    prompt = content.get("prompt")
+    return not isinstance(prompt, list) or len(prompt) < 2 or isinstance(prompt[0], int)
 
 
 def prefill_body(request: RouteRequest) -> bytes:
-    """The body for the server that computes the prompt: the client's, but for one token and no stream."""
+    """The body for the server that computes the prompt: the client's, but for one output of one token and no stream."""
     body: dict[str, Any] = dict(request.content or {})
-    for name in ("stream_options", "min_tokens"):
+    for name in ("stream_options", "min_tokens", "n", "best_of"):
         body.pop(name, None)
     first, *others = _LENGTHS[request.path]
     body |= {first: 1, **{name: 1 for name in others if name in body}, "stream": False, PARAMS: _ASKED}

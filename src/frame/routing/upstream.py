@@ -13,6 +13,8 @@ import ssl
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from frame.links.lost import end_when_lost
+
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
@@ -30,8 +32,6 @@ _STATUSES = 200, 599
 _KEYS = (b"authorization", b"x-api-key")
 #: Seconds that a connection may idle: less than those after which servers close it (uvicorn's default is 5).
 _IDLE_SECONDS = 4.0
-#: Seconds of silence before a link is probed, between probes, and the probes that may stay without an answer.
-_PROBES = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 #: Most bytes of an answer that is read as a whole.
 _WHOLE_BYTES = 16 << 20
 
@@ -116,9 +116,7 @@ def watched_socket(address: Any) -> socket.socket:
     """
     made = socket.socket(*address[:3])
     made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _PROBES:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    end_when_lost(made)
     return made
 
 
