@@ -10,6 +10,8 @@ from contextlib import suppress
 
 from .peer_wire import PeerError
 
+_PAUSE_SECONDS = 0.1
+
 
 class Callers:
     """Accepts callers until `close`; beyond `most` connections at a time further ones are closed at once.
@@ -28,16 +30,16 @@ class Callers:
         self._logger = logging.getLogger(f"frame.connectors.{name}")
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name=f"{name}-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> bool:
         """Closes the listener and all connections; False, without doing anything, where it was called before."""
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return False
-            self._closed = True
+            self._closed.set()
             callers = list(self._open)
         for one in (self._listener, *callers):
             hang_up(one)
@@ -45,13 +47,15 @@ class Callers:
         return True
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 caller, _ = self._listener.accept()
-            except OSError:
-                break
+            except OSError as error:  # this caller is gone, or this process has too many files open; others may come
+                self._logger.debug("a caller of the %s connector was not accepted: %s", self._name, error)
+                self._closed.wait(_PAUSE_SECONDS)
+                continue
             with self._lock:
-                full = self._closed or len(self._open) >= self._most
+                full = self._closed.is_set() or len(self._open) >= self._most
                 if not full:
                     self._open.add(caller)
             if full:
