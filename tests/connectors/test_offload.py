@@ -353,3 +353,18 @@ def test_one_line_says_what_is_kept(tmp_path, caplog):
         suite_of(tmp_path, size=0.5, policy="arc").engine().close()
     (line,) = [record.message for record in caplog.records]
     assert line == "offloading: 0.5 GiB of host memory keep 1048576 blocks of 4 tokens, policy arc"
+
+
+def test_layers_of_a_group_share_the_numbers_of_blocks(tmp_path, monkeypatch):
+    suite = suite_of(tmp_path)
+    engine = suite.engine(make_layout(200))
+    worker, staged, copies = worker_of(engine), [], []
+    streams, run = worker.setup.streams, worker._run
+    monkeypatch.setattr(streams, "stage", lambda array, stage=streams.stage: staged.append(1) or stage(array))
+    monkeypatch.setattr(worker, "_run", lambda *given: copies.append(1) or run(*given))
+    for name in ("first", "again"):
+        engine.run(request(name, suite.prompt(22, seed=1)))
+        forget(engine)
+    engine.check()
+    assert len(worker._parts) == 2
+    assert len(staged) == len(copies) > 1
