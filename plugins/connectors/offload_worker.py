@@ -225,14 +225,7 @@ class OffloadWorker(StepWorker):
             if copy.error is None:
                 self._count_copy("load", copy, len(copy.rows))
             else:
-                self.count("failed_blocks", len(copy.moves))
-                self.failed += [
-                    (group, block)
-                    for move in copy.moves
-                    for group, some in enumerate(move.blocks)
-                    for block in some
-                    if block
-                ]
+                self.fail(copy.moves)
             if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
                 self._note.loaded.append(copy.number)
         told, self._ended = self._ended, []

@@ -221,7 +221,7 @@ def test_random_lives(tmp_path, seed):
     side = engine.connector.inner
     assert not side._transfers
     assert not side._reading
-    assert not side._index.num_writing
+    assert not side._index._writing
     assert engine.engine.call("reset_prefix_cache", {"reset_connector": True})
     assert side._index.num_used == 0
     engine.close()
@@ -264,7 +264,7 @@ def test_reset_forgets_what_is_being_saved_too(tmp_path):
     for _ in range(3):
         engine.step()
     side = engine.connector.inner
-    assert side._index.num_writing
+    assert side._index._writing
     assert side.reset()
     worker_of(engine)._save_queue.share = 1.0
     engine.run()
