@@ -67,12 +67,10 @@ class BlockWorker(StepWorker):
                 found = rows[:, part.start : part.end].reshape(-1, part.cache.shape[1])[places]
                 part.cache.index_copy_(0, blocks.to(part.cache.device), found.to(part.cache.device))
         there = set(arrived)
-        for row, move in enumerate(moves):
-            if row not in there:
-                self.failed += [(group, block) for group, some in enumerate(move.blocks) for block in some if block]
-                self._sound.discard(move.owner)
+        lost = [move for row, move in enumerate(moves) if row not in there]
+        self._sound.difference_update(move.owner for move in lost)
         self.count("loaded_blocks", len(there))
-        self.count("failed_blocks", len(moves) - len(there))
+        self.fail(lost)
 
     def _save(self, moves: Sequence[Move]) -> None:
         data = np.empty((len(moves), self.block_bytes), np.uint8)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .nixl_listener import hang_up
+from .callers import hang_up
 from .nixl_messages import Facts
 from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Question, Refused, Renewed, call
 from .peer_wire import PeerError

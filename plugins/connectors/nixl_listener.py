@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import socket
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 
+from .callers import Callers
 from .nixl_holds import Holds
 from .nixl_messages import AgentFacts, Facts
 from .nixl_wire import (
@@ -24,9 +22,6 @@ from .nixl_wire import (
     Renewed,
     answer_call,
 )
-from .peer_wire import PeerError
-
-logger = logging.getLogger("frame.connectors.nixl")
 
 #: Connections at a time; further ones are closed at once.
 MAX_CALLERS = 256
@@ -55,57 +50,24 @@ class NixlListener:
         self._facts = facts
         self._holds = holds
         self._agents = agents
-        self._callers: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._listener = socket.create_server((host, port), family=family)
+            listener = socket.create_server((host, port), family=family)
         except OSError as error:
             raise ValueError(f"the nixl connector cannot listen on {host}:{port}: {error.strerror or error}") from None
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, name="nixl-listener", daemon=True)
-        self._thread.start()
+        self.port = int(listener.getsockname()[1])
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name="nixl")
 
     def close(self) -> None:
         """Closes all connections and the listener."""
-        with self._lock:
-            self._closed = True
-            callers = list(self._callers)
-        for one in (self._listener, *callers):
-            hang_up(one)
-        self._thread.join()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                break
-            with self._lock:
-                full = self._closed or len(self._callers) >= MAX_CALLERS
-                if not full:
-                    self._callers.add(caller)
-            if full:
-                hang_up(caller)
-            else:
-                threading.Thread(target=self._serve, args=(caller,), name="nixl-caller", daemon=True).start()
+        self._callers.close()
 
     def _serve(self, caller: socket.socket) -> None:
-        try:
-            with suppress(OSError):  # it is gone already
-                caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # machines may vanish without a word
-            channel = answer_call(caller, self._secret)
-            if self._introduced(channel):
-                while True:
-                    question: Question = channel.receive(Lease | Renew | Release, None)
-                    channel.send(self._answer(question), _SEND_SECONDS)
-        except PeerError as error:
-            logger.debug("a caller of the nixl connector: %s", error)
-        finally:
-            with self._lock:
-                self._callers.discard(caller)
-            caller.close()
+        channel = answer_call(caller, self._secret)
+        if self._introduced(channel):
+            while True:
+                question: Question = channel.receive(Lease | Renew | Release, None)
+                channel.send(self._answer(question), _SEND_SECONDS)
 
     def _introduced(self, channel: Channel) -> bool:
         """Nothing of this engine's memory is told before the caller is known to fit."""
@@ -130,10 +92,3 @@ class NixlListener:
         if isinstance(question, Release):
             holds.release(question.request, question.num_tokens, question.digest, question.ticket)
         return Done()
-
-
-def hang_up(connection: socket.socket) -> None:
-    """Closes a connection that another thread may be waiting on."""
-    with suppress(OSError):  # it was never connected, or is closed already
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

@@ -43,11 +43,6 @@ class TierIndex:
         """Slots that are taken."""
         return self._num_slots - len(self._free)
 
-    @property
-    def num_writing(self) -> int:
-        """Parts that are not written yet."""
-        return self._writing.total()
-
     def writes(self, owner: str) -> bool:
         """Whether parts of this request's prompt are not written yet."""
         return owner in self._writing

@@ -174,15 +174,20 @@ class OffloadWorker(StepWorker):
             moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
             for place, run in self._host(rows):
                 buffer[place : place + len(run)].copy_(run, non_blocking=True)
+            staged: dict[int, Sequence[Tensor]] = {}  # by KV group, whose layers have the same blocks
             for part in self._parts:
-                needed = [
-                    (place, block)
-                    for row, move in enumerate(moves)
-                    for place, block in enumerate(move.blocks[part.group], row * part.count)
-                    if block
-                ]
-                if needed:
-                    places, blocks = self._staged(np.array(needed, np.int64).T)
+                if part.group not in staged:
+                    needed = [
+                        (place, block)
+                        for row, move in enumerate(moves)
+                        for place, block in enumerate(move.blocks[part.group], row * part.count)
+                        if block
+                    ]
+                    staged[part.group] = (
+                        self.setup.streams.stage(np.array(needed, np.int64).T).unbind(0) if needed else ()
+                    )
+                if staged[part.group]:
+                    places, blocks = staged[part.group]
                     found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
                     part.cache.index_copy_(0, blocks, found.index_select(0, places))
 
@@ -192,8 +197,12 @@ class OffloadWorker(StepWorker):
         for start in range(0, len(copy.moves), len(buffer)):
             moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
             good = torch.ones(len(moves), dtype=torch.bool, device=buffer.device)
+            staged: dict[int, Tensor] = {}  # by KV group, whose layers have the same blocks
             for part in self._parts:
-                (blocks,) = self._staged(np.array([[b for move in moves for b in move.blocks[part.group]]], np.int64))
+                if part.group not in staged:
+                    numbers = np.array([block for move in moves for block in move.blocks[part.group]], np.int64)
+                    staged[part.group] = self.setup.streams.stage(numbers)
+                blocks = staged[part.group]
                 found = part.cache.index_select(0, blocks).view(len(moves), -1)
                 if part.dtype in CHECKED:
                     # values that are not finite fail the request that made them; they must not fail later ones
@@ -207,9 +216,6 @@ class OffloadWorker(StepWorker):
     def _host(self, rows: Sequence[int]) -> Sequence[tuple[int, Tensor]]:
         return [] if self._slab is None else list(self._slab.runs(rows))
 
-    def _staged(self, numbers: np.ndarray) -> Sequence[Tensor]:
-        return self.setup.streams.stage(numbers).unbind(0)
-
     def _end_loads(self) -> list[str]:
         """The requests whose loads have ended; blocks of those that failed are named."""
         ended = [copy for copy in self._loading if copy.mark.done()]
@@ -219,14 +225,7 @@ class OffloadWorker(StepWorker):
             if copy.error is None:
                 self._count_copy("load", copy, len(copy.rows))
             else:
-                self.count("failed_blocks", len(copy.moves))
-                self.failed += [
-                    (group, block)
-                    for move in copy.moves
-                    for group, some in enumerate(move.blocks)
-                    for block in some
-                    if block
-                ]
+                self.fail(copy.moves)
             if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
                 self._note.loaded.append(copy.number)
         told, self._ended = self._ended, []

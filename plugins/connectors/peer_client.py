@@ -7,10 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 
+from .callers import hang_up
 from .peer_options import Address
 from .peer_wire import MAX_KEYS, Ask, Held, PeerError, introduce, receive, receive_into, send
 
@@ -68,9 +68,7 @@ class PeerClient:
         self._resting_until = float("inf")
         connection = self._connection
         if connection is not None:
-            with suppress(OSError):  # the peer closed it first
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+            hang_up(connection)
 
     def _ask(self, keys: Sequence[bytes], *, fetch: bool) -> bytes:
         connection = self._connected()

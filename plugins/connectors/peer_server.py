@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import stat
@@ -12,10 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from .callers import Callers
 from .peer_options import Address
 from .peer_wire import MAX_KEYS, Ask, Held, PeerError, Welcome, admit, receive, send
-
-logger = logging.getLogger("frame.connectors.peer")
 
 #: Connections at a time; further ones are closed at once.
 MAX_CALLERS = 64
@@ -76,59 +74,24 @@ class PeerServer:
         self._blocks = blocks
         self._secret = secret
         self._timeout = timeout
-        self._callers: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
         try:
-            self._listener = _listen(address)
+            listener = _listen(address)
         except OSError as error:
             raise ValueError(f"the peer connector cannot listen on {address}: {error}") from None
-        self._thread = threading.Thread(target=self._accept, name="peer-listener", daemon=True)
-        self._thread.start()
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name="peer")
 
     def close(self) -> None:
         """Closes all connections and the listener."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            callers = list(self._callers)
-        for one in (self._listener, *callers):
-            _hang_up(one)
-        self._thread.join()
-        if self._address.path:
+        if self._callers.close() and self._address.path:  # later the path may be another server's
             with suppress(OSError):
                 os.unlink(self._address.path)
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                break
-            with self._lock:
-                full = self._closed or len(self._callers) >= MAX_CALLERS
-                if not full:
-                    self._callers.add(caller)
-            if full:
-                _hang_up(caller)
-            else:
-                threading.Thread(target=self._serve, args=(caller,), name="peer-caller", daemon=True).start()
-        self._listener.close()
-
     def _serve(self, caller: socket.socket) -> None:
-        try:
-            space = admit(caller, self._secret, _HELLO_SECONDS)
-            send(caller, Welcome())
-            while True:
-                # a caller may keep its connection for later
-                self._answer(caller, receive(caller, Ask, None), space)
-        except PeerError as error:
-            logger.debug("a caller of %s: %s", self._address, error)
-        finally:
-            with self._lock:
-                self._callers.discard(caller)
-            caller.close()
+        space = admit(caller, self._secret, _HELLO_SECONDS)
+        send(caller, Welcome())
+        while True:
+            # a caller may keep its connection for later
+            self._answer(caller, receive(caller, Ask, None), space)
 
     def _answer(self, caller: socket.socket, ask: Ask, space: str) -> None:
         if len(ask.keys) > (MAX_FETCH if ask.fetch else MAX_KEYS):
@@ -173,9 +136,3 @@ def _remove_abandoned(path: str) -> None:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):  # it was never connected, or is closed already
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, decode, encode
 
-from .block_messages import BlockStep
+from .block_messages import BlockStep, Move
 
 #: dtype → the dtype in which its values are checked for being finite; torch has no such check for 8-bit floats
 CHECKED = {
@@ -114,6 +114,13 @@ class StepWorker(ConnectorWorker):
         if step.known_breaks.get(self.rank, 0) == self._breaks:
             self._sound.update(step.entered)
         self.load(step)
+
+    def fail(self, moves: Sequence[Move]) -> None:
+        """Reports that the blocks of these loads did not arrive."""
+        self.failed += [
+            (group, block) for move in moves for group, some in enumerate(move.blocks) for block in some if block
+        ]
+        self.count("failed_blocks", len(moves))
 
     def count(self, name: str, value: float) -> None:
         """Adds `value` to the counter `title`_`name` of this step."""

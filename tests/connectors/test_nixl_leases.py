@@ -300,7 +300,7 @@ def test_a_connection_that_ended_is_made_anew(listener):
     one, known = listener(), links()
     source = Source("engine", "a", "127.0.0.1", one.port)
     assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
-    for caller in list(one._callers):
+    for caller in list(one._callers._open):
         caller.shutdown(socket.SHUT_RDWR)
     assert known.to(source).ask(Lease("a", 20, SHOWN), Granted).blocks == BLOCKS
     known.close()

@@ -221,7 +221,7 @@ def test_random_lives(tmp_path, seed):
     side = engine.connector.inner
     assert not side._transfers
     assert not side._reading
-    assert not side._index.num_writing
+    assert not side._index._writing
     assert engine.engine.call("reset_prefix_cache", {"reset_connector": True})
     assert side._index.num_used == 0
     engine.close()
@@ -264,7 +264,7 @@ def test_reset_forgets_what_is_being_saved_too(tmp_path):
     for _ in range(3):
         engine.step()
     side = engine.connector.inner
-    assert side._index.num_writing
+    assert side._index._writing
     assert side.reset()
     worker_of(engine)._save_queue.share = 1.0
     engine.run()
@@ -353,3 +353,18 @@ def test_one_line_says_what_is_kept(tmp_path, caplog):
         suite_of(tmp_path, size=0.5, policy="arc").engine().close()
     (line,) = [record.message for record in caplog.records]
     assert line == "offloading: 0.5 GiB of host memory keep 1048576 blocks of 4 tokens, policy arc"
+
+
+def test_layers_of_a_group_share_the_numbers_of_blocks(tmp_path, monkeypatch):
+    suite = suite_of(tmp_path)
+    engine = suite.engine(make_layout(200))
+    worker, staged, copies = worker_of(engine), [], []
+    streams, run = worker.setup.streams, worker._run
+    monkeypatch.setattr(streams, "stage", lambda array, stage=streams.stage: staged.append(1) or stage(array))
+    monkeypatch.setattr(worker, "_run", lambda *given: copies.append(1) or run(*given))
+    for name in ("first", "again"):
+        engine.run(request(name, suite.prompt(22, seed=1)))
+        forget(engine)
+    engine.check()
+    assert len(worker._parts) == 2
+    assert len(staged) == len(copies) > 1

@@ -130,12 +130,15 @@ def test_too_many_questions_at_once_are_refused(server, address, client):
             caller._ask(keys, fetch=fetch)
 
 
-def test_too_many_callers_are_hung_up_on(server, address, monkeypatch, client):
+def test_too_many_callers_are_hung_up_on(blocks, address, monkeypatch, client):
     monkeypatch.setattr(peer_server, "MAX_CALLERS", 1)
+    server = PeerServer(address, blocks, secret=SECRET, timeout=5)
     first = client(address)
     assert first.held(KEYS[:1]) == b"\1"
     with pytest.raises(PeerError):
         client(address).held(KEYS[:1])
+    server.close()
+    server.close()
 
 
 def test_the_oldest_copies_go_first():

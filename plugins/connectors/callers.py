@@ -1,0 +1,84 @@
+"""The callers of a listening socket, each answered in a thread of its own. Knows no protocol but its `PeerError`."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from .peer_wire import PeerError
+
+_PAUSE_SECONDS = 0.1
+
+
+class Callers:
+    """Accepts callers until `close`; beyond `most` connections at a time further ones are closed at once.
+
+    `answer` is called with each connection; it ends when that returns or raises `PeerError`. `name` is the
+    connector's, for threads and the log.
+    """
+
+    def __init__(
+        self, listener: socket.socket, answer: Callable[[socket.socket], None], *, most: int, name: str
+    ) -> None:
+        self._listener = listener
+        self._answer = answer
+        self._most = most
+        self._name = name
+        self._logger = logging.getLogger(f"frame.connectors.{name}")
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name=f"{name}-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> bool:
+        """Closes the listener and all connections; False, without doing anything, where it was called before."""
+        with self._lock:
+            if self._closed.is_set():
+                return False
+            self._closed.set()
+            callers = list(self._open)
+        for one in (self._listener, *callers):
+            hang_up(one)
+        self._thread.join()
+        return True
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                caller, _ = self._listener.accept()
+            except OSError as error:  # this caller is gone, or this process has too many files open; others may come
+                self._logger.debug("a caller of the %s connector was not accepted: %s", self._name, error)
+                self._closed.wait(_PAUSE_SECONDS)
+                continue
+            with self._lock:
+                full = self._closed.is_set() or len(self._open) >= self._most
+                if not full:
+                    self._open.add(caller)
+            if full:
+                hang_up(caller)
+            else:
+                threading.Thread(target=self._serve, args=(caller,), name=f"{self._name}-caller", daemon=True).start()
+        self._listener.close()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with suppress(OSError):  # it is gone already
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # machines may vanish without a word
+            self._answer(caller)
+        except PeerError as error:
+            self._logger.debug("a caller of the %s connector: %s", self._name, error)
+        finally:
+            with self._lock:
+                self._open.discard(caller)
+            caller.close()
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Closes a connection that another thread may be waiting on."""
+    with suppress(OSError):  # it was never connected, or is closed already
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

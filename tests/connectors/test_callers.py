@@ -1,0 +1,52 @@
+"""Callers of a socket: one that cannot be accepted ends nothing, and closing ends everything."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+
+from frame.plugins.connectors.callers import Callers
+
+
+def echo(caller):
+    with suppress(OSError):  # it was hung up on
+        while data := caller.recv(16):
+            caller.sendall(data)
+
+
+def said(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as caller:
+        caller.sendall(b"a")
+        return caller.recv(16)
+
+
+def test_a_caller_that_cannot_be_accepted_ends_nothing():
+    faults = [errno.ECONNABORTED, errno.EMFILE]
+
+    class Listener(socket.socket):
+        def accept(self):
+            if faults:
+                raise OSError(faults.pop(), "no caller")
+            return super().accept()
+
+    listener = Listener()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    port = listener.getsockname()[1]
+    callers = Callers(listener, echo, most=4, name="test")
+    assert said(port) == b"a"
+    assert callers.close()
+
+
+def test_closing_ends_the_listener_and_all_callers_once():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    callers = Callers(listener, echo, most=4, name="test")
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as caller:
+        caller.sendall(b"a")
+        assert caller.recv(16) == b"a"
+        assert callers.close()
+        assert not callers.close()
+        assert caller.recv(16) == b""
+    assert listener.fileno() == -1
