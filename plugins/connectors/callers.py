@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from frame.links.lost import end_when_lost
+
 from .peer_wire import PeerError
 
 _PAUSE_SECONDS = 0.1
@@ -66,8 +68,8 @@ class Callers:
 
     def _serve(self, caller: socket.socket) -> None:
         try:
-            with suppress(OSError):  # it is gone already
-                caller.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # machines may vanish without a word
+            with suppress(OSError):  # it is gone already, or of this machine
+                end_when_lost(caller)
             self._answer(caller)
         except PeerError as error:
             self._logger.debug("a caller of the %s connector: %s", self._name, error)

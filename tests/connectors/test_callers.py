@@ -6,6 +6,7 @@ import errno
 import socket
 from contextlib import suppress
 
+from frame.links.lost import LOST_SECONDS
 from frame.plugins.connectors.callers import Callers
 
 
@@ -50,3 +51,17 @@ def test_closing_ends_the_listener_and_all_callers_once():
         assert not callers.close()
         assert caller.recv(16) == b""
     assert listener.fileno() == -1
+
+
+def test_a_caller_whose_machine_vanishes_is_given_up():
+    options = []
+
+    def answer(caller):
+        options.append(caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        echo(caller)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    callers = Callers(listener, answer, most=4, name="test")
+    assert said(listener.getsockname()[1]) == b"a"
+    assert options == [1000 * LOST_SECONDS]
+    callers.close()
