@@ -44,7 +44,7 @@ class Callers:
             self._closed.set()
             callers = list(self._open)
         for one in (self._listener, *callers):
-            hang_up(one)
+            shut_down(one)  # the thread that waits on it closes it
         self._thread.join()
         return True
 
@@ -71,7 +71,7 @@ class Callers:
             with suppress(OSError):  # it is gone already, or of this machine
                 end_when_lost(caller)
             self._answer(caller)
-        except PeerError as error:
+        except (PeerError, OSError) as error:  # the latter where `close` has come between
             self._logger.debug("a caller of the %s connector: %s", self._name, error)
         finally:
             with self._lock:
@@ -81,6 +81,11 @@ class Callers:
 
 def hang_up(connection: socket.socket) -> None:
     """Closes a connection that another thread may be waiting on."""
+    shut_down(connection)
+    connection.close()
+
+
+def shut_down(connection: socket.socket) -> None:
+    """Wakes the thread that waits on a connection or listener; it stays open, and its number is nobody else's."""
     with suppress(OSError):  # it was never connected, or is closed already
         connection.shutdown(socket.SHUT_RDWR)
-    connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from contextlib import suppress
 
 from frame.links.lost import LOST_SECONDS
@@ -65,3 +66,25 @@ def test_a_caller_whose_machine_vanishes_is_given_up():
     assert said(listener.getsockname()[1]) == b"a"
     assert options == [1000 * LOST_SECONDS]
     callers.close()
+
+
+def test_an_answer_that_is_under_way_when_all_ends_raises_nothing(monkeypatch):
+    """Its connection was hung up on; the thread that answers closes it, and says so in the log alone."""
+    begun, ended, raised, threads = threading.Event(), threading.Event(), [], []
+    monkeypatch.setattr(threading, "excepthook", lambda found: raised.append(found.exc_value))
+
+    def answer(caller):
+        threads.append(threading.current_thread())
+        begun.set()
+        assert ended.wait(10)
+        caller.settimeout(1)
+        caller.sendall(b"a")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    callers = Callers(listener, answer, most=4, name="test")
+    with socket.create_connection(listener.getsockname(), timeout=5):
+        assert begun.wait(10)
+        callers.close()
+        ended.set()
+        threads[0].join(10)
+    assert raised == []
