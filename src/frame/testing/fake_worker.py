@@ -109,6 +109,9 @@ class FakeWorker:
         self.memory = FakeMemory(layout, self.rank)
         if self.connector is not None:
             self.transfer = self.connector(layout)
+            kept = [group.layers[0] for group in layout.groups if group.keeps_states]
+            if kept and not self.transfer.moves_states:
+                raise ValueError(f"the KV connector cannot move what {kept[0]!r} keeps")
         self.transfer.register(self.memory.views)
         return WorkerReady(handshake=self.transfer.handshake())
 
