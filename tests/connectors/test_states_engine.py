@@ -1,0 +1,77 @@
+"""Connectors under engines of models whose layers keep a running state: tokens are those of one engine without any."""
+
+from __future__ import annotations
+
+import pytest
+
+from frame.plugins.connectors.block_messages import state_key
+from frame.plugins.connectors.peer_client import PeerClient
+from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
+
+NOTHING = [0] * len(SIZES)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    """(name, folder, what an engine alone says to the prompts)"""
+    folder = write_model(tmp_path_factory.mktemp("model"), request.param)
+    with engine_of(folder) as engine:
+        tokens, found = complete(engine, prompts())
+    assert found == NOTHING
+    return request.param, folder, tokens
+
+
+def test_a_new_engine_reads_states_and_blocks_from_the_disk(model, tmp_path):
+    name, folder, want = model
+    with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+    with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
+        assert complete(engine, prompts()) == (want, cached(name))
+        counters = engine.stats().connector_counters
+        assert counters["disk_loaded_states"] == sum(map(bool, cached(name)))
+        # from then on they are here
+        assert complete(engine, prompts(), "again") == (want, cached(name))
+        assert engine.stats().connector_counters == counters
+
+
+def test_states_that_are_damaged_or_lost_are_computed_again(model, tmp_path):
+    name, folder, want = model
+    options = {"folder": str(tmp_path)}
+    with engine_of(folder, "disk", options) as engine:
+        complete(engine, prompts())
+    files = sorted(tmp_path.rglob("*.kv"))
+    states = [path for path in files if len(path.stem) > min(len(one.stem) for one in files)] or files
+    for number, path in enumerate(states):
+        data = bytearray(path.read_bytes())
+        data[-7] ^= 0x40
+        path.write_bytes(bytes(data[: len(data) // 2] if number % 2 else data))
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts())[0] == want
+        assert engine.stats().connector_counters["disk_failed_blocks"] > 0
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts()) == (want, cached(name))
+    for path in states:
+        path.unlink()
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+
+
+def test_a_peer_gives_its_states_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
+    name, folder, want = model
+    address = f"unix:{tmp_path}/holder"
+    with engine_of(folder, "peer", {"listen": address}) as holder:
+        complete(holder, prompts())
+        with engine_of(folder, "peer", {"peers": [address], "lookup_seconds": 20}) as engine:
+            assert complete(engine, prompts()) == (want, cached(name))
+            assert engine.stats().kv_usage == 0
+            assert complete(engine, prompts(1))[1] == NOTHING
+        fetch = PeerClient.fetch
+        monkeypatch.setattr(PeerClient, "fetch", lambda *given: [] if is_state(given[1][0]) else fetch(*given))
+        with engine_of(folder, "peer", {"peers": [address], "lookup_seconds": 20}) as engine:
+            assert complete(engine, prompts())[0] == want
+            assert engine.stats().connector_counters["peer_failed_blocks"] == sum(map(bool, cached(name)))
+            assert engine.stats().kv_usage == 0
+
+
+def is_state(key):
+    return key == state_key(key.removesuffix(state_key(b"")))
