@@ -82,7 +82,7 @@ class BlockScheduler(ConnectorScheduler):
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         layout, count = self.layout, num_external // self.layout.grain
-        first = self._firsts.get(request.request_id, 0)
+        first = self.found_from(request)
         for index in range(first, first + count) if self._keeps_tokens else ():
             blocks = layout.grain_blocks(block_ids, index)
             self._loads.append(Move(request.request_id, request.block_hashes[index], blocks, index))
@@ -93,12 +93,21 @@ class BlockScheduler(ConnectorScheduler):
 
     def longest(self, request: RequestView, first: int, last: int, has: Callable[[bytes], bool]) -> int:
         """How many tokens, whole grains from number `first` on, can be loaded where `has` says which keys are stored."""
-        hashes, index = request.block_hashes, first
-        while index < last and (not self._keeps_tokens or has(hashes[index])):
+        hashes = request.block_hashes
+        return self.run(first, last, lambda place: has(hashes[place]), lambda place: has(state_key(hashes[place])))
+
+    def run(self, first: int, last: int, has: Callable[[int], bool], has_state: Callable[[int], bool]) -> int:
+        """As `longest`, by the numbers of grains: whose tokens are stored, and behind which the state is."""
+        index = first
+        while index < last and (not self._keeps_tokens or has(index)):
             index += 1
-        while index > first and self._states and not has(state_key(hashes[index - 1])):
+        while index > first and self._states and not has_state(index - 1):
             index -= 1
         return max(0, index - first) * self.layout.grain
+
+    def found_from(self, request: RequestView) -> int:
+        """The grain of the request's prompt from which on blocks were looked for last."""
+        return self._firsts.get(request.request_id, 0)
 
     def keys(self, hashes: Sequence[bytes]) -> list[bytes]:
         """All keys under which something of these grains may be stored."""
