@@ -13,6 +13,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.plugins.models.mistral import MistralForCausalLM
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, request, running, tokens_of
+from frame.testing.thread_executor import with_threads
 from tests.contract.recurrent import Decay
 
 MODELS = ("mamba2", "qwen3-next", "windowed")
@@ -37,7 +38,7 @@ def registry():
     """All that ships with frame, and the model above."""
     made, name = Registry.load(), "WindowedRecurrent"
     made.offers.append(Offer("model", Provider(name, f"{__name__}:{name}", api=f"=={API_VERSION}"), HERE, ""))
-    return made
+    return with_threads(made)
 
 
 def write_model(folder, name, seed=0):
@@ -60,8 +61,10 @@ def prompts(shift=0, sizes=SIZES):
 
 
 @contextmanager
-def engine_of(model, connector=None, options=None, **settings):
-    """An engine of small blocks."""
+def engine_of(model, connector=None, options=None, ranks=1, **settings):
+    """An engine of small blocks, whose `ranks` are threads."""
+    if ranks > 1:
+        settings |= {"tensor_parallel_size": ranks, "executor": "threads"}
     plain = {**SMALL, "model": str(model), "block_size": BLOCK_SIZE, "num_threads": 1, "max_num_seqs": 8, **settings}
     if connector is not None:
         plain |= {"kv_connector": connector, "plugin": {connector: options or {}}}

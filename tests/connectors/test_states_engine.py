@@ -75,3 +75,18 @@ def test_a_peer_gives_its_states_and_what_does_not_come_is_computed(model, tmp_p
 
 def is_state(key):
     return key == state_key(key.removesuffix(state_key(b"")))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_states_that_the_device_forgot_come_back_from_host_memory(model, ranks):
+    name, folder, want = model
+    if ranks == 2 and name != "qwen3-next":
+        pytest.skip("one model on two ranks is enough")
+    with engine_of(folder, ranks=ranks, kv_offloading_size=0.01) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+        for label in ("again", "and again"):
+            assert engine.call("reset_prefix_cache", {})
+            assert complete(engine, prompts(), label) == (want, cached(name))
+        counters = engine.stats().connector_counters
+        assert counters["offload_loaded_states"] == 2 * ranks * sum(map(bool, cached(name)))
+        assert "offload_failed_blocks" not in counters
