@@ -42,6 +42,7 @@ class FakeTransferWorker:
     received: list[str] = field(default_factory=list)
 
     hooks = LayerHooks()
+    moves_states = True
 
     def register(self, caches: object) -> None:
         pass
@@ -71,6 +72,12 @@ class FakeTransferWorker:
         grain = self.layout.grain
         for index, (table, group) in enumerate(zip(load.blocks, self.layout.groups, strict=True)):
             size = group.block_size
+            if group.keeps_states:
+                position, prefix = (load.first + len(load.prints)) * grain - 1, load.prints[-1][-1]
+                if fails:
+                    self.failed.append((index, table[0]))
+                self.connector.worker.put(index, table[0], position, BAD if fails else prefix)
+                continue
             for i, prints in enumerate(load.prints):
                 bad = fails and i == len(load.prints) - 1
                 for position, prefix in enumerate(prints, (load.first + i) * grain):
@@ -101,6 +108,7 @@ class FakeConnector(ConnectorScheduler):
         self.ended: list[str] = []
         self.told: list[tuple[str, int]] = []  # requests that got blocks, and how many tokens are to be loaded
         self.views: dict[str, RequestView] = {}
+        self.num_states = 0  # copies that were named when a request ended
         self.expired: list[str] = []  # ids whose blocks are given back with the next report
         self.messages: list[Load] = []
         self.worker: FakeWorker
@@ -146,6 +154,7 @@ class FakeConnector(ConnectorScheduler):
         assert request.request_id not in self.ended, "finished() came twice"
         self.ended.append(request.request_id)
         self.views[request.request_id] = request
+        self.check_states(request, block_ids)
         size, table = self.layout.groups[0].block_size, block_ids[0]
         for index, block_hash in enumerate(request.block_hashes):
             places = range(index * self.layout.grain, (index + 1) * self.layout.grain)
@@ -157,3 +166,13 @@ class FakeConnector(ConnectorScheduler):
                 break
             self.store[block_hash] = prints
         return self.hold, {"remote": request.request_id} if self.hold else None
+
+    def check_states(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> None:
+        """What is named of a state is its copy behind the prompt's last grain before its last token."""
+        place = (request.prompt_len - 1) // self.layout.grain * self.layout.grain
+        for group, table in zip(self.layout.groups, block_ids, strict=True):
+            if group.keeps_states and request.finish_reason in ("stop", "length") and table[0]:
+                index = self.layout.groups.index(group)
+                found = self.worker.prefix_at(index, table[0], place - 1)
+                assert found == prefixes_of(list(request.token_ids))[place - 1]
+                self.num_states += 1
