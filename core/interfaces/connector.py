@@ -105,8 +105,8 @@ class ConnectorScheduler(ABC):
         """Called once a request, before its blocks are freed; returns (hold, parameters for its last output).
 
         Of states, `block_ids` name the copy behind the prompt's last grain that ends before its last token; 0: none is
-        kept. With `hold` the blocks stay until each rank's worker side reported the request's id as sent, or `update` returns
-        it. Until then no other request may have that id.
+        kept. With `hold` the blocks stay until each rank's worker side reported the request's id as sent, or `update`
+        returns it. Until then no other request may have that id.
         """
         del request, block_ids
         return False, None

@@ -49,7 +49,9 @@ class BlockScheduler(ConnectorScheduler):
         groups = self.layout.groups
         for group in groups:
             if group.keeps_encoded:
-                raise ValueError(f"the {self.title} connector cannot keep an encoder's tokens of layer {group.layers[0]}")
+                raise ValueError(
+                    f"the {self.title} connector cannot keep an encoder's tokens of layer {group.layers[0]}"
+                )
         self._states = [index for index, group in enumerate(groups) if group.keeps_states]
         self._keeps_tokens = len(self._states) < len(groups)
         self.blocks_name = blocks_name(self.layout, setup.mesh)
@@ -92,7 +94,7 @@ class BlockScheduler(ConnectorScheduler):
             self._loads.append(self._state(request.request_id, request.block_hashes, found, last))
 
     def longest(self, request: RequestView, first: int, last: int, has: Callable[[bytes], bool]) -> int:
-        """How many tokens, whole grains from number `first` on, can be loaded where `has` says which keys are stored."""
+        """How many tokens, whole grains from number `first` on, can be loaded if `has` says which keys are stored."""
         hashes = request.block_hashes
         return self.run(first, last, lambda place: has(hashes[place]), lambda place: has(state_key(hashes[place])))
 
@@ -202,7 +204,7 @@ class BlockScheduler(ConnectorScheduler):
     def _copied(self, plan: StepPlan) -> list[Move]:
         """The states of prompts that this step copies first, and whose copies it does not overwrite by another."""
         size, owners, found = self.layout.grain, dict[tuple[int, int], int](), dict[int, dict[int, int]]()
-        for slot, prompt in self._prompts.items():
+        for slot, prompt in self._prompts.items() if plan.copies else ():
             if prompt.num_computed % size == 0 and 0 < prompt.num_computed <= len(prompt.hashes) * size:
                 owners.update({(group, prompt.tables[group][0]): slot for group in self._states})
         pairs = [
@@ -212,9 +214,9 @@ class BlockScheduler(ConnectorScheduler):
         ]
         final = {(group, target): place for place, (group, _, target) in enumerate(pairs)}
         for place, (group, source, target) in enumerate(pairs):
-            slot = owners.get((group, source))
-            if slot is not None and final[group, target] == place:
-                found.setdefault(slot, {})[group] = target
+            owner = owners.get((group, source))
+            if owner is not None and final[group, target] == place:
+                found.setdefault(owner, {})[group] = target
         return [
             self._state(prompt.request_id, prompt.hashes, copies, prompt.num_computed // size - 1)
             for slot, copies in found.items()

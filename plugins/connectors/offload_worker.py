@@ -35,8 +35,8 @@ _MOST_ROWS = 256
 class Copy:
     """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
 
-    `states` are what is loaded besides, with their rows. `finite` [n] says of saves which hold numbers only, once `mark` is passed. `places` are those of saves among the
-    `total` of their message. `error` is what a copy raised.
+    `states` are what is loaded besides, with their rows. `finite` [n] says of saves which hold numbers only, once
+    `mark` is passed. `places` are those of saves among the `total` of their message. `error` is what a copy raised.
     """
 
     number: int
@@ -223,8 +223,9 @@ class OffloadWorker(StepWorker):
                     found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
                     part.cache.index_copy_(0, blocks, found.index_select(0, places))
 
-        for move, row in copy.states if self._states is not None else ():
-            self._states.load(move, row)
+        for move, row in copy.states:
+            if self._states is not None:
+                self._states.load(move, row)
 
     def _write(self, copy: Copy) -> None:
         """From the blocks of `copy.moves` to host memory."""

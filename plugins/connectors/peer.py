@@ -135,7 +135,9 @@ class PeerScheduler(BlockScheduler):
     def _ask(self, request: RequestView, last: int) -> Question:
         keys = self.keys(request.block_hashes[:last])
         answers = [[self._threads.submit(_held, worker, keys) for worker in peer] for peer in self._peers]
-        question = self._questions[request.request_id] = Question(keys, answers, time.monotonic() + self._lookup_seconds)
+        question = self._questions[request.request_id] = Question(
+            keys, answers, time.monotonic() + self._lookup_seconds
+        )
         return question
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec import field
+
 from frame.interfaces import ConnectorSetup, ConnectorWorkerSetup, RequestView, StepPlan, TransferReport, decode, encode
 from frame.plugins.connectors.block_messages import Move
 from frame.plugins.connectors.disk_worker import DiskWorker
@@ -15,8 +17,8 @@ from tests.contract.keeping import Keeper, Keeping, Message, Options
 class StateMessage(Message):
     """`states` are (hash, block) of copies that the step makes; `state_loads` (hash, block of a request)."""
 
-    states: list[tuple[bytes, int]] = []
-    state_loads: list[tuple[bytes, int]] = []
+    states: list[tuple[bytes, int]] = field(default_factory=list)
+    state_loads: list[tuple[bytes, int]] = field(default_factory=list)
 
 
 @dataclass

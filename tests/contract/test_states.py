@@ -15,6 +15,7 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
 from frame.interfaces import Placement
+from frame.plugins.connectors.disk_worker import DiskWorker
 from frame.testing import ModelSuite
 from frame.testing.engines import drain, greedy, request, tokens_of
 
@@ -68,18 +69,27 @@ class TestStates(ModelSuite):
     @pytest.mark.parametrize(
         ("settings", "what"),
         [
-            ({"kv_connector": "disk", "plugin": {"disk": {"folder": "blocks"}}}, "leave kv_connector out"),
+            ({"kv_connector": "disk", "enable_prefix_caching": False}, "set enable_prefix_caching, or leave kv_conn"),
             ({"speculator": "ngram", "num_speculative_tokens": 2}, "leave the speculator out"),
             ({"deterministic": True}, "leave deterministic out"),
         ],
     )
     def test_what_a_state_cannot_do_ends_the_start(self, settings: dict[str, Any], what: str, tmp_path: Path) -> None:
-        if "plugin" in settings:
+        if "kv_connector" in settings:
             settings = {**settings, "plugin": {"disk": {"folder": str(tmp_path)}}}
         with (
             pytest.raises(ValueError, match=f"layer 'model.state' keeps a running state .*{what}"),
             self.served(**settings),
         ):
+            pass
+
+    def test_a_connector_that_does_not_move_states_ends_the_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(DiskWorker, "moves_states", False)
+        settings = {"kv_connector": "disk", "plugin": {"disk": {"folder": str(tmp_path)}}}
+        words = "KV connector 'disk' cannot move what 'model.state' keeps; leave it out for this model"
+        with pytest.raises(ValueError, match=words), self.served(**settings):
             pass
 
     def test_the_largest_step_is_profiled_with_states_of_its_own(self) -> None:

@@ -238,6 +238,8 @@ def test_loads_and_holds_of_states_change_no_token_and_leak_no_block(seed):
     }
     sim = simulate({**random_setup(rng), **always}, connector)
     live(Life(sim, rng.choice([0.0, 0.0, 0.05])), rng, 200)
+    made = sim.scheduler._transfers.connector
+    assert all(made.states_named)
 
 
 def random_setup(rng: random.Random) -> dict:

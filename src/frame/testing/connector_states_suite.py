@@ -1,4 +1,4 @@
-"""Checks of connectors for layers that keep a running state: copies of it stand for prefixes, and travel like blocks."""
+"""Checks of connectors for layers that keep a running state: copies of it stand for prefixes, and travel as blocks."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ConnectorStates(ConnectorEngines):
     @pytest.mark.parametrize("ended", [False, True], ids=["goes on", "ends"])
     def test_a_state_is_stored_with_the_prefix_that_it_stands_for(self, chunk: int, *, ended: bool) -> None:
         """It is overwritten in place while its request goes on: a prompt finds that of its own beginning, or none."""
-        layout, budget = self.needs(make_layout(**STATES["states"])), {"max_num_batched_tokens": chunk}
-        engine = self.engine(layout, **budget)
+        layout = self.needs(make_layout(**STATES["states"]))
+        engine = self.engine(layout, max_num_batched_tokens=chunk)
         engine.run(request("long", self.prompt(43), 1 if ended else 20))
         engine.check()
         engine.close()
-        engine = self.engine(layout, **budget)
+        engine = self.engine(layout, max_num_batched_tokens=chunk)
         for length in (43, 20, 9, 30, 50):
             engine.run(request(f"of {length}", self.prompt(length)))
             engine.check()
