@@ -51,9 +51,9 @@ class CacheView:
     A connector that moves blocks to an equal engine needs only `bytes`. `format` says what lies in a block; `group` is
     the number of the layer's KV group in the layout, whose block ids are the rows of `bytes`. `heads` are those of the
     layer's `total_heads` KV heads that lie in a block here, from the first to before the second, on the format's axis
-    `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents, or, of
-    states, a part of its own. A block of states is raw bytes: the tensors of `parts`, each an element type and its
-    bytes, one behind the other; () where that is not known.
+    `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents, where
+    `total_heads` is 0; else, as of states, a part that only the same rank of as many has. A block of states is raw
+    bytes: the tensors of `parts`, each an element type and its bytes, one behind the other; () where they are not told.
     """
 
     bytes: Tensor

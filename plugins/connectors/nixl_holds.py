@@ -34,7 +34,8 @@ class Hold:
     deadline: float
     leases: dict[bytes, set[Notice]] = field(default_factory=dict)
     renewals: int = 0
-    count: int = 0  # of its blocks
+    count: int = 0  # of its blocks of tokens
+    states: int = 0
     done: bool = False  # somebody has read it, or needs it no more
 
 
@@ -47,30 +48,36 @@ class Holds:
         seconds: float,
         max_blocks: int,
         clock: Callable[[], float] = time.monotonic,
+        max_states: int = 0,
     ) -> None:
         self._layout = layout
         self._seconds = seconds
         self._max_blocks = max_blocks
+        self._max_states = max_states
+        self._groups = [index for index, group in enumerate(layout.groups) if group.keeps_states]
         self._clock = clock
         self._holds: dict[str, Hold] = {}
-        self._count = 0
+        self._count = self._states = 0
         self._owners: dict[bytes, str] = {}  # of open leases, by ticket
         self._lock = threading.Lock()
 
     @property
     def num_blocks(self) -> int:
         """Blocks that are kept, one that several requests share counted for each."""
-        return self._count
+        return self._count + self._states
 
     def add(self, request_id: str, content: bytes, token_ids: Sequence[int], blocks: list[list[int]]) -> bool:
         """Keeps the blocks of `token_ids`; False where too many are kept already."""
         with self._lock:
-            count = sum(1 for group in blocks for block in group if block)
-            if self._count + count > self._max_blocks or request_id in self._holds:
+            states = sum(len(blocks[group]) for group in self._groups)
+            count = sum(1 for group in blocks for block in group if block) - states
+            full = self._count + count > self._max_blocks or self._states + states > self._max_states
+            if full or request_id in self._holds:
                 return False
-            self._count += count
+            self._count, self._states = self._count + count, self._states + states
             deadline = self._clock() + self._seconds
-            self._holds[request_id] = Hold(content, array("i", token_ids), blocks, deadline, count=count)
+            hold = Hold(content, array("i", token_ids), blocks, deadline, count=count, states=states)
+            self._holds[request_id] = hold
             return True
 
     def lease(self, request_id: str, num_tokens: int, shown: bytes) -> tuple[bytes, list[list[int]], float] | None:
@@ -79,6 +86,9 @@ class Holds:
             hold = self._known(request_id, num_tokens, shown)
             if hold is None or len(hold.leases) >= _MAX_LEASES:
                 return None
+            grain = self._layout.grain
+            if self._groups and num_tokens != len(hold.token_ids) // grain * grain:
+                return None  # its state stands for other tokens
             ticket = secrets.token_bytes(TICKET_BYTES)
             hold.leases[ticket] = set()
             self._owners[ticket] = request_id
@@ -127,7 +137,7 @@ class Holds:
             ]
             for name in found:
                 hold = self._holds.pop(name)
-                self._count -= hold.count
+                self._count, self._states = self._count - hold.count, self._states - hold.states
                 for ticket in hold.leases:
                     del self._owners[ticket]
             return found

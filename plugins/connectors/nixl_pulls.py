@@ -113,11 +113,12 @@ class Pulls:
             return None
         start, stop = pull.num_tokens - num_external, pull.num_tokens
         ours = [
-            [int(block) for block in table[start // group.block_size : stop // group.block_size]]
-            for table, group in zip(block_ids, self._layout.groups, strict=True)
+            [int(table[place]) for place in group.places(start, stop)]
+            for table, group in zip(block_ids, self._facts.groups, strict=True)
         ]
         theirs = [
-            blocks[start // group.block_size :] for blocks, group in zip(grant.blocks, grant.theirs.groups, strict=True)
+            [blocks[place] for place in group.places(start, stop)]
+            for blocks, group in zip(grant.blocks, grant.theirs.groups, strict=True)
         ]
         self._loading[request.request_id] = pull
         return Load(
@@ -210,7 +211,7 @@ class Pulls:
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
         """Whether the blocks are there that tokens from `num_tokens` on read."""
         groups = list(zip(grant.blocks, grant.theirs.groups, strict=True))
-        if any(len(blocks) != -(-num_tokens // group.block_size) for blocks, group in groups):
+        if any(len(blocks) != len(group.places(0, num_tokens)) for blocks, group in groups):
             return False
         ours, theirs = self._facts.by_name, grant.theirs.by_name
         for here, there in {(layer.group, theirs[name].group) for name, layer in ours.items()}:

@@ -36,6 +36,8 @@ class Loading:
 class NixlWorker(ConnectorWorker):
     """See the module."""
 
+    moves_states = True
+
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         self._config = options.backend_config(setup.address)
@@ -142,8 +144,7 @@ class NixlWorker(ConnectorWorker):
             return False
         for shape, memory in zip(shapes, peer.layers, strict=True):
             blocks = load.blocks[shape.group]
-            size = facts.groups[shape.group].block_size
-            if len(blocks) != -(-load.stop // size) - load.start // size:
+            if len(blocks) != len(facts.groups[shape.group].places(load.start, load.stop)):
                 return False
             whole = memory.size == facts.blocks[shape.block].num_bytes <= memory.stride
             if not whole or any(not 0 <= block < memory.count for block in blocks):
@@ -161,6 +162,8 @@ class NixlWorker(ConnectorWorker):
         for piece in of_rank(load.pieces[self.rank], rank):
             here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
             size = self.layout.groups[here.group].block_size
+            # a state, which has one block, stands for all of them
+            start = load.stop - size if self.layout.groups[here.group].keeps_states else load.start
             parts.append(
                 rows(
                     _side(here, own.agent.layers[piece.ours], own.shape.blocks[here.block], size),
@@ -171,7 +174,7 @@ class NixlWorker(ConnectorWorker):
                         facts.groups[there.group].block_size,
                     ),
                     (piece.first, piece.last),
-                    range(load.start, load.stop),
+                    range(start, load.stop),
                     tables[here.group],
                     theirs[there.group],
                 )

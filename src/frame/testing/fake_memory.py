@@ -38,7 +38,7 @@ class FakeMemory:
                 if group.keeps_states:
                     raw = BlockFormat((caches[layer].shape[1],), (0,), torch.uint8)
                     kept = ((torch.float32, caches[layer].shape[1]),)
-                    self.views[layer] = CacheView(caches[layer], raw, index, parts=kept)
+                    self.views[layer] = CacheView(caches[layer], raw, index, None, 1, kept)
                 elif not group.keeps_encoded:
                     heads, total = (None, 0) if block.head_axis is None else (_heads_of(spec, rank), HEADS)
                     part = None if heads is None else (heads.start, heads.stop)
