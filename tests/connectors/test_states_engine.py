@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frame.plugins.connectors.block_messages import state_key
+from frame.plugins.connectors.nixl_worker import NixlWorker
 from frame.plugins.connectors.peer_client import PeerClient
+from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
 
 NOTHING = [0] * len(SIZES)
@@ -71,6 +73,36 @@ def test_a_peer_gives_its_states_and_what_does_not_come_is_computed(model, tmp_p
             assert complete(engine, prompts())[0] == want
             assert engine.stats().connector_counters["peer_failed_blocks"] == sum(map(bool, cached(name)))
             assert engine.stats().kv_usage == 0
+
+
+def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
+    pytest.importorskip("nixl")
+    name, folder, want = model
+    (tmp_path / "secret").write_text("a secret of the tests")
+    options = {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20, "retry_seconds": 0}
+    with engine_of(folder, "nixl", options) as prefill, engine_of(folder, "nixl", options) as decode:
+        there, here = Asked(prefill), Asked(decode)
+
+        def passed(label, given):
+            """Hands all prompts over before the first is decoded; returns as `complete`."""
+            names = [f"{label}{index}" for index in range(len(given))]
+            for one, prompt in zip(names, given, strict=True):
+                there.add(one, prompt, {"do_remote_decode": True}, 1)
+                there.finish(one)
+            for one, prompt in zip(names, given, strict=True):
+                here.add(one, prompt, there.outputs[one][-1].kv_transfer)
+            return [here.finish(one) for one in names], [here.num_cached(one) for one in names]
+
+        assert passed("d", prompts()) == (want, cached(name))
+        assert here.counter("failed_blocks") == 0
+        assert there.rest() == here.rest() == 0
+        # the states are here by now
+        assert complete(decode, prompts(), "again") == (want, cached(name))
+        monkeypatch.setattr(NixlWorker, "_fits", lambda *given: False)
+        assert decode.call("reset_prefix_cache", {})
+        assert passed("lost", prompts())[0] == want
+        assert here.counter("failed_blocks") > 0
+        assert there.rest() == here.rest() == 0
 
 
 def is_state(key):
