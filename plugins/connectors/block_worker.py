@@ -94,8 +94,9 @@ class BlockWorker(StepWorker):
         for row, move in enumerate(moves):
             # values that are not finite fail the request that made them; they must not fail later ones
             kept += bool(finite[row]) and self.keep(move.key, data[row])
-        self.count("saved_states" if moves[0].state else "saved_blocks", kept)
-        self.count("unsaved_blocks", len(moves) - kept)
+        what = "states" if moves[0].state else "blocks"
+        self.count(f"saved_{what}", kept)
+        self.count(f"unsaved_{what}", len(moves) - kept)
 
 
 def batches(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:

@@ -77,10 +77,12 @@ class OffloadScheduler(BlockScheduler):
         hellos = [decode(handshake, Hello) for handshake in handshakes.values()]
         self._num_workers = len(hellos)
         self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
-        self._num_blocks = min(hello.num_rows for hello in hellos) // self._parts
+        # a pipeline stage may have no layers that keep tokens, or none that keep states
+        rows = [hello.num_rows for hello in hellos if hello.row_bytes]
+        self._num_blocks = min(rows, default=0) // self._parts
         size = self._parts * self.layout.grain
         self._state_bytes = sum(hello.state_bytes for hello in hellos)
-        self._num_states = min(hello.num_states for hello in hellos)
+        self._num_states = min((hello.num_states for hello in hellos if hello.state_bytes), default=0)
         if self._state_bytes and not self._num_states:
             raise ValueError(
                 f"{self._options.size:g} GiB of host memory hold no state of a request, which takes "

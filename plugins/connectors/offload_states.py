@@ -139,8 +139,8 @@ class StateCopies:
         try:
             for index, place in enumerate(places):
                 self._queue.join()  # the buffer is free then
-                finite = self._fill(moves[place])
-                self._queue.run(partial(self._tried, copy, index, rows[place], finite))
+                self._fill(moves[place])
+                self._queue.run(partial(self._tried, copy, index, rows[place]))
         except Exception as error:
             logger.exception("states could not be copied")
             copy.error = error
@@ -149,14 +149,14 @@ class StateCopies:
 
     def load(self, move: Move, row: int) -> None:
         """Copies a state from host memory to the block of `move`; called on the queue of loads."""
-        data = self._row(row)
-        for part in self.stored.parts:
-            (block,) = move.blocks[part.group]
-            part.cache[block].copy_(data[part.start : part.end], non_blocking=True)
+        for data in self._rows(row):
+            for part in self.stored.parts:
+                (block,) = move.blocks[part.group]
+                part.cache[block].copy_(data[part.start : part.end], non_blocking=True)
 
-    def end(self) -> tuple[int, float]:
-        """Notes which saves have ended; returns how many states they saved, in how many seconds together."""
-        count, seconds = 0, 0.0
+    def end(self) -> tuple[int, int, float]:
+        """Notes which saves have ended; returns how many states they saved and did not, in how many seconds together."""
+        count, total, seconds = 0, 0, 0.0
         while self._copies and self._copies[0].mark.done():
             copy = self._copies.pop(0)
             self._passed(copy)
@@ -164,8 +164,9 @@ class StateCopies:
             saved = {place for place, one in zip(copy.places, good, strict=False) if one}
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
             self.saved.append((copy.number, bad))
-            count, seconds = count + len(saved), seconds + time.monotonic() - copy.begun
-        return count, seconds
+            count, total = count + len(saved), total + copy.total
+            seconds += time.monotonic() - copy.begun
+        return count, total - count, seconds
 
     def wait(self) -> None:
         """Returns once no copy is under way."""
@@ -177,31 +178,32 @@ class StateCopies:
         self.wait()
         self._queue.close()
 
-    def _fill(self, move: Move) -> Tensor:
-        """Copies a state to the buffer, on the main queue; whether it holds numbers only, bool [1]."""
-        finite = torch.ones(1, dtype=torch.bool, device=self._buffer.device)
+    def _fill(self, move: Move) -> None:
+        """Copies a state to the buffer, on the main queue."""
         for part in self.stored.parts:
-            found = part.cache[move.blocks[part.group][0]]
-            if part.dtype in CHECKED:
-                # values that are not finite fail the request that made them; they must not fail later ones
-                finite &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all()
-            self._buffer[part.start : part.end] = found
-        return finite
+            self._buffer[part.start : part.end] = part.cache[move.blocks[part.group][0]]
 
-    def _tried(self, copy: StateCopy, index: int, row: int, finite: Tensor) -> None:
+    def _tried(self, copy: StateCopy, index: int, row: int) -> None:
         try:
             with torch.inference_mode():
-                self._row(row).copy_(self._buffer, non_blocking=True)
-                copy.good[index : index + 1].copy_(finite, non_blocking=True)
+                for data in self._rows(row):
+                    data.copy_(self._buffer, non_blocking=True)
+                copy.good[index : index + 1].copy_(self._finite(), non_blocking=True)
         except Exception as error:
             logger.exception("states could not be copied")
             copy.error = error
 
-    def _row(self, row: int) -> Tensor:
-        if self._slab is None:
-            raise RuntimeError("there is no memory for states")
-        ((_, found),) = self._slab.runs([row])
-        return found[0]
+    def _finite(self) -> Tensor:
+        """Whether the buffer holds numbers only, bool [1]: others fail the request that made them, and no later one."""
+        finite = torch.ones(1, dtype=torch.bool, device=self._buffer.device)
+        for dtype, start, end in self.stored.runs:
+            if dtype in CHECKED:
+                finite &= self._buffer[start:end].view(dtype).to(CHECKED[dtype]).isfinite().all()
+        return finite
+
+    def _rows(self, row: int) -> list[Tensor]:
+        """That row; none where this rank has no layers that keep states."""
+        return [] if self._slab is None else [found[0] for _, found in self._slab.runs([row])]
 
     def _passed(self, copy: StateCopy) -> None:
         try:

@@ -80,15 +80,15 @@ class OffloadWorker(StepWorker):
         if not caches:
             self._wait()
         super().register(caches)
-        if caches and self.states.num_bytes:
+        size, states = self.tokens.num_bytes, share_of_states(self.layout, self._share)
+        if caches and states:
             if self._states is None:
-                self._states = StateCopies(self.setup, self.states, share_of_states(self.layout, self._share))
+                self._states = StateCopies(self.setup, self.states, states)
             self._states.stored = self.states
-        size = self.tokens.num_bytes
-        if caches and self._slab is None and size:
-            share = self._share - share_of_states(self.layout, self._share)
-            self._slab = HostSlab(size, share, self.setup.memory.pinned)
-            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // size))
+        if caches and self._slab is None:
+            if size:
+                self._slab = HostSlab(size, self._share - states, self.setup.memory.pinned)
+            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // max(1, size)))
             device = next(iter(caches.values())).bytes.device
             shape = (count, size)
             self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
@@ -152,8 +152,9 @@ class OffloadWorker(StepWorker):
         received = self._end_loads()
         self._end_saves()
         if self._states is not None:
-            count, seconds = self._states.end()
+            count, unsaved, seconds = self._states.end()
             self.count("saved_states", count)
+            self.count("unsaved_states", unsaved)
             self.count("save_bytes", count * self.states.num_bytes)
             self.count("save_seconds", seconds if self._first else 0)
             self._note.states += self._states.saved
@@ -202,7 +203,7 @@ class OffloadWorker(StepWorker):
     def _read(self, copy: Copy) -> None:
         """From host memory to the blocks of `copy.moves`."""
         buffer = self._load_buffer
-        for start in range(0, len(copy.moves), max(1, len(buffer))):
+        for start in range(0, len(copy.moves), len(buffer)):
             moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
             for place, run in self._host(rows):
                 buffer[place : place + len(run)].copy_(run, non_blocking=True)

@@ -10,6 +10,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -50,6 +51,17 @@ class Stored:
 
     parts: tuple[Part, ...] = ()
     num_bytes: int = 0
+
+    @property
+    def runs(self) -> list[tuple[torch.dtype, int, int]]:
+        """(element type, start, end) of bytes of one type."""
+        found = list[tuple[torch.dtype, int, int]]()
+        for part in self.parts:
+            if found and found[-1][0] == part.dtype:
+                found[-1] = part.dtype, found[-1][1], part.end
+            else:
+                found.append((part.dtype, part.start, part.end))
+        return found
 
 
 class StepWorker(ConnectorWorker):
@@ -99,19 +111,19 @@ class StepWorker(ConnectorWorker):
         if not caches and self.formats:
             self.tokens, self.states = Stored((), self.tokens.num_bytes), Stored((), self.states.num_bytes)
             return
-        tokens, states, formats = list[Part](), list[Part](), list[Any]()
+        tokens, states, formats = list[Part](), list[tuple[int, torch.dtype, Tensor]](), list[Any]()
         for group in self.layout.groups:
             for view in (caches[layer] for layer in group.layers if layer in caches):
                 formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype)])
                 if group.keeps_states:
-                    states += _state_parts(view, states[-1].end if states else 0)
+                    states += _state_parts(view)
                     formats[-1].append([[str(dtype), size] for dtype, size in view.parts])
                     continue
                 count, start = self.layout.grain // group.block_size, tokens[-1].end if tokens else 0
                 end = start + count * view.bytes.shape[1]
                 tokens.append(Part(view.group, view.bytes, view.format.dtype, count, start, end))
         self.tokens = Stored(tuple(tokens), tokens[-1].end if tokens else 0)
-        self.states = Stored(tuple(states), states[-1].end if states else 0)
+        self.states = _state(states)
         self.formats = hashlib.sha256(encode(formats)).hexdigest()[:16]
 
     def stored(self, moves: Sequence[Move]) -> Stored:
@@ -155,12 +167,19 @@ class StepWorker(ConnectorWorker):
             self._counters[name] = self._counters.get(name, 0) + value
 
 
-def _state_parts(view: CacheView, start: int) -> list[Part]:
-    """Where the tensors of a state lie in a stored block from `start` on, one behind the other."""
+def _state_parts(view: CacheView) -> list[tuple[int, torch.dtype, Tensor]]:
+    """(KV group, element type, uint8 [num_blocks, bytes]) of the tensors of a layer's state."""
     kinds = view.parts or ((view.format.dtype, view.bytes.shape[1]),)
-    parts, offset = list[Part](), 0
-    for dtype, size in kinds:
-        rows = view.bytes.narrow(1, offset, size)
-        parts.append(Part(view.group, rows, dtype, 1, start + offset, start + offset + size))
-        offset += size
-    return parts
+    ends = list(accumulate(size for _, size in kinds))
+    return [
+        (view.group, dtype, view.bytes[:, end - size : end]) for (dtype, size), end in zip(kinds, ends, strict=True)
+    ]
+
+
+def _state(found: Sequence[tuple[int, torch.dtype, Tensor]]) -> Stored:
+    """Those of all layers one behind the other, the widest elements first, so that all can be read where they lie."""
+    parts = list[Part]()
+    for group, dtype, rows in sorted(found, key=lambda one: -one[1].itemsize):
+        start = parts[-1].end if parts else 0
+        parts.append(Part(group, rows, dtype, 1, start, start + rows.shape[1]))
+    return Stored(tuple(parts), parts[-1].end if parts else 0)

@@ -61,10 +61,8 @@ def prompts(shift=0, sizes=SIZES):
 
 
 @contextmanager
-def engine_of(model, connector=None, options=None, ranks=1, **settings):
-    """An engine of small blocks, whose `ranks` are threads."""
-    if ranks > 1:
-        settings |= {"tensor_parallel_size": ranks, "executor": "threads"}
+def engine_of(model, connector=None, options=None, **settings):
+    """An engine of small blocks; the executor "threads" is there for several ranks."""
     plain = {**SMALL, "model": str(model), "block_size": BLOCK_SIZE, "num_threads": 1, "max_num_seqs": 8, **settings}
     if connector is not None:
         plain |= {"kv_connector": connector, "plugin": {connector: options or {}}}

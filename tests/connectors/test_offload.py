@@ -360,6 +360,26 @@ def test_values_that_are_not_finite_are_not_kept(tmp_path):
     engine.close()
 
 
+def test_states_that_are_not_finite_are_not_kept(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine(make_layout(**LAYOUTS["states"]))
+    worker = worker_of(engine)
+    save = worker.save_states
+
+    def spoils(moves):
+        worker.states.parts[-1].cache[moves[0].blocks[-1][0], -4:].fill_(0xFF)
+        save(moves)
+
+    worker.save_states = spoils
+    engine.run(request("first", suite.prompt(22), 1))
+    engine.run(request("goes on", suite.prompt(2), 40))  # copies may end in later steps
+    assert engine.connector.inner._rows.index.num_used == 0
+    counters = engine.engine.stats().connector_counters
+    assert "offload_saved_states" not in counters
+    assert counters["offload_unsaved_states"] == 1
+    engine.close()
+
+
 def test_a_copy_that_fails_costs_its_help_only(tmp_path):
     suite = suite_of(tmp_path)
     engine = suite.engine()

@@ -23,6 +23,13 @@ def model(request, tmp_path_factory):
     return request.param, folder, tokens
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("hybrid"), "qwen3-next")
+    with engine_of(folder) as engine:
+        return folder, complete(engine, prompts())[0]
+
+
 def test_a_new_engine_reads_states_and_blocks_from_the_disk(model, tmp_path):
     name, folder, want = model
     with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
@@ -109,16 +116,69 @@ def is_state(key):
     return key == state_key(key.removesuffix(state_key(b"")))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_states_that_the_device_forgot_come_back_from_host_memory(model, ranks):
+def test_states_that_the_device_forgot_come_back_from_host_memory(model):
     name, folder, want = model
-    if ranks == 2 and name != "qwen3-next":
-        pytest.skip("one model on two ranks is enough")
-    with engine_of(folder, ranks=ranks, kv_offloading_size=0.01) as engine:
+    with engine_of(folder, kv_offloading_size=0.01) as engine:
         assert complete(engine, prompts()) == (want, NOTHING)
         for label in ("again", "and again"):
             assert engine.call("reset_prefix_cache", {})
             assert complete(engine, prompts(), label) == (want, cached(name))
+        engine.call("sleep", {})
+        engine.call("wake_up", {})
+        assert complete(engine, prompts(), "after sleep") == (want, cached(name))
         counters = engine.stats().connector_counters
-        assert counters["offload_loaded_states"] == 2 * ranks * sum(map(bool, cached(name)))
+        assert counters["offload_loaded_states"] == 3 * sum(map(bool, cached(name)))
         assert "offload_failed_blocks" not in counters
+
+
+#: The first stage of the second kind has no attention, so that one of its two ranks keeps no tokens.
+RANKS = {"tensor": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
+
+
+#: What is left to `make matrix` is shown in parts elsewhere.
+OFTEN = {("disk", "tensor"), ("offload", "pipeline")}
+CASES = [
+    pytest.param(name, kind, id=f"{name}-{kind}", marks=[] if (name, kind) in OFTEN else [pytest.mark.matrix])
+    for name in ("disk", "offload", "peer", "nixl")
+    for kind in RANKS
+]
+
+
+@pytest.mark.parametrize(("connector", "kind"), CASES)
+def test_each_of_two_ranks_moves_its_part(tmp_path, hybrid, connector, kind):
+    (folder, want), ranks = hybrid, RANKS[kind]
+    (tmp_path / "secret").write_text("a secret of the tests")
+    options = {
+        "disk": {"folder": str(tmp_path / "kv")},
+        "offload": {"size": 0.01},
+        "peer": {"listen": f"unix:{tmp_path}/one"},
+        "nixl": {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20},
+    }[connector]
+    others = {"peers": [f"unix:{tmp_path}/one"], "lookup_seconds": 20} if connector == "peer" else options
+    with engine_of(folder, connector, options, **ranks, executor="threads") as engine:
+        if connector == "nixl":
+            there = Asked(engine)
+            for index, prompt in enumerate(prompts()):
+                there.add(f"r{index}", prompt, {"do_remote_decode": True}, 1)
+                there.finish(f"r{index}")
+            given = [there.outputs[f"r{index}"][-1].kv_transfer for index in range(len(SIZES))]
+        else:
+            assert complete(engine, prompts()) == (want, NOTHING)
+        if connector == "offload":
+            assert engine.call("reset_prefix_cache", {})
+            assert complete(engine, prompts(), "again") == (want, cached("qwen3-next"))
+            return
+        with engine_of(folder, connector, others, **ranks, executor="threads") as other:
+            if connector == "nixl":
+                here = Asked(other)
+                for index, prompt in enumerate(prompts()):
+                    here.add(f"r{index}", prompt, given[index])
+                    here.finish(f"r{index}")
+                found = [here.tokens(f"r{index}") for index in range(len(SIZES))]
+                assert [here.num_cached(f"r{index}") for index in range(len(SIZES))] == cached("qwen3-next")
+                assert found == want
+                assert there.rest() == here.rest() == 0
+            else:
+                assert complete(other, prompts(), "again") == (want, cached("qwen3-next"))
+            counters = other.stats().connector_counters
+            assert not counters.get(f"{connector}_failed_blocks")
