@@ -26,12 +26,13 @@ def pairs(tmp_path):
 def test_the_copy_is_held_not_the_state_that_the_request_left(pairs, shape):
     """The prefill engine goes on, with others in the blocks that it gave back, before the decode engine reads."""
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout), pairs.engine(layout, max_num_batched_tokens=8)
+    options = {"lease_seconds": 60}
+    there, here = pairs.engine(layout, options=options), pairs.engine(layout, max_num_batched_tokens=8)
     prompts = [pairs.prompt(length, seed=length) for length in (22, 41)]
     params = [pairs.prefill(there, f"p{number}", prompt) for number, prompt in enumerate(prompts)]
     for number in range(10):
         there.add(request(f"other {number}", pairs.prompt(30, seed=100 + number)))
-    pairs.until(lambda: all(there.ended(f"other {number}") for number in range(10)), there, seconds=4)
+    pairs.until(lambda: all(there.ended(f"other {number}") for number in range(10)), there, seconds=20)
     for number, prompt in enumerate(prompts):
         last = (len(prompt) - 1) // layout.grain * layout.grain
         assert pairs.decode(here, f"d{number}", prompt, params[number]) == last
