@@ -176,7 +176,7 @@ def difference(prefill: Facts, decode: Facts) -> str | None:
         return _differ("the version of the protocol", prefill.version, decode.version)
     theirs, ours = prefill.by_name, decode.by_name
     if len(theirs) != len(ours):
-        return _differ("the number of layers that keep something", len(theirs), len(ours))
+        return _differ("the number of layers that keep tokens", len(theirs), len(ours))
     if missing := [name for name in ours if name not in theirs]:
         return _differ("their layers", next(name for name in theirs if name not in ours), missing[0])
     for name, here in ours.items():

@@ -155,7 +155,7 @@ class StateCopies:
                 part.cache[block].copy_(data[part.start : part.end], non_blocking=True)
 
     def end(self) -> tuple[int, int, float]:
-        """Notes which saves have ended; returns how many states they saved and did not, in how many seconds together."""
+        """Notes which saves have ended; returns how many states they saved, and did not, and the seconds of all."""
         count, total, seconds = 0, 0, 0.0
         while self._copies and self._copies[0].mark.done():
             copy = self._copies.pop(0)

@@ -272,7 +272,7 @@ def test_what_strangers_send_changes_nothing(listener):
     [
         ("the model .*: m at the prefill engine, n at", {"model": "n"}),
         ("the version of the protocol: 2 at the prefill engine, 3 at the decode engine", {"version": 3}),
-        ("the number of layers that keep something: 1 at the prefill engine, 0 at", {"ranks": [[]]}),
+        ("the number of layers that keep tokens: 1 at the prefill engine, 0 at", {"ranks": [[]]}),
         ("their layers: a at the prefill engine, b at", {"ranks": [[LayerShape("b", 0, 0, 0, 1, 1)]]}),
         ("the number of KV heads, of layer a: 1 at the", {"ranks": [[LayerShape("a", 0, 0, 0, 1, 2)]]}),
         ("how long tokens are kept, of layer a: all 0 at", {"groups": [GroupShape(4, "window", 3)]}),

@@ -111,7 +111,7 @@ class Checkpoints:
         self._due = [one for one in self._due if one[0] is not request]
 
     def leave(self, request: Request) -> None:
-        """Called when no step writes to an ended request's state any more: of its blocks the last stays, which is a copy."""
+        """Called when no step writes to an ended request's state any more: the last of its blocks stays, a copy."""
         self.end(request)
         for group, pool in self.pools.items():
             table = request.cache.blocks[group]

@@ -39,14 +39,10 @@ class ConnectorStates(ConnectorEngines):
             engine.close()
 
     @pytest.mark.parametrize("chunk", [8, 64])
-    @pytest.mark.parametrize("ended", [False, True], ids=["goes on", "ends"])
-    def test_a_state_is_stored_with_the_prefix_that_it_stands_for(self, chunk: int, *, ended: bool) -> None:
+    def test_a_state_is_stored_with_the_prefix_that_it_stands_for(self, chunk: int) -> None:
         """It is overwritten in place while its request goes on: a prompt finds that of its own beginning, or none."""
         layout = self.needs(make_layout(**STATES["states"]))
-        engine = self.engine(layout, max_num_batched_tokens=chunk)
-        engine.run(request("long", self.prompt(43), 1 if ended else 20))
-        engine.check()
-        engine.close()
+        self.fill(self.prompt(43), layout=layout, max_num_batched_tokens=chunk)
         engine = self.engine(layout, max_num_batched_tokens=chunk)
         for length in (43, 20, 9, 30, 50):
             engine.run(request(f"of {length}", self.prompt(length)))
