@@ -51,11 +51,15 @@ class AgentFacts(msgspec.Struct, frozen=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent."""
+    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent.
+
+    `buffered`: the agent reaches host memory, to which blocks must be copied before others read them.
+    """
 
     machine: str
     shape: RankShape
     agent: AgentFacts
+    buffered: bool = False
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -98,17 +102,25 @@ class Notice(NamedTuple):
 
 
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here."""
+    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here.
+
+    `given` are blocks that others may read once they are in host memory, by the request whose they are.
+    """
 
     loads: list[Load] = []
+    given: dict[str, list[list[int]]] = {}
     deadlines: dict[str, float] = {}
     holds: bool = False
 
 
 class NixlNote(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new."""
+    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new.
+
+    `given` are the requests of a step's `given` whose blocks may be read now.
+    """
 
     notices: list[bytes] = []
+    given: list[str] = []
     failed: list[str] = []
     facts: WorkerFacts | None = None
 

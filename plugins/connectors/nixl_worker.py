@@ -6,31 +6,43 @@ failed, and this engine computes it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
+from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
 
 from .nixl_agent import Agent, Read
 from .nixl_maps import Rows, Side, of_rank, readers, rows
 from .nixl_messages import LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
+from .nixl_mirror import Mirror
 from .nixl_options import NixlOptions
 from .nixl_shapes import BlockShape, LayerShape, RankShape
 
+logger = logging.getLogger("frame.connectors.nixl")
 
-@dataclass
+#: Devices whose memory NIXL reaches.
+_REACHED = ("cpu", "cuda")
+
+
+@dataclass(eq=False)
 class Loading:
-    """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not."""
+    """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not.
+
+    `put` is passed once what arrived in host memory is on the device.
+    """
 
     load: Load
     start: float
     reads: int
     arrived: bool = True
+    put: Mark = field(default_factory=Mark)
 
 
 class NixlWorker(ConnectorWorker):
@@ -38,24 +50,28 @@ class NixlWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
-        self._config = options.backend_config(setup.address)
+        self._options = options
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
         self._untold: WorkerFacts | None = None
         self._loads: dict[str, Loading] = {}
         self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
+        self._mirror: Mirror | None = None
+        self._putting: list[Loading] = []  # from host memory to the device
+        self._giving: dict[str, Mark] = {}  # requests whose blocks go to host memory
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        self._end_agent()
+        self._mirror = None
         if not caches and self._facts is not None:
             return
         layers, regions, memory = [], dict[int, int](), "DRAM"
         views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
-        for _, view in views:
-            blocks = view.bytes
+        if self._options.host_buffer or any(view.bytes.device.type not in _REACHED for _, view in views):
+            self._mirror = Mirror(dict(views), self.setup.memory.pinned, self._queue)
+        for name, view in views:
+            blocks = view.bytes if self._mirror is None else self._mirror.layers[name]
             memory = "DRAM" if blocks.device.type == "cpu" else "VRAM"
             count, size = blocks.shape
             layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
@@ -63,9 +79,11 @@ class NixlWorker(ConnectorWorker):
             regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
-        self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=self._config)
+        config = self._options.backend_config(self.setup.address)
+        self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=config)
         again = self._facts is not None
-        self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts)
+        buffered = self._mirror is not None
+        self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts, buffered)
         self._untold = self._facts if again else None
 
     def handshake(self) -> bytes:
@@ -78,6 +96,9 @@ class NixlWorker(ConnectorWorker):
         self._agent.await_notices(step.holds)
         for owner, deadline in step.deadlines.items():
             self._agent.extend(owner, deadline)
+        if self._mirror is not None:
+            for owner, blocks in step.given.items():
+                self._giving[owner] = self._mirror.fetch(blocks)
         for load in step.loads:
             self._begin(self._agent, load)
 
@@ -86,13 +107,8 @@ class NixlWorker(ConnectorWorker):
         ended += self._lost
         self._lost = []
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
-        for owner, arrived in ended:
-            loading = self._loads[owner]
-            loading.reads -= 1
-            loading.arrived &= arrived
-            if loading.reads > 0:
-                continue
-            del self._loads[owner]
+        for loading in self._ended(ended):
+            owner = loading.load.owner
             blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
             received.append(owner)
             if loading.arrived:
@@ -103,9 +119,11 @@ class NixlWorker(ConnectorWorker):
                 failed.append(owner)
                 failed_blocks += blocks
                 _count(counters, "nixl_failed_blocks", len(blocks))
+        given = [owner for owner, mark in list(self._giving.items()) if mark.done() and self._passed(owner, mark)]
         notes = []
-        if notices or failed or self._untold is not None:
-            notes.append((self.rank, encode(NixlNote(notices=notices, failed=failed, facts=self._untold))))
+        if notices or failed or given or self._untold is not None:
+            note = NixlNote(notices=notices, failed=failed, given=given, facts=self._untold)
+            notes.append((self.rank, encode(note)))
             self._untold = None
         return TransferReport(
             received=received,
@@ -115,10 +133,52 @@ class NixlWorker(ConnectorWorker):
         )
 
     def close(self) -> None:
+        self._end_agent()
+        self._queue.close()
+
+    def _end_agent(self) -> None:
+        """Ends all reads, and the copies to and from host memory."""
         if self._agent is not None:
             self._agent.close()
             self._agent = None
-        self._queue.close()
+        for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
+            with suppress(Exception):
+                mark.wait()
+
+    def _ended(self, reads: Sequence[tuple[str, bool]]) -> list[Loading]:
+        """Loads that are over, of which these reads have ended now."""
+        ended = []
+        for owner, arrived in reads:
+            loading = self._loads[owner]
+            loading.reads -= 1
+            loading.arrived &= arrived
+            if loading.reads > 0:
+                continue
+            del self._loads[owner]
+            if self._mirror is not None and loading.arrived:
+                loading.put = self._mirror.put(loading.load.ours)
+                self._putting.append(loading)
+            else:
+                ended.append(loading)
+        over = [loading for loading in self._putting if loading.put.done()]
+        self._putting = [loading for loading in self._putting if loading not in over]
+        for loading in over:
+            try:
+                loading.put.wait()
+            except Exception:
+                logger.exception("blocks could not be copied from host memory")
+                loading.arrived = False
+        return ended + over
+
+    def _passed(self, owner: str, mark: Mark) -> bool:
+        """Whether a request's blocks are in host memory; what is not is never read."""
+        del self._giving[owner]
+        try:
+            mark.wait()
+        except Exception:
+            logger.exception("blocks could not be copied to host memory")
+            return False
+        return True
 
     def _begin(self, agent: Agent, load: Load) -> None:
         from_ranks = readers(load.pieces)
