@@ -62,8 +62,15 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     buffered: bool = False
 
 
+class Fit(msgspec.Struct, frozen=True):
+    """What another engine is, and the `pieces` of it that each rank of this one reads."""
+
+    theirs: Facts
+    pieces: list[list[Piece]]
+
+
 class Load(msgspec.Struct, frozen=True):
-    """Blocks of another engine, which is as `theirs` says, that each worker reads `pieces` of, by rank here.
+    """Blocks of another engine, of which `fit` is the encoded `Fit`, that the workers read.
 
     They hold tokens `start` to before `stop`. `ours[g]` are those of group g here, from the first of these tokens on;
     `blocks[g]` are those of the other engine's group g, from the one with the first token on. 0: needed by nobody. The
@@ -72,8 +79,7 @@ class Load(msgspec.Struct, frozen=True):
 
     owner: str
     agents: list[AgentFacts]
-    theirs: Facts
-    pieces: list[list[Piece]]
+    fit: bytes
     ticket: bytes
     start: int
     stop: int

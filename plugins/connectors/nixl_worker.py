@@ -20,15 +20,17 @@ from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, M
 
 from .nixl_agent import Agent, Read
 from .nixl_maps import Rows, Side, of_rank, readers, rows
-from .nixl_messages import LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
+from .nixl_messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_mirror import Mirror
 from .nixl_options import NixlOptions
-from .nixl_shapes import BlockShape, LayerShape, RankShape
+from .nixl_shapes import BlockShape, Facts, LayerShape, RankShape
 
 logger = logging.getLogger("frame.connectors.nixl")
 
 #: Devices whose memory NIXL reaches.
 _REACHED = ("cpu", "cuda")
+#: Other engines whose facts are kept.
+_MAX_FITS = 64
 
 
 @dataclass(eq=False)
@@ -57,6 +59,7 @@ class NixlWorker(ConnectorWorker):
         self._untold: WorkerFacts | None = None
         self._loads: dict[str, Loading] = {}
         self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
+        self._fits: dict[bytes, Fit] = {}  # of engines that blocks were read of
         self._mirror: Mirror | None = None
         self._putting: list[Loading] = []  # from host memory to the device
         self._giving: dict[str, Mark] = {}  # requests whose blocks go to host memory
@@ -181,10 +184,11 @@ class NixlWorker(ConnectorWorker):
         return True
 
     def _begin(self, agent: Agent, load: Load) -> None:
-        from_ranks = readers(load.pieces)
+        fit = self._fit(load.fit)
+        from_ranks = readers(fit.pieces)
         mine = from_ranks[self.rank]
         self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
-        if not mine or not all(self._fits(load, rank) for rank in mine):
+        if not mine or not _covers(load, fit.theirs, mine):
             self._lost += [(load.owner, not mine)] * max(1, len(mine))
             return
         self._queue.run(_nothing)
@@ -192,33 +196,25 @@ class NixlWorker(ConnectorWorker):
         first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
         for number, rank in enumerate(mine, first):
             notice = Notice(load.ticket, number, count).packed()
-            wanted = partial(self._rows, load, rank)
+            wanted = partial(self._rows, load, fit, rank)
             agent.read(Read(load.owner, load.agents[rank], wanted, notice, load.deadline, mark))
 
-    def _fits(self, load: Load, rank: int) -> bool:
-        """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
-        shapes, peer, facts = load.theirs.ranks[rank], load.agents[rank], load.theirs
-        if len(peer.layers) != len(shapes):
-            return False
-        for shape, memory in zip(shapes, peer.layers, strict=True):
-            blocks = load.blocks[shape.group]
-            size = facts.groups[shape.group].block_size
-            if len(blocks) != -(-load.stop // size) - load.start // size:
-                return False
-            whole = memory.size == facts.blocks[shape.block].num_bytes <= memory.stride
-            if not whole or any(not 0 <= block < memory.count for block in blocks):
-                return False
-        return True
+    def _fit(self, data: bytes) -> Fit:
+        if data not in self._fits:
+            if len(self._fits) >= _MAX_FITS:
+                self._fits.clear()
+            self._fits[data] = decode(data, Fit)
+        return self._fits[data]
 
-    def _rows(self, load: Load, rank: int) -> Rows:
+    def _rows(self, load: Load, fit: Fit, rank: int) -> Rows:
         """What to read from that rank of the other engine."""
-        own, peer, facts = self._facts, load.agents[rank], load.theirs
+        own, peer, facts = self._facts, load.agents[rank], fit.theirs
         if own is None:
             raise ValueError("this worker has no memory")
         tables = [np.array(blocks, np.int64) for blocks in load.ours]
         theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
         parts = []
-        for piece in of_rank(load.pieces[self.rank], rank):
+        for piece in of_rank(fit.pieces[self.rank], rank):
             here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
             size = self.layout.groups[here.group].block_size
             parts.append(
@@ -241,8 +237,26 @@ class NixlWorker(ConnectorWorker):
     def _num_bytes(self, load: Load) -> int:
         if self._facts is None:
             return 0
+        counts = [sum(block > 0 for block in blocks) for blocks in load.ours]
         layers = zip(self._facts.shape.layers, self._facts.agent.layers, strict=True)
-        return sum(memory.size * sum(block > 0 for block in load.ours[layer.group]) for layer, memory in layers)
+        return sum(memory.size * counts[layer.group] for layer, memory in layers)
+
+
+def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
+    """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
+    for blocks, group in zip(load.blocks, theirs.groups, strict=True):
+        if len(blocks) != -(-load.stop // group.block_size) - load.start // group.block_size or min(blocks) < 0:
+            return False
+    most = [max(blocks) for blocks in load.blocks]
+    for rank in ranks:
+        layers = load.agents[rank].layers
+        if len(layers) != len(theirs.ranks[rank]):
+            return False
+        for shape, memory in zip(theirs.ranks[rank], layers, strict=True):
+            whole = memory.size == theirs.blocks[shape.block].num_bytes <= memory.stride
+            if not whole or most[shape.group] >= memory.count:
+                return False
+    return True
 
 
 def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
