@@ -89,7 +89,7 @@ def test_random_lives_of_two_shapes(pairs, ranks, seed):
     sizes = draw.choice([(4, 8), (8, 4), (2, 8)])
     there, here = (
         pairs.engine(make_layout(room // size, size, (0, 6), ranks=count), ranks=count, max_num_batched_tokens=tokens)
-        for count, size, tokens, room in zip(ranks, sizes, (24, 16), (600, 240), strict=True)
+        for count, size, tokens, room in zip(ranks, sizes, (64, 16), (600, 240), strict=True)
     )
     gone = set()
     for number in range(14):
@@ -169,12 +169,27 @@ def test_a_prompt_too_short_for_a_long_block_is_given_back(pairs):
 def test_a_window_that_begins_before_the_blocks_that_are_kept_is_computed(pairs):
     """The prefill engine gave back what its own, shorter last block does not need; the longer one would need it."""
     shape = {"windows": (0, 6)}
-    there, here = engines(pairs, {**shape, "block_size": 2}, {**shape, "block_size": 16}, max_num_batched_tokens=8)
     found = []
-    for length in (42, 36, 41, 47):
-        prompt = pairs.prompt(length, seed=length)
-        found.append(pairs.decode(here, f"d{length}", prompt, pairs.prefill(there, f"p{length}", prompt)))
-    assert found == [0, 32, 0, 0]
+    for tokens in (8, 64):
+        there, here = engines(
+            pairs, {**shape, "block_size": 2}, {**shape, "block_size": 16}, max_num_batched_tokens=tokens
+        )
+        for length in (42, 36):
+            prompt = pairs.prompt(length, seed=length)
+            found.append(pairs.decode(here, f"d{length}", prompt, pairs.prefill(there, f"p{length}", prompt)))
+        pairs.rest(there, here)
+    assert found == [0, 0, 32, 32]
+
+
+def test_a_long_block_of_which_the_other_side_kept_a_part_is_not_taken(pairs):
+    """A later request could find it by its hash and read the part that never came."""
+    shape = {"windows": (0, 21)}
+    there, here = engines(pairs, {**shape, "block_size": 4}, {**shape, "block_size": 16}, max_num_batched_tokens=48)
+    prompt = pairs.prompt(50)
+    here.run(request("before", prompt[:17]))
+    assert pairs.decode(here, "d", prompt, pairs.prefill(there, "p", prompt)) in (16, 48)
+    here.run(request("after", [*prompt[:33], 1, 2, 3]))
+    assert here.num_cached("after") > 0
     pairs.rest(there, here)
 
 
