@@ -348,7 +348,7 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 
 def test_constants_are_those_of_the_platforms():
     from frame.plugins.platforms import cpu, cpu_linear, options
-    from frame.plugins.platforms.cuda import platform as cuda
+    from frame.plugins.platforms.cuda import memory as cuda
     from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
     assert memory.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES

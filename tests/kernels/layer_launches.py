@@ -44,7 +44,7 @@ from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.superblocks import SUPER, sizes_of
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
 from .ahead import DEVICE, H200
