@@ -14,9 +14,10 @@ from frame.interfaces import ConnectorScheduler, ConnectorSetup, RequestView, St
 
 from .nixl_holds import Holds
 from .nixl_listener import NixlListener
-from .nixl_messages import MAX_BLOCKS, Facts, Load, NixlNote, NixlStep, WorkerFacts, machine
+from .nixl_messages import MAX_BLOCKS, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_options import NixlOptions
 from .nixl_pulls import Pulls, whole_tokens
+from .nixl_shapes import Facts
 
 logger = logging.getLogger("frame.connectors.nixl")
 
@@ -32,7 +33,7 @@ class NixlScheduler(ConnectorScheduler):
         self._options = options
         self._secret = options.secret()
         most = int((self.layout.pools[0] - 1) * options.max_held_share)
-        self._holds = Holds(self.layout, options.lease_seconds, most, setup.mesh.size)
+        self._holds = Holds(self.layout, options.lease_seconds, most)
         self._workers: list[WorkerFacts] = []
         self._listener: NixlListener | None = None
         self._pulls: Pulls | None = None
@@ -51,9 +52,10 @@ class NixlScheduler(ConnectorScheduler):
                 "the nixl connector was given no secret_file, so this engine exchanges KV blocks with no other"
             )
             return
-        facts = Facts.of(self.layout, setup.mesh, [worker.formats for worker in self._workers])
+        shapes = [worker.shape for worker in self._workers]
+        facts = Facts.of(self.layout, shapes, exact=setup.deterministic)
         if setup.role != "producer":
-            self._pulls = Pulls(self.layout, setup.mesh.size, options, self._secret, setup.address, facts)
+            self._pulls = Pulls(self.layout, options, self._secret, setup.address, facts)
         if setup.role != "consumer":
             self._listener = NixlListener(
                 setup.address,
@@ -96,8 +98,8 @@ class NixlScheduler(ConnectorScheduler):
         for rank, data in report.notes:
             note = decode(data, NixlNote)
             self._failed.update(note.failed)
-            for notice in note.notices:
-                self._holds.read(notice[:-1], notice[-1] if notice else -1)
+            for notice in filter(None, map(Notice.of, note.notices)):
+                self._holds.read(notice)
             if note.facts is not None:
                 self._workers[rank] = note.facts
         for name in report.received:
@@ -120,7 +122,8 @@ class NixlScheduler(ConnectorScheduler):
             self._listener = None
 
     def _hold(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        num_tokens = whole_tokens(request, self.layout)
+        # all but the last one: the other engine's blocks may be shorter
+        num_tokens = request.prompt_len - 1 if whole_tokens(request, self.layout) else 0
         blocks = [
             [int(block) for block in table[: group.blocks_for(num_tokens)]]
             for table, group in zip(block_ids, self.layout.groups, strict=True)

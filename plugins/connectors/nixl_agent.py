@@ -18,6 +18,7 @@ import numpy as np
 
 from frame.interfaces import Mark
 
+from .nixl_maps import MAX_ROWS, Rows
 from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -32,28 +33,20 @@ _RELEASE_SECONDS = 10.0
 
 @dataclass
 class Read:
-    """Reads blocks of another worker: `theirs` into `ours`, places in the tables of layers and blocks.
+    """Reads the memory of another worker that `rows` gives, which is called in the agent's thread.
 
-    Begins once `mark` is passed: before that, steps that were launched may still use the blocks.
+    Begins once `mark` is passed: before that, steps that were launched may still use the blocks. The other worker gets
+    `notice` when all was read.
     """
 
     owner: str
     peer: AgentFacts
-    ours: np.ndarray
-    theirs: np.ndarray
+    rows: Callable[[], Rows]
     notice: bytes
     deadline: float
     mark: Mark
     handle: Any = None
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
-
-
-@dataclass
-class Peer:
-    """Another engine's worker, by the name that NIXL knows it by, and the table of its blocks."""
-
-    name: str
-    table: Any
 
 
 class Agent:
@@ -75,7 +68,7 @@ class Agent:
         self._memory = memory
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: list[Read] = []
-        self._peers: dict[str, Peer] = {}
+        self._peers: set[str] = set()  # by the names that NIXL knows them by
         self._lock = threading.Lock()
         self._ended: list[tuple[str, bool]] = []
         self._notices: list[bytes] = []
@@ -142,10 +135,9 @@ class Agent:
         logging.getLogger("nixl").setLevel(logging.WARNING)
         self._nixl = agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=True, backends=[]))
         agent.create_backend("UCX", {"engine_config": backend_config} if backend_config else {})
-        device = self._layers[0].device if self._layers else 0
-        rows = [(address, size, device, "") for address, size in regions]
+        self._device = _device(self._layers)
+        rows = [(address, size, self._device, "") for address, size in regions]
         self._registered = agent.register_memory(rows, self._memory) if rows else None
-        self._table = agent.prep_xfer_dlist("NIXL_INIT_AGENT", _table(self._layers), self._memory) if rows else None
         self.facts = AgentFacts(name, agent.get_agent_metadata(), self._memory, self._layers)  # type: ignore[arg-type]
 
     def _serve(self) -> None:
@@ -203,10 +195,20 @@ class Agent:
 
     def _begin(self, read: Read) -> bool | None:
         try:
-            peer = self._peer(read.peer)
-            read.handle = self._nixl.make_prepped_xfer(
-                "READ", self._table, read.ours, peer.table, read.theirs, read.notice
+            name, rows = self._meet(read.peer), read.rows()
+            if not len(rows.sizes):
+                self._nixl.send_notif(name, read.notice)
+                return True
+            if len(rows.sizes) > MAX_ROWS:
+                raise ValueError(f"they are {len(rows.sizes)} pieces of memory")
+            ours, theirs = (
+                self._nixl.get_xfer_descs(_descriptors(places, rows.sizes, device), memory)
+                for places, device, memory in (
+                    (rows.ours, self._device, self._memory),
+                    (rows.theirs, _device(read.peer.layers), read.peer.memory),
+                )
             )
+            read.handle = self._nixl.initialize_xfer("READ", ours, theirs, name, read.notice)
             state = self._nixl.transfer(read.handle)
         except Exception as error:
             return self._fail(read, error)
@@ -244,13 +246,9 @@ class Agent:
             return False
         return True
 
-    def _peer(self, facts: AgentFacts) -> Peer:
-        peer = self._peers.get(facts.name)
-        if peer is None:
-            if [(layer.size, facts.memory) for layer in facts.layers] != [
-                (one.size, self._memory) for one in self._layers
-            ]:
-                raise ValueError("its layers have blocks of other sizes, or lie in another kind of memory")
+    def _meet(self, facts: AgentFacts) -> str:
+        """The name that NIXL knows another worker by."""
+        if facts.name not in self._peers:
             if len(self._peers) >= _MAX_PEERS and not any(read.handle is not None for read in self._reads):
                 for name in list(self._peers):
                     self._forget(name)
@@ -258,17 +256,14 @@ class Agent:
             name = found.decode() if isinstance(found, bytes) else found
             if name != facts.name:
                 raise ValueError("what it says of its agent is of another one")
-            table = self._nixl.prep_xfer_dlist(name, _table(facts.layers), self._memory)
-            peer = self._peers[name] = Peer(name, table)
-        return peer
+            self._peers.add(name)
+        return facts.name
 
     def _forget(self, name: str) -> None:
-        peer = self._peers.pop(name, None)
-        if peer is not None:
+        if name in self._peers:
+            self._peers.remove(name)
             with suppress(Exception):
-                self._nixl.release_dlist_handle(peer.table)
-            with suppress(Exception):
-                self._nixl.remove_remote_agent(peer.name)
+                self._nixl.remove_remote_agent(name)
 
     def _shut(self) -> None:
         self._closing = True
@@ -283,12 +278,14 @@ class Agent:
             self._forget(name)
         with suppress(Exception):
             if self._registered is not None:
-                self._nixl.release_dlist_handle(self._table)
                 self._nixl.deregister_memory(self._registered)
         del self._nixl
 
 
-def _table(layers: Sequence[LayerMemory]) -> np.ndarray:
-    """NIXL's list of the places of blocks, a row for each layer: blocks are numbered through all layers."""
-    rows = [(one.address, one.size, one.device, one.stride, one.count) for one in layers]
-    return np.array(rows, np.uint64).reshape(-1, 5)
+def _device(layers: Sequence[LayerMemory]) -> int:
+    return layers[0].device if layers else 0
+
+
+def _descriptors(places: np.ndarray, sizes: np.ndarray, device: int) -> np.ndarray:
+    """NIXL's list of pieces of memory."""
+    return np.stack([places, sizes, np.full_like(places, device)], axis=1).astype(np.uint64)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .callers import hang_up
-from .nixl_messages import Facts
-from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Question, Refused, Renewed, call
+from .nixl_maps import Piece, pieces
+from .nixl_shapes import Facts, difference
+from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Met, Question, Refused, Renewed, call
 from .peer_wire import PeerError
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -49,7 +50,8 @@ class Source:
 class Link:
     """The connection to one prefill engine. Any thread may ask; one waits for the other.
 
-    `tell` is called with why there is no connection, or "" when there is one.
+    `tell` is called with why there is no connection, or "" when there is one. Once there was one, `theirs` is what the
+    other engine is, and `pieces` of it are what each rank of this one reads.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Link:
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._rests_until = 0.0
+        self.theirs: Facts | None = None
+        self.pieces: list[list[Piece]] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -118,9 +122,16 @@ class Link:
             raise PeerError(f"no connection: {error.strerror or error}") from None
         channel = call(self._connection, self._secret, self._timeout)
         channel.send(Introduce(self._source.engine, self._facts), self._timeout)
-        answer: Answer = channel.receive(Done | Refused, self._timeout)
+        answer: Met | Refused = channel.receive(Met | Refused, self._timeout)
         if isinstance(answer, Refused):
             raise PeerError(answer.reason)
+        if (differs := difference(answer.facts, self._facts)) is not None:
+            raise PeerError(f"the engines differ in {differs}")
+        try:
+            self.pieces = [pieces(answer.facts, self._facts, rank) for rank in range(len(self._facts.ranks))]
+        except ValueError as error:
+            raise PeerError(f"the engines differ in {error}") from None
+        self.theirs = answer.facts
         self._channel = channel
         self._tell(self._source, "")
         return channel

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from frame.interfaces import KVLayout, Mesh, encode
+from .nixl_maps import Piece
+from .nixl_shapes import MAX_LAYERS, Facts, RankShape
 
-VERSION = 1
 #: What arrives later than this before its lease ends counts as not arrived.
 MARGIN_SECONDS = 1.0
-#: Most layers of a rank, and bytes of what a NIXL agent says of itself.
-MAX_LAYERS, MAX_METADATA = 4096, 1 << 19
+#: Most bytes of what a NIXL agent says of itself.
+MAX_METADATA = 1 << 19
 #: Most block ids of one request, over all KV groups.
 MAX_BLOCKS = 65_536
+TICKET_BYTES = 16
+_NUMBERS = struct.Struct("<II")
 
 
 class LayerMemory(msgspec.Struct, frozen=True, array_like=True):
@@ -51,53 +54,47 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent."""
 
     machine: str
-    formats: str
+    shape: RankShape
     agent: AgentFacts
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What must be equal in two engines that exchange blocks; compared before anything else is read."""
-
-    version: int
-    model: str
-    grain: int
-    groups: str
-    tensor: int
-    pipeline: int
-    formats: list[str]
-
-    @classmethod
-    def of(cls, layout: KVLayout, mesh: Mesh, formats: Sequence[str]) -> Facts:
-        """Those of an engine; `formats` are its workers', by rank."""
-        groups = hashlib.sha256(encode(layout.groups)).hexdigest()
-        return cls(VERSION, layout.model, layout.grain, groups, mesh.tensor, mesh.pipeline, list(formats))
-
-    def difference(self, other: Facts) -> str | None:
-        """The first thing in which `other` differs, in words; None where nothing does."""
-        words = {
-            "version": "the version of the protocol",
-            "model": "the model",
-            "grain": "the block size",
-            "groups": "what layers keep",
-            "tensor": "tensor_parallel_size",
-            "pipeline": "pipeline_parallel_size",
-            "formats": "the format of blocks (attention backend or element type)",
-        }
-        return next((text for name, text in words.items() if getattr(self, name) != getattr(other, name)), None)
-
-
 class Load(msgspec.Struct, frozen=True):
-    """Blocks that each worker reads from the same rank of another engine: `theirs[g][i]` into `ours[g][i]`.
+    """Blocks of another engine, which is as `theirs` says, that each worker reads `pieces` of, by rank here.
 
-    The lease ends at `deadline` of this machine's clock; `notice` is told to the other side when all was read.
+    They hold tokens `start` to before `stop`. `ours[g]` are those of group g here, from the first of these tokens on;
+    `blocks[g]` are those of the other engine's group g, from the one with the first token on. 0: needed by nobody. The
+    lease of `ticket` ends at `deadline` of this machine's clock.
     """
 
     owner: str
     agents: list[AgentFacts]
-    notice: bytes
+    theirs: Facts
+    pieces: list[list[Piece]]
+    ticket: bytes
+    start: int
+    stop: int
     ours: list[list[int]]
-    theirs: list[list[int]]
+    blocks: list[list[int]]
     deadline: float
+
+
+class Notice(NamedTuple):
+    """What a reader tells the rank that it has read from: it is one of `num_readers` of a lease."""
+
+    ticket: bytes
+    reader: int
+    num_readers: int
+
+    def packed(self) -> bytes:
+        """As bytes, of which the first are the ticket."""
+        return self.ticket + _NUMBERS.pack(self.reader, self.num_readers)
+
+    @classmethod
+    def of(cls, data: bytes) -> Notice | None:
+        """That of bytes that anybody may have sent; None where they are none."""
+        if len(data) != TICKET_BYTES + _NUMBERS.size:
+            return None
+        return cls(data[:TICKET_BYTES], *_NUMBERS.unpack(data[TICKET_BYTES:]))
 
 
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):

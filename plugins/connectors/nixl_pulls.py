@@ -15,8 +15,10 @@ from frame.interfaces import KVLayout, RequestView
 
 from .nixl_holds import MAX_RENEWALS
 from .nixl_links import Links, Source
-from .nixl_messages import MARGIN_SECONDS, AgentFacts, Facts, Load, digest
+from .nixl_maps import Piece
+from .nixl_messages import MARGIN_SECONDS, AgentFacts, Load, digest
 from .nixl_options import NixlOptions
+from .nixl_shapes import Facts
 from .nixl_wire import Done, Granted, Lease, Release, Renew, Renewed
 from .peer_wire import PeerError
 
@@ -29,21 +31,30 @@ _RENEW_AT = 0.5
 
 @dataclass
 class Grant:
-    """What a prefill engine granted; `deadline` is by this machine's clock, counted from before it was asked."""
+    """What a prefill engine granted, which is as `theirs` says, and which `pieces` of it each rank here reads.
+
+    `deadline` is by this machine's clock, counted from before it was asked.
+    """
 
     ticket: bytes
     blocks: list[list[int]]
     agents: list[AgentFacts]
+    theirs: Facts
+    pieces: list[list[Piece]]
     deadline: float
     seconds: float
 
 
 @dataclass
 class Pull:
-    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there."""
+    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there.
+
+    `digest` shows that this engine knows the first `num_shown` of them.
+    """
 
     source: Source
     num_tokens: int
+    num_shown: int
     digest: bytes
     asked: Future[Grant | None] | None = None
     patience: float = 0.0
@@ -56,11 +67,9 @@ class Pull:
 class Pulls:
     """See the module. `address` is this machine's, `facts` are this engine's."""
 
-    def __init__(
-        self, layout: KVLayout, num_ranks: int, options: NixlOptions, secret: bytes, address: str, facts: Facts
-    ) -> None:
+    def __init__(self, layout: KVLayout, options: NixlOptions, secret: bytes, address: str, facts: Facts) -> None:
         self._layout = layout
-        self._num_ranks = num_ranks
+        self._facts = facts
         self._options = options
         self._address = address
         self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
@@ -100,14 +109,27 @@ class Pulls:
         if grant is None or not num_external:
             self._release(pull)
             return None
-        ours, theirs = [], []
-        for table, there, group in zip(block_ids, grant.blocks, self._layout.groups, strict=True):
-            first, last = ((pull.num_tokens - num) // group.block_size for num in (num_external, 0))
-            pairs = [(int(table[place]), there[place]) for place in range(first, last) if table[place]]
-            ours.append([one for one, _ in pairs])
-            theirs.append([other for _, other in pairs])
+        start, stop = pull.num_tokens - num_external, pull.num_tokens
+        ours = [
+            [int(block) for block in table[start // group.block_size : stop // group.block_size]]
+            for table, group in zip(block_ids, self._layout.groups, strict=True)
+        ]
+        theirs = [
+            blocks[start // group.block_size :] for blocks, group in zip(grant.blocks, grant.theirs.groups, strict=True)
+        ]
         self._loading[request.request_id] = pull
-        return Load(request.request_id, grant.agents, grant.ticket, ours, theirs, grant.deadline)
+        return Load(
+            request.request_id,
+            grant.agents,
+            grant.theirs,
+            grant.pieces,
+            grant.ticket,
+            start,
+            stop,
+            ours,
+            theirs,
+            grant.deadline,
+        )
 
     def renew(self) -> dict[str, float]:
         """Asks for more time where reads take long; returns the ends of leases that are known since the last call."""
@@ -170,7 +192,9 @@ class Pulls:
         if not self._options.allows(source.host, self._address):
             self._warn(f"host {source.host}", f"{source.host!r} is none of the hosts of `peers`; prompts are computed")
             return None
-        return Pull(source, num_tokens, digest(request.content, request.token_ids[:num_tokens])) if num_tokens else None
+        # it needs no whole block, and must show that it knows the prompt all the same, to have the others given back
+        shown = num_tokens or request.prompt_len - 1
+        return Pull(source, num_tokens, shown, digest(request.content, request.token_ids[:shown]))
 
     def _is_pulled(self, source: Source) -> bool:
         asked = (pull for pull in self._pulls.values() if pull is not None and pull.asked is not None and not pull.over)
@@ -178,23 +202,30 @@ class Pulls:
 
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
         """Whether the blocks are there that tokens from `num_tokens` on read."""
-        for group, blocks in zip(self._layout.groups, grant.blocks, strict=True):
-            needed = blocks[group.specs[0].first_needed(num_tokens) // group.block_size :]
-            if len(blocks) != group.blocks_for(num_tokens) or not all(needed):
+        groups = list(zip(grant.blocks, grant.theirs.groups, strict=True))
+        if any(len(blocks) != -(-num_tokens // group.block_size) for blocks, group in groups):
+            return False
+        ours, theirs = self._facts.by_name, grant.theirs.by_name
+        for here, there in {(layer.group, theirs[name].group) for name, layer in ours.items()}:
+            first = self._layout.groups[here].specs[0].first_needed(num_tokens)
+            if not all(grant.blocks[there][first // grant.theirs.groups[there].block_size :]):
                 return False
         return True
 
     def _ask(self, pull: Pull) -> Grant | None:
         """Runs in a thread."""
         start = time.monotonic()
+        link = self._links.to(pull.source)
         try:
-            found = self._links.to(pull.source).ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
+            found = link.ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
         except PeerError as error:
             logger.debug("no blocks of request %s: %s", pull.source.request, error)
             return None
-        if len(found.blocks) != len(self._layout.groups) or len(found.agents) != self._num_ranks:
+        theirs = link.theirs
+        if theirs is None or len(found.blocks) != len(theirs.groups) or len(found.agents) != len(theirs.ranks):
             return None
-        return Grant(found.ticket, found.blocks, found.agents, start + found.seconds, found.seconds)
+        deadline = start + found.seconds
+        return Grant(found.ticket, found.blocks, found.agents, theirs, link.pieces, deadline, found.seconds)
 
     def _ask_more(self, source: Source, ticket: bytes) -> float | None:
         """Runs in a thread: the end of the lease."""
@@ -214,7 +245,7 @@ class Pulls:
         grant = None if pull.asked is None else pull.asked.result()  # it was begun before this
         ticket = b"" if grant is None else grant.ticket
         try:
-            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_tokens, pull.digest, ticket), Done)
+            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_shown, pull.digest, ticket), Done)
         except PeerError as error:
             logger.debug("request %s was not released: %s", pull.source.request, error)
 

@@ -6,19 +6,31 @@ failed, and this engine computes it.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
 
 from .nixl_agent import Agent, Read
-from .nixl_messages import AgentFacts, LayerMemory, Load, NixlNote, NixlStep, WorkerFacts, machine
+from .nixl_maps import Rows, Side, of_rank, readers, rows
+from .nixl_messages import LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_options import NixlOptions
+from .nixl_shapes import BlockShape, LayerShape, RankShape
+
+
+@dataclass
+class Loading:
+    """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not."""
+
+    load: Load
+    start: float
+    reads: int
+    arrived: bool = True
 
 
 class NixlWorker(ConnectorWorker):
@@ -31,11 +43,8 @@ class NixlWorker(ConnectorWorker):
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
         self._untold: WorkerFacts | None = None
-        self._groups: list[int] = []  # of each layer, as the agent has them
-        self._counts: list[int] = []
-        self._loads: dict[str, Load] = {}
-        self._starts: dict[str, float] = {}
-        self._lost: list[str] = []  # owners of loads that cannot begin
+        self._loads: dict[str, Loading] = {}
+        self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if self._agent is not None:
@@ -43,26 +52,20 @@ class NixlWorker(ConnectorWorker):
             self._agent = None
         if not caches and self._facts is not None:
             return
-        layers, regions, formats, memory = [], dict[int, int](), [], "DRAM"
-        self._groups, self._counts = [], []
-        for group in self.layout.groups:
-            for view in (caches[layer] for layer in group.layers if layer in caches):
-                rows = view.bytes
-                memory = "DRAM" if rows.device.type == "cpu" else "VRAM"
-                layers.append(
-                    LayerMemory(rows.data_ptr(), rows.shape[1], rows.device.index or 0, rows.stride(0), rows.shape[0])
-                )
-                storage = rows.untyped_storage()
-                regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
-                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
-                self._groups.append(view.group)
-                self._counts.append(rows.shape[0])
+        layers, regions, memory = [], dict[int, int](), "DRAM"
+        views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
+        for _, view in views:
+            blocks = view.bytes
+            memory = "DRAM" if blocks.device.type == "cpu" else "VRAM"
+            count, size = blocks.shape
+            layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
+            storage = blocks.untyped_storage()
+            regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
         self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=self._config)
-        format_name = hashlib.sha256(encode(formats)).hexdigest()[:16]
         again = self._facts is not None
-        self._facts = WorkerFacts(machine(), format_name, self._agent.facts)
+        self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts)
         self._untold = self._facts if again else None
 
     def handshake(self) -> bytes:
@@ -76,23 +79,26 @@ class NixlWorker(ConnectorWorker):
         for owner, deadline in step.deadlines.items():
             self._agent.extend(owner, deadline)
         for load in step.loads:
-            self._loads[load.owner] = load
-            self._starts[load.owner] = time.monotonic()
             self._begin(self._agent, load)
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         ended, notices = ([], []) if self._agent is None else self._agent.take()
-        ended += [(owner, False) for owner in self._lost]
+        ended += self._lost
         self._lost = []
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
         for owner, arrived in ended:
-            load, start = self._loads.pop(owner), self._starts.pop(owner)
-            blocks = [(group, block) for group, some in enumerate(load.ours) for block in some]
+            loading = self._loads[owner]
+            loading.reads -= 1
+            loading.arrived &= arrived
+            if loading.reads > 0:
+                continue
+            del self._loads[owner]
+            blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
             received.append(owner)
-            if arrived:
+            if loading.arrived:
                 _count(counters, "nixl_loaded_blocks", len(blocks))
-                _count(counters, "nixl_loaded_bytes", self._num_bytes(load))
-                _count(counters, "nixl_load_seconds", time.monotonic() - start)
+                _count(counters, "nixl_loaded_bytes", self._num_bytes(loading.load))
+                _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
             else:
                 failed.append(owner)
                 failed_blocks += blocks
@@ -115,44 +121,72 @@ class NixlWorker(ConnectorWorker):
         self._queue.close()
 
     def _begin(self, agent: Agent, load: Load) -> None:
-        peer = load.agents[self.rank] if self.rank < len(load.agents) else None
-        if peer is None or not self._fits(peer, load):
-            self._lost.append(load.owner)
+        from_ranks = readers(load.pieces)
+        mine = from_ranks[self.rank]
+        self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
+        if not mine or not all(self._fits(load, rank) for rank in mine):
+            self._lost += [(load.owner, not mine)] * max(1, len(mine))
             return
         self._queue.run(_nothing)
-        agent.read(
-            Read(
-                load.owner,
-                peer,
-                self._places(load.ours, self._counts),
-                self._places(load.theirs, [layer.count for layer in peer.layers]),
-                load.notice + bytes([self.rank]),
-                load.deadline,
-                self._queue.mark(),
-            )
-        )
+        mark = self._queue.mark()
+        first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
+        for number, rank in enumerate(mine, first):
+            notice = Notice(load.ticket, number, count).packed()
+            wanted = partial(self._rows, load, rank)
+            agent.read(Read(load.owner, load.agents[rank], wanted, notice, load.deadline, mark))
 
-    def _fits(self, peer: AgentFacts, load: Load) -> bool:
+    def _fits(self, load: Load, rank: int) -> bool:
         """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
-        if len(peer.layers) != len(self._groups):
+        shapes, peer, facts = load.theirs.ranks[rank], load.agents[rank], load.theirs
+        if len(peer.layers) != len(shapes):
             return False
-        for group, layer in zip(self._groups, peer.layers, strict=True):
-            theirs = load.theirs[group]
-            if len(theirs) != len(load.ours[group]) or any(not 0 < block < layer.count for block in theirs):
+        for shape, memory in zip(shapes, peer.layers, strict=True):
+            blocks = load.blocks[shape.group]
+            size = facts.groups[shape.group].block_size
+            if len(blocks) != -(-load.stop // size) - load.start // size:
+                return False
+            whole = memory.size == facts.blocks[shape.block].num_bytes <= memory.stride
+            if not whole or any(not 0 <= block < memory.count for block in blocks):
                 return False
         return True
 
-    def _places(self, blocks: Sequence[Sequence[int]], counts: Sequence[int]) -> np.ndarray:
-        """The numbers in the agent's table of the blocks of each layer."""
-        firsts = accumulate(counts, initial=0)
-        parts = [
-            np.asarray(blocks[group], np.int32) + first for group, first in zip(self._groups, firsts, strict=False)
-        ]
-        return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+    def _rows(self, load: Load, rank: int) -> Rows:
+        """What to read from that rank of the other engine."""
+        own, peer, facts = self._facts, load.agents[rank], load.theirs
+        if own is None:
+            raise ValueError("this worker has no memory")
+        tables = [np.array(blocks, np.int64) for blocks in load.ours]
+        theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
+        parts = []
+        for piece in of_rank(load.pieces[self.rank], rank):
+            here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
+            size = self.layout.groups[here.group].block_size
+            parts.append(
+                rows(
+                    _side(here, own.agent.layers[piece.ours], own.shape.blocks[here.block], size),
+                    _side(
+                        there,
+                        peer.layers[piece.theirs],
+                        facts.blocks[there.block],
+                        facts.groups[there.group].block_size,
+                    ),
+                    (piece.first, piece.last),
+                    range(load.start, load.stop),
+                    tables[here.group],
+                    theirs[there.group],
+                )
+            )
+        return Rows.join(parts)
 
     def _num_bytes(self, load: Load) -> int:
-        layers = self._facts.agent.layers if self._facts is not None else []
-        return sum(layer.size * len(load.ours[group]) for group, layer in zip(self._groups, layers, strict=True))
+        if self._facts is None:
+            return 0
+        layers = zip(self._facts.shape.layers, self._facts.agent.layers, strict=True)
+        return sum(memory.size * sum(block > 0 for block in load.ours[layer.group]) for layer, memory in layers)
+
+
+def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
+    return Side(block, block_size, layer.first, memory.address, memory.stride)
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:
