@@ -88,7 +88,7 @@ class Link:
                 answer = self._ask(question)
             except PeerError:
                 self._drop()
-                if not kept:
+                if not kept or self._closed:
                     raise
                 answer = self._ask(question)  # the connection that was kept had ended meanwhile
         if isinstance(answer, Refused):
@@ -120,6 +120,8 @@ class Link:
             self._connection = socket.create_connection(place, timeout=self._timeout)
         except OSError as error:
             raise PeerError(f"no connection: {error.strerror or error}") from None
+        if self._closed:
+            raise PeerError("it was closed")  # between the check and now, so that it found no connection to end
         channel = call(self._connection, self._secret, self._timeout)
         channel.send(Introduce(self._source.engine, self._facts), self._timeout)
         answer: Met | Refused = channel.receive(Met | Refused, self._timeout)

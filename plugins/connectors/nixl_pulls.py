@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from frame.interfaces import KVLayout, RequestView
@@ -25,6 +25,7 @@ from .peer_wire import PeerError
 logger = logging.getLogger("frame.connectors.nixl")
 
 _THREADS = 8
+_CLOSE_SECONDS = 2.0
 #: Leases are renewed when this part of them is left.
 _RENEW_AT = 0.5
 
@@ -77,6 +78,7 @@ class Pulls:
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
         self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins
         self._loading: dict[str, Pull] = {}  # whose blocks are being read, also of ended requests
+        self._told: set[Future[None]] = set()  # what other engines are being told
         self._warned: set[str] = set()
 
     def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
@@ -171,7 +173,12 @@ class Pulls:
             self._release(pull)
 
     def close(self) -> None:
-        """Ends all connections and threads."""
+        """Gives back what was leased, for a second or two where the other side says nothing; ends all threads."""
+        waiting = [pull for pull in self._pulls.values() if pull is not None and not pull.over]
+        for pull in [*waiting, *self._loading.values()]:
+            pull.over = True
+            self._release(pull)
+        wait(self._told.copy(), _CLOSE_SECONDS)
         self._links.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -239,7 +246,9 @@ class Pulls:
         """Tells the other engine, in a thread, that nothing, or nothing more, is read."""
         if pull.asked is not None and pull.asked.cancel():
             pull.asked = None
-        self._threads.submit(self._tell, pull)
+        told = self._threads.submit(self._tell, pull)
+        self._told.add(told)
+        told.add_done_callback(self._told.discard)
 
     def _tell(self, pull: Pull) -> None:
         grant = None if pull.asked is None else pull.asked.result()  # it was begun before this

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from frame.interfaces import Mark, decode, encode
-from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_pulls
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_listener, nixl_pulls
 from frame.plugins.connectors.nixl_messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
@@ -480,3 +480,38 @@ def test_random_lives(pairs):
     for source in sources:
         source.check()
     assert counter(here, "loaded_blocks") > 50
+
+
+@pytest.mark.parametrize("until", ["granted", "reads", "released"])
+def test_a_decode_engine_that_closes_gives_its_leases_back(pairs, monkeypatch, until):
+    """Whether a request has its lease, its blocks are being read, or were to be given back: no lease need end."""
+    there, here = pairs.engine(options={"lease_seconds": 60}), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    if until == "reads":
+        monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+    pulls = here.connector.inner._pulls
+    pairs.add(here, "d", pairs.prompt(40), params)
+    if until == "granted":
+        match = nixl_pulls.Pulls.match
+        monkeypatch.setattr(nixl_pulls.Pulls, "match", lambda *given: match(*given) and (None, False))
+        pairs.until(lambda: any(pull.asked and pull.asked.done() for pull in pulls._pulls.values()), here)
+    elif until == "reads":
+        pairs.until(lambda: pulls._loading, here)
+    else:
+        here.step()
+        here.engine.abort(["d"])
+    here.close()
+    pairs.until(lambda: not there.busy, there, seconds=4)
+
+
+def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+    pulls = here.connector.inner._pulls
+    pairs.until(lambda: pulls._loading, here)
+    monkeypatch.setattr(nixl_listener.NixlListener, "_answer", lambda self, question: time.sleep(4.5))
+    start = time.monotonic()
+    here.close()
+    assert time.monotonic() - start < 4
