@@ -48,6 +48,11 @@ class NixlOptions(BaseModel):
     max_held_share: float = Field(
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for decode engines at a time."
     )
+    direct: bool = Field(
+        True,
+        description="Whether blocks in another GPU of this machine are read by one kernel where this process can map "
+        "them, and not through NIXL.",
+    )
     ucx_config: str | None = Field(
         None,
         description="Settings of NIXL's UCX backend, such as NET_DEVICES=mlx5_0:1; default: NET_DEVICES=lo with a "

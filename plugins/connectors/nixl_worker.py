@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
 
 from .nixl_agent import Agent, Read
+from .nixl_direct import Direct, sharing_of
 from .nixl_maps import Rows, Side, of_rank, readers, rows
 from .nixl_messages import LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_options import NixlOptions
@@ -39,6 +42,7 @@ class NixlWorker(ConnectorWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         self._config = options.backend_config(setup.address)
+        self._reads_directly = options.direct
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
@@ -52,7 +56,7 @@ class NixlWorker(ConnectorWorker):
             self._agent = None
         if not caches and self._facts is not None:
             return
-        layers, regions, memory = [], dict[int, int](), "DRAM"
+        layers, regions, memory = [], dict[int, Tensor](), "DRAM"
         views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
         for _, view in views:
             blocks = view.bytes
@@ -60,13 +64,21 @@ class NixlWorker(ConnectorWorker):
             count, size = blocks.shape
             layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
             storage = blocks.untyped_storage()
-            regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
+            regions[storage.data_ptr()] = blocks  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
-        self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=self._config)
+        sizes = [(address, blocks.untyped_storage().nbytes()) for address, blocks in regions.items()]
+        direct = partial(self._share, list(regions.values()))
+        self._agent = Agent(name, layers, sizes, memory=memory, backend_config=self._config, direct=direct)
         again = self._facts is not None
         self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts)
         self._untold = self._facts if again else None
+
+    def _share(self, regions: Sequence[Tensor]) -> Direct | None:
+        """How others of this machine reach the memory of this worker's device; None where they do not."""
+        device = regions[0].device if regions else torch.device("cpu")
+        sharing = sharing_of(device) if self._reads_directly else None
+        return None if sharing is None else Direct(sharing, machine(), regions, device)
 
     def handshake(self) -> bytes:
         return encode(self._facts)

@@ -128,8 +128,9 @@ def read(pipe: multiprocessing.connection.Connection) -> None:
     copy_pieces(torch.tensor(pieces, device="cuda:0"), length, 16)
     expected = torch.arange(1 << 20).view(64, -1).flip(0)[::2]
     assert torch.equal(found.cpu(), expected)
-    memory.close()
-    memory.close()
+    memory.release(handle)
+    memory.release(handle)
+    assert memory.open(handle)[1] == size
 
 
 @pytest.mark.skipif(INTERPRETED, reason="handles need a GPU")
