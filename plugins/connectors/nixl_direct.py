@@ -98,7 +98,7 @@ class CudaSharing(Sharing):
 
     def copy(self, table: np.ndarray) -> Mark:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            copy_pieces(table, self._device, to_host=False)
+            copy_pieces(table, self._device)
             return _Passed(self._stream.record_event())
 
 
