@@ -43,6 +43,7 @@ class NixlWorker(ConnectorWorker):
         super().__init__(setup, options)
         self._config = options.backend_config(setup.address)
         self._reads_directly = options.direct
+        self._num_direct = 0  # of the agent's, that were reported
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
@@ -53,7 +54,7 @@ class NixlWorker(ConnectorWorker):
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if self._agent is not None:
             self._agent.close()
-            self._agent = None
+            self._agent, self._num_direct = None, 0
         if not caches and self._facts is not None:
             return
         layers, regions, memory = [], dict[int, Tensor](), "DRAM"
@@ -115,6 +116,9 @@ class NixlWorker(ConnectorWorker):
                 failed.append(owner)
                 failed_blocks += blocks
                 _count(counters, "nixl_failed_blocks", len(blocks))
+        if self._agent is not None:
+            _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
+            self._num_direct = self._agent.num_direct
         notes = []
         if notices or failed or self._untold is not None:
             notes.append((self.rank, encode(NixlNote(notices=notices, failed=failed, facts=self._untold))))
@@ -202,7 +206,8 @@ def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size:
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:
-    counters[name] = counters.get(name, 0.0) + value
+    if value:
+        counters[name] = counters.get(name, 0.0) + value
 
 
 def _nothing() -> None:

@@ -45,6 +45,7 @@ def test_blocks_travel_past_nixl(pairs, shared, sizes):
         assert pairs.decode(here, f"d{number}", prompt, params) > 0
     pairs.rest(there, here)
     assert shared[1].copied > 3
+    assert counter(here, "direct_reads") == 3
     assert shared[0].copied == 0
 
 
