@@ -80,6 +80,17 @@ def test_blocks_of_other_sizes_on_other_ranks(family, secret, tmp_path):
         exchange(here, there, 32, shift=50)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_pipeline_stages_and_tensor_ranks_exchange_prompts(family, secret, tmp_path):
+    model = make_model(tmp_path, family)
+    stages = {"pipeline_parallel_size": 2, "executor": "threads"}
+    with open_engine(model, secret, stages) as one, open_engine(model, secret, {**TWO, "block_size": 16}) as two:
+        there, here = Asked(one), Asked(two)
+        exchange(there, here, 16, shift=0)
+        exchange(here, there, 8, shift=50, shortest=16)
+
+
 def test_a_process_on_one_rank_feeds_processes_on_two(secret, tmp_path):
     model = make_model(tmp_path, "llama")
     there = Prefill(model, secret)
