@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from .nixl_direct import Offer
 from .nixl_maps import Piece
 from .nixl_shapes import MAX_LAYERS, Facts, RankShape
 
@@ -44,6 +45,7 @@ class AgentFacts(msgspec.Struct, frozen=True):
     metadata: bytes
     memory: Literal["DRAM", "VRAM"]
     layers: list[LayerMemory]
+    offer: Offer | None = None
 
     def __post_init__(self) -> None:
         if len(self.metadata) > MAX_METADATA or len(self.layers) > MAX_LAYERS or len(self.name) > 256:

@@ -48,6 +48,11 @@ class NixlOptions(BaseModel):
     max_held_share: float = Field(
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for decode engines at a time."
     )
+    direct: bool = Field(
+        True,
+        description="Whether blocks in another GPU of this machine are read by one kernel where this process can map "
+        "them, and not through NIXL.",
+    )
     host_buffer: bool = Field(
         False,
         description="Exchange blocks through host memory, of which it takes as much as the KV cache has, because NIXL "

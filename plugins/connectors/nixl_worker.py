@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
 
 from .nixl_agent import Agent, Read
+from .nixl_direct import Direct, sharing_of
 from .nixl_maps import Rows, Side, of_rank, readers, rows
 from .nixl_messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_mirror import Mirror
@@ -53,6 +56,7 @@ class NixlWorker(ConnectorWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         self._options = options
+        self._num_direct = 0  # reads past NIXL of this agent that were reported
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
@@ -69,7 +73,7 @@ class NixlWorker(ConnectorWorker):
         self._mirror = None
         if not caches and self._facts is not None:
             return
-        layers, regions, memory = [], dict[int, int](), "DRAM"
+        layers, regions, memory = [], dict[int, Tensor](), "DRAM"
         views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
         if self._options.host_buffer or any(view.bytes.device.type not in _REACHED for _, view in views):
             self._mirror = Mirror(dict(views), self.setup.memory.pinned, self._queue)
@@ -79,15 +83,23 @@ class NixlWorker(ConnectorWorker):
             count, size = blocks.shape
             layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
             storage = blocks.untyped_storage()
-            regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
+            regions[storage.data_ptr()] = blocks  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
+        sizes = [(address, blocks.untyped_storage().nbytes()) for address, blocks in regions.items()]
+        direct = partial(self._share, list(regions.values()))
         config = self._options.backend_config(self.setup.address)
-        self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=config)
+        self._agent = Agent(name, layers, sizes, memory=memory, backend_config=config, direct=direct)
         again = self._facts is not None
         buffered = self._mirror is not None
         self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts, buffered)
         self._untold = self._facts if again else None
+
+    def _share(self, regions: Sequence[Tensor]) -> Direct | None:
+        """How others of this machine reach the memory of this worker's device; None where they do not."""
+        device = regions[0].device if regions else torch.device("cpu")
+        sharing = sharing_of(device) if self._options.direct else None
+        return None if sharing is None else Direct(sharing, machine(), regions, device)
 
     def handshake(self) -> bytes:
         return encode(self._facts)
@@ -122,6 +134,9 @@ class NixlWorker(ConnectorWorker):
                 failed.append(owner)
                 failed_blocks += blocks
                 _count(counters, "nixl_failed_blocks", len(blocks))
+        if self._agent is not None:
+            _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
+            self._num_direct = self._agent.num_direct
         given = [owner for owner, mark in list(self._giving.items()) if mark.done() and self._passed(owner, mark)]
         notes = []
         if notices or failed or given or self._untold is not None:
@@ -143,7 +158,7 @@ class NixlWorker(ConnectorWorker):
         """Ends all reads, and the copies to and from host memory."""
         if self._agent is not None:
             self._agent.close()
-            self._agent = None
+            self._agent, self._num_direct = None, 0
         for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
             with suppress(Exception):
                 mark.wait()
@@ -264,7 +279,8 @@ def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size:
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:
-    counters[name] = counters.get(name, 0.0) + value
+    if value:
+        counters[name] = counters.get(name, 0.0) + value
 
 
 def _nothing() -> None:

@@ -87,13 +87,13 @@ class Asked:
 class Prefill:
     """The process of a prefill engine."""
 
-    def __init__(self, model, secret_file, **settings):
+    def __init__(self, model, secret_file, environment=(), **settings):
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(model), str(secret_file), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
         )
         self.number = 0
 
