@@ -91,6 +91,17 @@ def test_pipeline_stages_and_tensor_ranks_exchange_prompts(family, secret, tmp_p
         exchange(here, there, 8, shift=50, shortest=16)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "latent"])
+def test_caches_of_8_bit_floats_travel(family, secret, tmp_path):
+    model, short = make_model(tmp_path, family), {"kv_cache_dtype": "fp8_e4m3"}
+    with open_engine(model, secret, short) as one, open_engine(model, secret, {**TWO, **short}) as two:
+        there, here = Asked(one), Asked(two)
+        exchange(there, here, 8, shift=0)
+        exchange(here, there, 8, shift=50)
+
+
+@pytest.mark.matrix
 def test_a_process_on_one_rank_feeds_processes_on_two(secret, tmp_path):
     model = make_model(tmp_path, "llama")
     there = Prefill(model, secret)
@@ -116,13 +127,15 @@ def test_a_process_on_one_rank_feeds_processes_on_two(secret, tmp_path):
             {},
             "the number of layers that keep tokens: 3 at the prefill engine, 2 at the decode",
         ),
-        ({"seed": 1}, {}, "the model (a hash of config.json, weights and dtype): "),
+        pytest.param(
+            {"seed": 1}, {}, "the model (a hash of config.json, weights and dtype): ", marks=pytest.mark.matrix
+        ),
         (
             {},
             {"dtype": "bfloat16"},
             "cache (dtype or kv_cache_dtype), of layer model.layers.0.self_attn: float32 at",
         ),
-        ({"num_key_value_heads": 4}, {}, "the number of KV heads, of layer"),
+        pytest.param({"num_key_value_heads": 4}, {}, "the number of KV heads, of layer", marks=pytest.mark.matrix),
     ],
     ids=["layers", "model", "dtype", "heads"],
 )
