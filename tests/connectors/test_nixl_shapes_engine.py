@@ -49,7 +49,7 @@ def exchange(there, here, block_size, shift, shortest=8):
         there.add(f"p{name}", prompt, {"do_remote_decode": True}, 1)
         there.finish(f"p{name}")
         here.add(f"d{name}", prompt, there.outputs[f"p{name}"][-1].kv_transfer)
-        tokens = here.finish(f"d{name}")
+        tokens = here.finish(f"d{name}", beside=there)
         travels = 0 if len(prompt) <= shortest else (len(prompt) - 1) // block_size * block_size
         assert here.num_cached(f"d{name}") == travels
         assert tokens == there.alone(prompt)
@@ -89,6 +89,17 @@ def test_pipeline_stages_and_tensor_ranks_exchange_prompts(family, secret, tmp_p
         there, here = Asked(one), Asked(two)
         exchange(there, here, 16, shift=0)
         exchange(here, there, 8, shift=50, shortest=16)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["gemma2", "latent"])
+def test_prompts_travel_through_host_memory(family, secret, tmp_path):
+    """Into one rank whose memory NIXL reaches and from it; the engine on two ranks has the buffer."""
+    model = make_model(tmp_path, family)
+    with open_engine(model, secret) as one, open_engine(model, secret, TWO, host_buffer=True) as two:
+        there, here = Asked(one), Asked(two)
+        exchange(there, here, 8, shift=0)
+        exchange(here, there, 8, shift=50)
 
 
 @pytest.mark.matrix
