@@ -39,6 +39,7 @@ class NixlScheduler(ConnectorScheduler):
         self._pulls: Pulls | None = None
         self._failed: set[str] = set()  # whose loads failed at some rank
         self._loads: list[Load] = []  # that the next step begins
+        self._given: dict[str, list[list[int]]] = {}  # what it copies to host memory for others
         self._told_holds = False
         self._warned = False
 
@@ -78,8 +79,9 @@ class NixlScheduler(ConnectorScheduler):
     def build_message(self, plan: StepPlan) -> bytes:
         del plan
         loads, self._loads = self._loads, []
+        given, self._given = self._given, {}
         deadlines = {} if self._pulls is None else self._pulls.renew()
-        step = NixlStep(loads=loads, deadlines=deadlines, holds=self._holds.num_blocks > 0)
+        step = NixlStep(loads=loads, given=given, deadlines=deadlines, holds=self._holds.num_blocks > 0)
         if not (step.loads or step.deadlines or step.holds or self._told_holds):
             return b""
         self._told_holds = step.holds
@@ -100,6 +102,8 @@ class NixlScheduler(ConnectorScheduler):
             self._failed.update(note.failed)
             for notice in filter(None, map(Notice.of, note.notices)):
                 self._holds.read(notice)
+            for name in note.given:
+                self._holds.given(name, rank)
             if note.facts is not None:
                 self._workers[rank] = note.facts
         for name in report.received:
@@ -133,11 +137,14 @@ class NixlScheduler(ConnectorScheduler):
         states = [table for table, group in zip(blocks, self.layout.groups, strict=True) if group.keeps_states]
         if not all(map(all, states)):
             return False, None  # no copy of its state was kept, or not for long enough
-        if not self._holds.add(request.request_id, request.content, request.token_ids[:num_tokens], blocks):
+        buffered = [rank for rank, worker in enumerate(self._workers) if worker.buffered]
+        if not self._holds.add(request.request_id, request.content, request.token_ids[:num_tokens], blocks, buffered):
             if not self._warned:
                 logger.warning("as much of the KV cache as max_held_share allows is kept; further blocks are not")
             self._warned = True
             return False, None
+        if buffered:
+            self._given[request.request_id] = blocks
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,

@@ -1,5 +1,7 @@
 """A worker's NIXL agent: the memory that others may read, and reads of theirs. One thread owns all of it.
 
+Memory of another GPU that this one can map is read past NIXL (see `nixl_direct`).
+
 Only this file imports nixl. Knows no request but by name, and no KV group.
 """
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from frame.interfaces import Mark
 
+from .nixl_direct import Direct, Opened
 from .nixl_maps import MAX_ROWS, Rows
 from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
@@ -46,11 +49,17 @@ class Read:
     deadline: float
     mark: Mark
     handle: Any = None
+    copy: Mark | None = None  # of a read past NIXL
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker's blocks may be written to."""
+        return self.handle is not None or self.copy is not None
 
 
 class Agent:
-    """See the module. `layers` lie in the memory `regions`, pairs (address, bytes).
+    """See the module. `layers` lie in the memory `regions`, pairs (address, bytes), which `direct` offers past NIXL.
 
     Raises `ValueError` when NIXL is missing or cannot have the memory.
     """
@@ -63,12 +72,15 @@ class Agent:
         *,
         memory: str,
         backend_config: str,
+        direct: Callable[[], Direct | None] = lambda: None,
     ) -> None:
         self._layers = list(layers)
         self._memory = memory
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: list[Read] = []
-        self._peers: set[str] = set()  # by the names that NIXL knows them by
+        self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
+        self._make_direct = direct
+        self.num_direct = 0  # reads that went past NIXL and have ended
         self._lock = threading.Lock()
         self._ended: list[tuple[str, bool]] = []
         self._notices: list[bytes] = []
@@ -138,7 +150,10 @@ class Agent:
         self._device = _device(self._layers)
         rows = [(address, size, self._device, "") for address, size in regions]
         self._registered = agent.register_memory(rows, self._memory) if rows else None
-        self.facts = AgentFacts(name, agent.get_agent_metadata(), self._memory, self._layers)  # type: ignore[arg-type]
+        self._direct = self._make_direct()
+        offer = None if self._direct is None else self._direct.offer
+        metadata = agent.get_agent_metadata()
+        self.facts = AgentFacts(name, metadata, self._memory, self._layers, offer)  # type: ignore[arg-type]
 
     def _serve(self) -> None:
         while True:
@@ -181,6 +196,8 @@ class Agent:
         A read that began is over only once NIXL says so: until then it may write to this worker's blocks.
         """
         late = time.monotonic() > read.deadline - MARGIN_SECONDS
+        if read.copy is not None:
+            return self._end_copy(read, read.copy, late)
         if read.handle is None:
             if late or self._closing:
                 return False
@@ -201,6 +218,10 @@ class Agent:
                 return True
             if len(rows.sizes) > MAX_ROWS:
                 raise ValueError(f"they are {len(rows.sizes)} pieces of memory")
+            opened = self._peers[name]
+            if self._direct is not None and opened is not None:
+                read.copy = self._direct.read(opened, rows)
+                return None
             ours, theirs = (
                 self._nixl.get_xfer_descs(_descriptors(places, rows.sizes, device), memory)
                 for places, device, memory in (
@@ -213,6 +234,20 @@ class Agent:
         except Exception as error:
             return self._fail(read, error)
         return self._judge(read, state)
+
+    def _end_copy(self, read: Read, copy: Mark, late: bool) -> bool | None:
+        """As `_advance`; a copy that began cannot be stopped."""
+        if not copy.done():
+            return None
+        try:
+            copy.wait()
+        except Exception as error:
+            read.copy = None
+            return self._fail(read, error)
+        self.num_direct += 1
+        with suppress(Exception):  # without a word the other side keeps the blocks until the lease ends
+            self._nixl.send_notif(read.peer.name, read.notice)
+        return not late
 
     def _judge(self, read: Read, state: str) -> bool | None:
         late = time.monotonic() > read.deadline - MARGIN_SECONDS
@@ -234,7 +269,7 @@ class Agent:
         started = read.failed_at or 0.0
         if read.handle is not None and not self._released(read) and time.monotonic() < started + _RELEASE_SECONDS:
             return None
-        others = (other for other in self._reads if other is not read and other.handle is not None)
+        others = (other for other in self._reads if other is not read and other.has_begun)
         if all(other.peer.name != read.peer.name for other in others):
             self._forget(read.peer.name)
         return False
@@ -249,19 +284,21 @@ class Agent:
     def _meet(self, facts: AgentFacts) -> str:
         """The name that NIXL knows another worker by."""
         if facts.name not in self._peers:
-            if len(self._peers) >= _MAX_PEERS and not any(read.handle is not None for read in self._reads):
+            if len(self._peers) >= _MAX_PEERS and not any(read.has_begun for read in self._reads):
                 for name in list(self._peers):
                     self._forget(name)
             found = self._nixl.add_remote_agent(facts.metadata)
             name = found.decode() if isinstance(found, bytes) else found
             if name != facts.name:
                 raise ValueError("what it says of its agent is of another one")
-            self._peers.add(name)
+            self._peers[name] = None if self._direct is None else self._direct.open(facts.offer)
         return facts.name
 
     def _forget(self, name: str) -> None:
         if name in self._peers:
-            self._peers.remove(name)
+            opened = self._peers.pop(name)
+            if opened is not None:
+                opened.close()
             with suppress(Exception):
                 self._nixl.remove_remote_agent(name)
 

@@ -22,11 +22,16 @@ from .nixl_messages import TICKET_BYTES, Notice, digest
 MAX_RENEWALS = 20
 #: Leases of one request's blocks at a time.
 _MAX_LEASES = 8
+#: How long a reader waits until blocks that were computed just now can be read.
+_GIVEN_SECONDS = 1.0
 
 
 @dataclass
 class Hold:
-    """The blocks of a request that ended; `leases` are the open ones: the readers that have read all, by ticket."""
+    """The blocks of a request that ended; `leases` are the open ones: the readers that have read all, by ticket.
+
+    They may be read once no rank of `awaits` has still to give them to its agent.
+    """
 
     content: bytes
     token_ids: array[int]
@@ -36,6 +41,7 @@ class Hold:
     renewals: int = 0
     count: int = 0  # of its blocks of tokens
     states: int = 0
+    awaits: set[int] = field(default_factory=set)
     done: bool = False  # somebody has read it, or needs it no more
 
 
@@ -59,15 +65,22 @@ class Holds:
         self._holds: dict[str, Hold] = {}
         self._count = self._states = 0
         self._owners: dict[bytes, str] = {}  # of open leases, by ticket
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     @property
     def num_blocks(self) -> int:
         """Blocks that are kept, one that several requests share counted for each."""
         return self._count + self._states
 
-    def add(self, request_id: str, content: bytes, token_ids: Sequence[int], blocks: list[list[int]]) -> bool:
-        """Keeps the blocks of `token_ids`; False where too many are kept already."""
+    def add(
+        self,
+        request_id: str,
+        content: bytes,
+        token_ids: Sequence[int],
+        blocks: list[list[int]],
+        awaits: Sequence[int] = (),
+    ) -> bool:
+        """Keeps the blocks of `token_ids`, which ranks `awaits` must give first; False where too many are kept."""
         with self._lock:
             states = sum(len(blocks[group]) for group in self._groups)
             count = sum(1 for group in blocks for block in group if block) - states
@@ -76,15 +89,27 @@ class Holds:
                 return False
             self._count, self._states = self._count + count, self._states + states
             deadline = self._clock() + self._seconds
-            hold = Hold(content, array("i", token_ids), blocks, deadline, count=count, states=states)
+            tokens = array("i", token_ids)
+            hold = Hold(content, tokens, blocks, deadline, count=count, states=states, awaits=set(awaits))
             self._holds[request_id] = hold
             return True
+
+    def given(self, request_id: str, rank: int) -> None:
+        """Called when others can read a request's blocks on that rank."""
+        with self._lock:
+            if request_id in self._holds:
+                self._holds[request_id].awaits.discard(rank)
+                self._lock.notify_all()
 
     def lease(self, request_id: str, num_tokens: int, shown: bytes) -> tuple[bytes, list[list[int]], float] | None:
         """Returns (ticket, blocks, seconds) where the caller knows the tokens; None where it may read nothing."""
         with self._lock:
             hold = self._known(request_id, num_tokens, shown)
-            if hold is None or len(hold.leases) >= _MAX_LEASES:
+            if hold is not None and hold.awaits:
+                awaits = hold.awaits
+                self._lock.wait_for(lambda: not awaits, _GIVEN_SECONDS)
+                hold = self._known(request_id, num_tokens, shown)
+            if hold is None or hold.awaits or len(hold.leases) >= _MAX_LEASES:
                 return None
             grain = self._layout.grain
             if self._groups and num_tokens != len(hold.token_ids) // grain * grain:

@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from frame.interfaces import encode
+
 from .callers import hang_up
-from .nixl_maps import Piece, pieces
+from .nixl_maps import check_orders, groups_of, pieces
+from .nixl_messages import Fit
 from .nixl_shapes import Facts, difference
 from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Met, Question, Refused, Renewed, call
 from .peer_wire import PeerError
@@ -47,11 +50,23 @@ class Source:
         return cls(engine, request, host, port)
 
 
+@dataclass(frozen=True)
+class Acquaintance:
+    """What is known of another engine: `fit` is for the workers, `groups` are pairs of groups that share layers.
+
+    The first of these is this engine's.
+    """
+
+    theirs: Facts
+    fit: bytes
+    groups: Sequence[tuple[int, int]]
+
+
 class Link:
     """The connection to one prefill engine. Any thread may ask; one waits for the other.
 
-    `tell` is called with why there is no connection, or "" when there is one. Once there was one, `theirs` is what the
-    other engine is, and `pieces` of it are what each rank of this one reads.
+    `tell` is called with why there is no connection, or "" when there is one. Once there was one, `met` is what is
+    known of the other engine.
     """
 
     def __init__(
@@ -73,8 +88,7 @@ class Link:
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._rests_until = 0.0
-        self.theirs: Facts | None = None
-        self.pieces: list[list[Piece]] = []
+        self.met: Acquaintance | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -130,10 +144,11 @@ class Link:
         if (differs := difference(answer.facts, self._facts)) is not None:
             raise PeerError(f"the engines differ in {differs}")
         try:
-            self.pieces = [pieces(answer.facts, self._facts, rank) for rank in range(len(self._facts.ranks))]
+            check_orders(answer.facts, self._facts)
+            found = [pieces(answer.facts, self._facts, rank) for rank in range(len(self._facts.ranks))]
         except ValueError as error:
             raise PeerError(f"the engines differ in {error}") from None
-        self.theirs = answer.facts
+        self.met = Acquaintance(answer.facts, encode(Fit(answer.facts, found)), groups_of(answer.facts, self._facts))
         self._channel = channel
         self._tell(self._source, "")
         return channel

@@ -16,6 +16,8 @@ from .nixl_shapes import BlockShape, Facts, LayerShape
 
 #: Most pieces of memory that one read may have: of small pieces, as of single tokens' heads, there may be very many.
 MAX_ROWS = 1 << 22
+#: Pieces of fewer bytes are not worth a read: all numbers of a head have more.
+_LEAST_BYTES = 16
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +37,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 def pieces(prefill: Facts, decode: Facts, rank: int) -> list[Piece]:
     """What that rank of `decode` reads: each of its heads once. Of ranks that keep the same it takes one by its number.
 
-    Raises `ValueError` where ranks do not have what it keeps.
+    Raises `ValueError` with what keeps it from that: a sentence's end, after "the engines differ in".
     """
     places = [{layer.name: place for place, layer in enumerate(layers)} for layers in prefill.ranks]
     found = []
@@ -58,6 +60,28 @@ def pieces(prefill: Facts, decode: Facts, rank: int) -> list[Piece]:
             found.append(Piece(number, other, place, head, min(theirs.last, ours.last)))
             head = theirs.last
     return found
+
+
+def check_orders(prefill: Facts, decode: Facts) -> None:
+    """Raises `ValueError`, as `pieces`, where the blocks of a layer have too little in common to be read by pieces."""
+    theirs = prefill.by_name
+    layers = {(layer.block, theirs[name].block): name for name, layer in decode.by_name.items() if name in theirs}
+    for (ours, other), name in layers.items():
+        here, there = decode.blocks[ours], prefill.blocks[other]
+        if here == there:
+            continue  # they are read whole
+        _, _, size = _runs(Side(here, 1, 0, 0, 0), Side(there, 1, 0, 0, 0), (0, 1), 1)
+        if size < min(_LEAST_BYTES, here.item_bytes * here.shape[-1]):
+            raise ValueError(
+                f"the order of a block's axes, of layer {name}: {there.order} at the prefill engine, {here.order} at "
+                f"the decode engine, so that only {size} bytes lie side by side in both"
+            )
+
+
+def groups_of(prefill: Facts, decode: Facts) -> list[tuple[int, int]]:
+    """Pairs of a group of `decode` and one of `prefill` that have a layer in common."""
+    theirs = prefill.by_name
+    return sorted({(layer.group, theirs[name].group) for name, layer in decode.by_name.items()})
 
 
 def _all_of(
@@ -119,6 +143,8 @@ def rows(
     kept = (here != 0) & (there != 0)
     starts, here, there = starts[kept], here[kept], there[kept]
     first_ours, first_theirs, size = _runs(ours, theirs, heads, unit)
+    if len(starts) * len(first_ours) > MAX_ROWS:
+        raise ValueError(f"they are {len(starts) * len(first_ours)} pieces of {size} bytes")
     bases_ours = ours.address + here * ours.stride + starts % ours.block_size * _token_bytes(ours)
     bases_theirs = theirs.address + there * theirs.stride + starts % theirs.block_size * _token_bytes(theirs)
     return _merged(

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from .nixl_direct import Offer
 from .nixl_maps import Piece
 from .nixl_shapes import MAX_LAYERS, Facts, RankShape
 
@@ -44,6 +45,7 @@ class AgentFacts(msgspec.Struct, frozen=True):
     metadata: bytes
     memory: Literal["DRAM", "VRAM"]
     layers: list[LayerMemory]
+    offer: Offer | None = None
 
     def __post_init__(self) -> None:
         if len(self.metadata) > MAX_METADATA or len(self.layers) > MAX_LAYERS or len(self.name) > 256:
@@ -51,15 +53,26 @@ class AgentFacts(msgspec.Struct, frozen=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent."""
+    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent.
+
+    `buffered`: the agent reaches host memory, to which blocks must be copied before others read them.
+    """
 
     machine: str
     shape: RankShape
     agent: AgentFacts
+    buffered: bool = False
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """What another engine is, and the `pieces` of it that each rank of this one reads."""
+
+    theirs: Facts
+    pieces: list[list[Piece]]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Blocks of another engine, which is as `theirs` says, that each worker reads `pieces` of, by rank here.
+    """Blocks of another engine, of which `fit` is the encoded `Fit`, that the workers read.
 
     They hold tokens `start` to before `stop`. `ours[g]` are those of group g here, from the first of these tokens on;
     `blocks[g]` are those of the other engine's group g, from the one with the first token on. 0: needed by nobody. The
@@ -68,8 +81,7 @@ class Load(msgspec.Struct, frozen=True):
 
     owner: str
     agents: list[AgentFacts]
-    theirs: Facts
-    pieces: list[list[Piece]]
+    fit: bytes
     ticket: bytes
     start: int
     stop: int
@@ -98,17 +110,25 @@ class Notice(NamedTuple):
 
 
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here."""
+    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here.
+
+    `given` are blocks that others may read once they are in host memory, by the request whose they are.
+    """
 
     loads: list[Load] = []
+    given: dict[str, list[list[int]]] = {}
     deadlines: dict[str, float] = {}
     holds: bool = False
 
 
 class NixlNote(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new."""
+    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new.
+
+    `given` are the requests of a step's `given` whose blocks may be read now.
+    """
 
     notices: list[bytes] = []
+    given: list[str] = []
     failed: list[str] = []
     facts: WorkerFacts | None = None
 

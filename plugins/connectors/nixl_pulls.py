@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from frame.interfaces import KVLayout, RequestView
 
 from .nixl_holds import MAX_RENEWALS
-from .nixl_links import Links, Source
-from .nixl_maps import Piece
+from .nixl_links import Acquaintance, Links, Source
 from .nixl_messages import MARGIN_SECONDS, AgentFacts, Load, digest
 from .nixl_options import NixlOptions
 from .nixl_shapes import Facts
@@ -32,7 +31,7 @@ _RENEW_AT = 0.5
 
 @dataclass
 class Grant:
-    """What a prefill engine granted, which is as `theirs` says, and which `pieces` of it each rank here reads.
+    """What a prefill engine granted, of which `met` is known.
 
     `deadline` is by this machine's clock, counted from before it was asked.
     """
@@ -40,8 +39,7 @@ class Grant:
     ticket: bytes
     blocks: list[list[int]]
     agents: list[AgentFacts]
-    theirs: Facts
-    pieces: list[list[Piece]]
+    met: Acquaintance
     deadline: float
     seconds: float
 
@@ -70,9 +68,9 @@ class Pulls:
 
     def __init__(self, layout: KVLayout, options: NixlOptions, secret: bytes, address: str, facts: Facts) -> None:
         self._layout = layout
-        self._facts = facts
         self._options = options
         self._address = address
+        self._groups = facts.groups
         self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nixl-ask")
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
@@ -114,18 +112,17 @@ class Pulls:
         start, stop = pull.num_tokens - num_external, pull.num_tokens
         ours = [
             [int(table[place]) for place in group.places(start, stop)]
-            for table, group in zip(block_ids, self._facts.groups, strict=True)
+            for table, group in zip(block_ids, self._groups, strict=True)
         ]
         theirs = [
             [blocks[place] for place in group.places(start, stop)]
-            for blocks, group in zip(grant.blocks, grant.theirs.groups, strict=True)
+            for blocks, group in zip(grant.blocks, grant.met.theirs.groups, strict=True)
         ]
         self._loading[request.request_id] = pull
         return Load(
             request.request_id,
             grant.agents,
-            grant.theirs,
-            grant.pieces,
+            grant.met.fit,
             grant.ticket,
             start,
             stop,
@@ -209,14 +206,18 @@ class Pulls:
         return any(pull.source == source for pull in (*asked, *self._loading.values()))
 
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
-        """Whether the blocks are there that tokens from `num_tokens` on read."""
-        groups = list(zip(grant.blocks, grant.theirs.groups, strict=True))
-        if any(len(blocks) != len(group.places(0, num_tokens)) for blocks, group in groups):
-            return False
-        ours, theirs = self._facts.by_name, grant.theirs.by_name
-        for here, there in {(layer.group, theirs[name].group) for name, layer in ours.items()}:
-            first = self._layout.groups[here].specs[0].first_needed(num_tokens)
-            if not all(grant.blocks[there][first // grant.theirs.groups[there].block_size :]):
+        """Whether the blocks are there that tokens from `num_tokens` on read.
+
+        Whole ones of this engine's: what one holds can be found by its hash, whichever part of it was needed now.
+        """
+        groups = grant.met.theirs.groups
+        for blocks, group in zip(grant.blocks, groups, strict=True):
+            if len(blocks) != len(group.places(0, num_tokens)):
+                return False
+        for here, there in grant.met.groups:
+            ours = self._layout.groups[here]
+            first = ours.specs[0].first_needed(num_tokens) // ours.block_size * ours.block_size
+            if not all(grant.blocks[there][first // groups[there].block_size :]):
                 return False
         return True
 
@@ -229,11 +230,10 @@ class Pulls:
         except PeerError as error:
             logger.debug("no blocks of request %s: %s", pull.source.request, error)
             return None
-        theirs = link.theirs
-        if theirs is None or len(found.blocks) != len(theirs.groups) or len(found.agents) != len(theirs.ranks):
+        met = link.met
+        if met is None or len(found.blocks) != len(met.theirs.groups) or len(found.agents) != len(met.theirs.ranks):
             return None
-        deadline = start + found.seconds
-        return Grant(found.ticket, found.blocks, found.agents, theirs, link.pieces, deadline, found.seconds)
+        return Grant(found.ticket, found.blocks, found.agents, met, start + found.seconds, found.seconds)
 
     def _ask_more(self, source: Source, ticket: bytes) -> float | None:
         """Runs in a thread: the end of the lease."""

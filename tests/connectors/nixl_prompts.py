@@ -51,11 +51,14 @@ class Asked:
                 ended.append(output.request_id)
         return ended
 
-    def finish(self, name, seconds=60):
+    def finish(self, name, seconds=60, beside=None):
+        """The tokens of a request; `beside` steps too, as the loop of its engine does."""
         latest = time.monotonic() + seconds
         while not (self.outputs[name] and self.outputs[name][-1].finish_reason):
             assert time.monotonic() < latest, f"{name} does not end"
             self.step()
+            if beside is not None:
+                beside.step()
             time.sleep(0.0005)
         return self.tokens(name)
 
@@ -87,13 +90,13 @@ class Asked:
 class Prefill:
     """The process of a prefill engine."""
 
-    def __init__(self, model, secret_file, **settings):
+    def __init__(self, model, secret_file, environment=(), **settings):
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(model), str(secret_file), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
         )
         self.number = 0
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
-from frame.plugins.connectors.nixl_maps import Rows, Side, of_rank, pieces, readers, rows
+from frame.plugins.connectors import nixl_maps
+from frame.plugins.connectors.nixl_maps import Rows, Side, check_orders, of_rank, pieces, readers, rows
 from frame.plugins.connectors.nixl_shapes import BlockShape, Facts, GroupShape, LayerShape
 
 ITEM = 2
@@ -169,6 +170,21 @@ def test_heads_of_half_a_block_are_as_few_pieces_as_the_order_allows():
         whole, half = (Side(block_shape(order, 16, heads, 8), 16, 0, 0, 1 << 20) for heads in (4, 2))
         counts[order] = len(rows(half, whole, (0, 2), range(16), np.array([1]), np.array([1])).sizes)
     assert list(counts.values()) == [2, 32]
+
+
+def test_orders_with_nothing_in_common_are_refused():
+    plain, turned = (make_facts(order=order, numbers=16) for order in ((0, 1, 2, 3), (3, 2, 1, 0)))
+    check_orders(plain, make_facts(order=(2, 1, 0, 3), numbers=16, ranks=2))
+    with pytest.raises(ValueError, match=r"a block's axes, of layer b: \(3, 2, 1, 0\) at .* so that only 2 bytes lie"):
+        check_orders(turned, plain)
+    check_orders(turned, turned)
+
+
+def test_a_read_of_too_many_pieces_is_refused(monkeypatch):
+    monkeypatch.setattr(nixl_maps, "MAX_ROWS", 31)
+    whole, half = (Side(block_shape((0, 1, 2, 3), 16, heads, 8), 16, 0, 0, 1 << 20) for heads in (4, 2))
+    with pytest.raises(ValueError, match="they are 32 pieces of 32 bytes"):
+        rows(half, whole, (0, 2), range(16), np.array([1]), np.array([1]))
 
 
 def test_ranks_that_keep_the_same_are_read_by_turns():

@@ -23,6 +23,18 @@ def pairs(tmp_path):
 
 
 @pytest.mark.parametrize("shape", STATES.values(), ids=STATES.keys())
+def test_states_pass_through_host_buffers(pairs, shape):
+    layout, options = make_layout(**shape), {"host_buffer": True, "lease_seconds": 60}
+    there, here = (pairs.engine(layout, options=options) for _ in range(2))
+    prompt = pairs.prompt(41)
+    params = pairs.prefill(there, "p", prompt)
+    pairs.add(here, "d", prompt, params)
+    pairs.until(lambda: here.ended("d"), there, here, seconds=20)
+    assert here.num_cached("d") == 40
+    pairs.rest(there, here)
+
+
+@pytest.mark.parametrize("shape", STATES.values(), ids=STATES.keys())
 def test_the_copy_is_held_not_the_state_that_the_request_left(pairs, shape):
     """The prefill engine goes on, with others in the blocks that it gave back, before the decode engine reads."""
     layout = make_layout(**shape)
@@ -49,7 +61,7 @@ def test_a_state_that_does_not_arrive_is_computed(pairs, shape, monkeypatch):
     prompt = pairs.prompt(41)
     here.run(request("before", prompt[:18]))
     params = pairs.prefill(there, "p", prompt)
-    monkeypatch.setattr(nixl_worker.NixlWorker, "_fits", lambda *given: False)
+    monkeypatch.setattr(nixl_worker, "_covers", lambda *given: False)
     pairs.decode(here, "d", prompt, params)
     assert counter(here, "failed_blocks") > 0
     pairs.rest(there, here)

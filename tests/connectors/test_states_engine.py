@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from frame.plugins.connectors import nixl_worker
 from frame.plugins.connectors.block_messages import state_key
-from frame.plugins.connectors.nixl_worker import NixlWorker
 from frame.plugins.connectors.peer_client import PeerClient
 from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
@@ -105,7 +105,7 @@ def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_comput
         assert there.rest() == here.rest() == 0
         # the states are here by now
         assert complete(decode, prompts(), "again") == (want, cached(name))
-        monkeypatch.setattr(NixlWorker, "_fits", lambda *given: False)
+        monkeypatch.setattr(nixl_worker, "_covers", lambda *given: False)
         assert decode.call("reset_prefix_cache", {})
         assert passed("lost", prompts())[0] == want
         assert here.counter("failed_blocks") > 0
