@@ -491,6 +491,7 @@ class CudaMemory(Memory):
     """
 
     needs_profile = True
+    offloads = True
 
     def __init__(self, device: torch.device, captured_share: Callable[[], float] = lambda: 0.0) -> None:
         self._device = device
