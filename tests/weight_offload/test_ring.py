@@ -130,7 +130,8 @@ def make(count: int, num_places: int, queue: Any = None) -> tuple[Stack, WeightR
     ]
     if isinstance(queue, LazyQueue):
         queue.hosts = {id(one.host): one.index for one in kept}
-    ring = WeightRing(kept, num_places, torch.device("cpu"), queue)
+    first = torch.empty(max(one.num_bytes for one in kept), dtype=torch.uint8)
+    ring = WeightRing(kept, num_places, first, queue)
     ring.watch(stack)  # type: ignore[arg-type]
     stack.weight_ring = ring
     stack.finish_load()

@@ -32,7 +32,7 @@ class WeightOffload(NoOffload):
         self._kept: list[KeptLayer] = []
         self._num_made = self._count = self._largest = 0
         self._met: set[int] = set()  # ids of the parameters of all layers
-        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+        self._first = torch.empty(0, dtype=torch.uint8, device=device)
         self.kept_bytes = self.saved_bytes = 0
 
     def layer(self, layer: nn.Module, count: int) -> nn.Module:
@@ -61,9 +61,9 @@ class WeightOffload(NoOffload):
 
     def _keep(self, layer: nn.Module, size: int) -> None:
         kept = KeptLayer(layer, len(self._kept), self._memory.pinned)
-        if len(self._scratch) < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
-        kept.lay(self._scratch)  # until all layers are made, so that their own memory serves the next ones
+        if len(self._first) < size:
+            self._first = torch.empty(size, dtype=torch.uint8, device=self._device)
+        kept.lay(self._first)  # until all layers are made; their own memory then serves the next ones
         self._kept.append(kept)
         self.kept_bytes += size
 
@@ -83,8 +83,7 @@ class WeightOffload(NoOffload):
                 f"in host memory, and the device holds {places} of them at a time: nothing would be saved; "
                 f"{more if places < self._num_made else ''}lower cpu_offload_ahead, or leave cpu_offload_gb out"
             )
-        self._scratch = self._scratch.new_empty(0)
-        ring = WeightRing(self._kept, places, self._device, self._queue)
+        ring = WeightRing(self._kept, places, self._first, self._queue)
         self.saved_bytes = self.kept_bytes - ring.num_bytes
         ring.watch(model)
         model.weight_ring = ring  # the last part, so that it hears last that weights are loaded

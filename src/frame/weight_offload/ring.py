@@ -22,22 +22,20 @@ from .kept import KeptLayer, KeptMethod, KeptPart
 
 
 class WeightRing(nn.Module):
-    """`num_places` places on `device` for `layers`, of which there are more. A part of the model whose layers they are.
+    """`num_places` places for `layers`, of which there are more. A part of the model whose layers they are.
 
-    `queue` makes the copies.
+    `first` is memory on the device for the largest layer, which is one of the places. `queue` makes the copies.
     """
 
-    def __init__(self, layers: Sequence[KeptLayer], num_places: int, device: torch.device, queue: SideQueue) -> None:
+    def __init__(self, layers: Sequence[KeptLayer], num_places: int, first: Tensor, queue: SideQueue) -> None:
         super().__init__()
         self._layers = list(layers)
         self._queue = queue
-        size = max(one.num_bytes for one in layers)
         for number in range(num_places):
-            self.register_buffer(
-                f"place{number}", torch.empty(size, dtype=torch.uint8, device=device), persistent=False
-            )
+            place = torch.empty_like(first) if number else first
+            self.register_buffer(f"place{number}", place, persistent=False)
         self.num_places = num_places
-        self.num_bytes = size * num_places
+        self.num_bytes = len(first) * num_places
         self._holds: list[int | None] = [None] * num_places  # the layer that is there, or on its way
         self._arrivals: list[Mark | None] = [None] * num_places  # of a copy that the main queue has not waited for
         self._open: list[KeptPart | None] = [None] * num_places  # what is being loaded there
