@@ -11,13 +11,12 @@ from torch import nn
 from frame.core.interfaces.platform import Memory, SideQueue
 from frame.links.host_memory import host_memory
 
+from .choice import GIB, is_kept, require_gain
 from .kept import KeptLayer, layer_bytes, own_parameters, parts_of
 from .null import M, NoOffload
 from .ring import WeightRing
 
 logger = logging.getLogger("frame.worker")
-
-GIB = 1 << 30
 
 
 class WeightOffload(NoOffload):
@@ -30,21 +29,21 @@ class WeightOffload(NoOffload):
         self._budget, self._num_places = budget_bytes, ahead + 1
         self._memory, self._queue, self._device = memory, queue, device
         self._kept: list[KeptLayer] = []
-        self._num_made = self._count = self._largest = 0
+        self._sizes, self._count = list[int](), 0
         self._met: set[int] = set()  # ids of the parameters of all layers
         self._first = torch.empty(0, dtype=torch.uint8, device=device)
         self.kept_bytes = self.saved_bytes = 0
 
     def layer(self, layer: nn.Module, count: int) -> nn.Module:
-        """Keeps the layer's weights if it is its turn: after n layers at most n / `count` of the budget is used."""
-        if 0 < self._count == self._num_made:
+        """Keeps the layer's weights if it is its turn."""
+        if 0 < self._count == len(self._sizes):
             raise ValueError(
                 "cpu_offload_gb: this model has an encoder beside its decoder, and the layers of one alone can be "
                 "copied ahead; leave cpu_offload_gb out"
             )
-        self._count, self._num_made = count, self._num_made + 1
         size = layer_bytes(layer)
-        self._largest = max(self._largest, size)
+        self._count = count
+        self._sizes.append(size)
         ids = {id(one) for part in parts_of(layer) for one in own_parameters(part)}
         if self._met & ids:
             raise ValueError(
@@ -52,9 +51,9 @@ class WeightOffload(NoOffload):
                 "leave cpu_offload_gb out"
             )
         self._met |= ids
-        if self._num_made == 1:
+        if len(self._sizes) == 1:
             _require_room(min(self._budget, size * count))
-        if size and self.kept_bytes + size <= self._budget * self._num_made // count:
+        if is_kept(size, self.kept_bytes, len(self._sizes), count, self._budget):
             _require_room(size)
             self._keep(layer, size)
         return layer
@@ -70,28 +69,22 @@ class WeightOffload(NoOffload):
     def finish(self, model: M) -> M:
         """Lays the layers out on the device; raises `ValueError` where so few are kept that nothing would be saved."""
         name = type(model).__name__
-        if not self._num_made:
+        if not self._sizes:
             raise ValueError(
                 f"cpu_offload_gb: {name} does not make its layers one by one, so that none can be copied ahead; leave "
                 "cpu_offload_gb out"
             )
-        places = self._num_places
-        if len(self._kept) <= places:
-            more = f"give at least {self._largest * (places + 1) / GIB:.2g} GiB, "
-            raise ValueError(
-                f"cpu_offload_gb {self._budget / GIB:g} keeps {len(self._kept)} of {self._num_made} layers of {name} "
-                f"in host memory, and the device holds {places} of them at a time: nothing would be saved; "
-                f"{more if places < self._num_made else ''}lower cpu_offload_ahead, or leave cpu_offload_gb out"
-            )
-        ring = WeightRing(self._kept, places, self._first, self._queue)
+        require_gain(self._sizes, len(self._kept), self._budget, self._num_places)
+        ring = WeightRing(self._kept, self._num_places, self._first, self._queue)
         self.saved_bytes = self.kept_bytes - ring.num_bytes
         ring.watch(model)
         model.weight_ring = ring  # the last part, so that it hears last that weights are loaded
         weakref.finalize(ring, self._queue.close)
+        numbers = len(self._kept), len(self._sizes), self.kept_bytes / GIB, self._num_places, ring.num_bytes / GIB
         logger.info(
-            "%d of %d layers, %.2f GiB of weights, are kept in host memory; %d of them lie on the device at a time, in "
-            "%.2f GiB", len(self._kept), self._num_made, self.kept_bytes / GIB, places, ring.num_bytes / GIB,
-        )  # fmt: skip
+            "%d of %d layers, %.2f GiB of weights, lie in host memory; the device has %d places for them, %.2f GiB",
+            *numbers,
+        )
         return model
 
 

@@ -7,8 +7,9 @@ import logging
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.platform import Platform
 
+from .choice import GIB
 from .null import NO_OFFLOAD, NoOffload
-from .offload import GIB, WeightOffload
+from .offload import WeightOffload
 
 logger = logging.getLogger("frame.worker")
 
