@@ -17,7 +17,8 @@ from frame.core.layers.methods import PlainLinear
 from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.encoder_decoders import make_encoder_decoder
-from frame.testing.engines import SMALL, greedy, prompts, running
+from frame.testing.engines import SMALL, greedy, pooled, prompts, running
+from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from frame.testing.thread_executor import with_threads
 from frame.weight_offload.kept import layer_bytes, own_parameters, parts_of
 from frame.weight_offload.null import moves_weights
@@ -93,6 +94,34 @@ def test_tokens_are_those_of_weights_on_the_device(
     make_checkpoint(tmp_path, family, num_hidden_layers=6, **changes)
     plain = {name: value for name, value in settings.items() if not name.startswith("cpu_offload")}
     assert tokens(tmp_path, **{**OFFLOADED, **settings}) == tokens(tmp_path, **plain)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["gemma3n", "gemma4-shared", "gpt-oss", "jamba", "llama4", "mamba2", "qwen3-next"])
+def test_layers_of_other_kinds(family: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, **OFFLOADED, cpu_offload_ahead=1) == tokens(tmp_path)
+
+
+@pytest.mark.matrix
+def test_drafts_that_are_checked(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama", num_hidden_layers=5)
+    drafted = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
+    assert tokens(tmp_path, **OFFLOADED, **drafted) == tokens(tmp_path)
+
+
+@pytest.mark.matrix
+def test_embeddings_of_an_encoder(tmp_path: Path) -> None:
+    make_pooling_checkpoint(tmp_path, "bert", num_hidden_layers=5)
+
+    def rows(**settings: Any) -> list[Any]:
+        with engine_of(
+            tmp_path, **{"num_gpu_blocks_override": None, "max_num_batched_tokens": 128, **settings}
+        ) as engine:
+            assert on_workers(engine, lambda worker: moves_weights(worker.model)) == [bool(settings)]
+            return pooled(engine, GIVEN)
+
+    assert all((one == other).all() for one, other in zip(rows(**OFFLOADED), rows(), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["ordered", pytest.param("fp8", marks=pytest.mark.matrix)])

@@ -84,7 +84,7 @@ def load_model(
         except torch.OutOfMemoryError:
             raise ValueError(
                 f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
-                "are free; divide the model over more devices, or end what else uses the device"
+                "are free; divide the model, keep weights in host memory (cpu_offload_gb), or end what else uses it"
             ) from None
         copies = sum(table.weight.nbytes for table in tied_tables(model) if build.ops.packs(table.weight))
         held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) - build.offload.kept_bytes
