@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,7 @@ class LazyQueue(SideQueue):
         self._log = log
         self._work: list[tuple[int, Callable[[], None]]] = []
         self.hosts: dict[int, int] = {}
+        self.fails = self.num_failures = -1
 
     def run(self, work: Callable[[], None]) -> None:
         index = self.hosts[id(work.func.__self__)]  # type: ignore[attr-defined]
@@ -115,9 +117,12 @@ class LazyQueue(SideQueue):
 
     def _arrive(self, count: int, index: int) -> None:
         self._log.append(("wait", index))
-        for place, (_, work) in enumerate(self._work[:count]):
-            work()
+        for place, (copied, work) in enumerate(self._work[:count]):
             self._work[place] = (index, lambda: None)
+            if copied == self.fails and self.num_failures > 0:
+                self.num_failures -= 1
+                raise OSError("a copy that fails")
+            work()
 
 
 def make(count: int, num_places: int, queue: Any = None) -> tuple[Stack, WeightRing, list[tuple[str, int]], Stack]:
@@ -181,6 +186,20 @@ def test_a_step_that_fails_anywhere(fails: int) -> None:
         found = ring._place(index)[: ring._layers[index].num_bytes].clone()
         ring._layers[index].host.copy_to(ring._place(index), 0, len(found))
         assert torch.equal(found, ring._place(index)[: len(found)])
+    assert torch.equal(stack(X), plain(X))
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+@pytest.mark.parametrize("fails", range(5))
+def test_copies_that_fail(fails: int, num_failures: int) -> None:
+    """In the middle of a step, at its end, and when the ring is put in order after that."""
+    stack, ring, _, plain = make(5, 2)
+    queue: Any = ring._queue
+    queue.fails, queue.num_failures = fails, num_failures
+    for _ in range(num_failures + 1):
+        with suppress(OSError):
+            assert torch.equal(stack(X), plain(X))
+    assert queue.num_failures == 0
     assert torch.equal(stack(X), plain(X))
 
 

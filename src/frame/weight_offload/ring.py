@@ -36,8 +36,9 @@ class WeightRing(nn.Module):
             self.register_buffer(f"place{number}", place, persistent=False)
         self.num_places = num_places
         self.num_bytes = len(first) * num_places
-        self._holds: list[int | None] = [None] * num_places  # the layer that is there, or on its way
-        self._arrivals: list[Mark | None] = [None] * num_places  # of a copy that the main queue has not waited for
+        self._forget()
+        self._holds: list[int | None]  # the layer that is there, or on its way; None where nobody knows
+        self._arrivals: list[Mark | None]  # of a copy that the main queue has not waited for
         self._open: list[KeptPart | None] = [None] * num_places  # what is being loaded there
         for layer in layers:
             layer.lay(self._place(layer.index))
@@ -72,11 +73,25 @@ class WeightRing(nn.Module):
         self._fetch(following if following < len(self._layers) else index % self.num_places)
 
     def _end(self, model: nn.Module, given: Any, result: Any) -> None:
-        """Called at the end of a forward pass; without a result it has raised, and nobody knows what it launched."""
-        for place in range(self.num_places):
-            if result is None or self._holds[place] != place:
-                self._fetch(place)
-            self._wait(place)
+        """Called at the end of a forward pass; without a result it has raised, and nobody knows what it launched.
+
+        A capture that has failed takes no more copies, and has made none: then all is as it was before.
+        """
+        if result is None:
+            self._forget()
+        try:
+            for place in range(self.num_places):
+                if self._holds[place] != place:
+                    self._fetch(place)
+                self._wait(place)
+        except Exception:
+            self._forget()
+            if result is not None:
+                raise
+
+    def _forget(self) -> None:
+        self._holds = [None] * self.num_places
+        self._arrivals = [None] * self.num_places
 
     def _fetch(self, index: int) -> None:
         """Has the weights of layer `index` copied to their place, behind what the main queue holds now."""
