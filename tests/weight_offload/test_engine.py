@@ -159,6 +159,7 @@ def test_the_device_holds_what_is_not_kept_and_the_ring(tmp_path: Path) -> None:
     assert device == whole - 3 * layer + 2 * place < parameters
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore")  # transformers' and PEFT's own
 def test_adapters_lie_on_the_device(tmp_path: Path) -> None:
     pytest.importorskip("peft")

@@ -51,10 +51,6 @@ class WeightRing(nn.Module):
         """Has the ring put in order at the end of each forward pass of `model`, also of one that raises."""
         model.register_forward_hook(self._end, always_call=True)
 
-    def close(self) -> None:
-        """Ends the queue of copies."""
-        self._queue.close()
-
     def _place(self, index: int) -> Tensor:
         return self.get_buffer(f"place{index % self.num_places}")
 
