@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from frame import LLM, LoRARequest, SamplingParams
 from frame.core.config.flat import from_flat
 from frame.core.layers.methods import PlainLinear
 from frame.core.plugin_host.registry import Registry
+from frame.plugins.platforms.cpu import HostStreams
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.encoder_decoders import make_encoder_decoder
 from frame.testing.engines import SMALL, greedy, pooled, prompts, running
@@ -200,6 +202,29 @@ def test_other_weights_take_the_place_of_those_that_are_kept(tmp_path: Path) -> 
         assert greedy(engine, GIVEN) == wanted[0]
         engine.call("update_weights", {"model": str(folders[1])})
         assert greedy(engine, GIVEN) == wanted[1]
+
+
+@pytest.mark.parametrize("number", [1, 4, pytest.param(9, marks=pytest.mark.matrix)])
+def test_weights_that_cannot_be_read_leave_the_old_ones(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new weights end in the middle of a layer."""
+    folders = [make_checkpoint(tmp_path / str(seed), "llama", num_hidden_layers=5, seed=seed) for seed in (0, 1)]
+    fill, calls = HostStreams.fill, count()
+
+    def failing(self: HostStreams, pieces: Any) -> None:
+        given = list(pieces)
+        if next(calls) == number:
+            fill(self, given[:1])
+            raise OSError("a file that ends")
+        fill(self, given)
+
+    with engine_of(folders[0], **OFFLOADED) as engine:
+        wanted = greedy(engine, GIVEN)
+        monkeypatch.setattr(HostStreams, "fill", failing)
+        with pytest.raises(RuntimeError, match="the old weights serve on: a file that ends"):
+            engine.call("update_weights", {"model": str(folders[1])})
+        assert greedy(engine, GIVEN) == wanted
 
 
 def test_tensors_that_come_one_by_one_in_any_order(tmp_path: Path) -> None:
