@@ -78,6 +78,27 @@ def test_replay_without_gaps(make: Make) -> None:
         assert replayed(dealer, 2**64 - 1) == []
 
 
+def test_the_buffer_is_bounded_in_bytes_too(make: Make) -> None:
+    """Steps of long prompts make large batches: 10,000 of them could fill the engine's memory."""
+    again = address()
+    sizes = iter([300, 300, 300, 100, 2000, 10, 20])
+    publisher = make(
+        address(),
+        lambda seconds, events: bytes(next(sizes)),
+        replay_endpoint=again,
+        buffer_steps=100,
+        buffer_bytes=1000,
+    )
+    with opened(zmq.DEALER, again) as dealer:
+        for place, kept in enumerate([1, 2, 3, 4, 0, 1, 2]):
+            publisher.publish([place])
+            while publisher._queue:
+                time.sleep(0.001)
+            time.sleep(0.02)
+            assert len(replayed(dealer, 0)) == kept
+    assert publisher._sent.num_bytes == 30
+
+
 def test_a_req_socket_gets_its_one_answer(make: Make) -> None:
     where, again = address(), address()
     publisher = make(where, replay_endpoint=again)
