@@ -76,11 +76,15 @@ class FleetServer:
 
 
 class Fleet:
-    """All servers, in the order of the list. `problem` says what is wrong with the newest list, if that is not used."""
+    """All servers, in the order of the list. `problem` says what is wrong with the newest list, if that is not used.
+
+    `fetches_kv`: servers have got KV from others, since some list had servers for prompts only.
+    """
 
     def __init__(self, entries: Sequence[ListedServer]) -> None:
         self.servers: list[FleetServer] = []
         self.problem: str | None = None
+        self.fetches_kv = False
         self.started = time.time()
         self.apply(entries)
 
@@ -95,6 +99,7 @@ class Fleet:
         for server in known.values():
             server.removed = True
         self.servers = [*servers, *(server for server in known.values() if server.in_flight)]
+        self.fetches_kv = self.fetches_kv or any(entry.role == "prefill" for entry in entries)
 
     def forget_idle(self) -> None:
         """Drops servers that the list has no more and that have ended what they had under way."""

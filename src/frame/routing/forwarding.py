@@ -22,7 +22,7 @@ from frame.core.server.event_stream import wire_of
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .endings import Ending, StoppedError
 from .policy import Route, RouteRequest
-from .prefill import decode_body, divides, prefill_body
+from .prefill import ParamsScan, check_params, decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most bytes of a body and of a form with files, and most servers that a request is sent to."""
+    """Most bytes of a body and of a form with files, and most servers that a request is sent to.
+
+    `clients_params`: clients may say themselves from where a server is to fetch KV.
+    """
 
     body_bytes: int
     upload_bytes: int
     tries: int = 3
+    clients_params: bool = False
 
 
 class Forwarding:
@@ -129,15 +133,20 @@ class Forwarding:
             headers = self._upstream.headers(scope["headers"])
         except UnicodeDecodeError:
             raise RequestError(400, "a header of the request is no UTF-8 text") from None
+        checks = self._fleet.fetches_kv and not self._bounds.clients_params
         if not is_upload(scope):
             body = await read_body(scope, receive, self._bounds.body_bytes)
-            return Forwarded(scope, target, RouteRequest(scope["path"], body), headers, body)
+            request = RouteRequest(scope["path"], body)
+            if checks:
+                check_params(request)
+            return Forwarded(scope, target, request, headers, body)
         if (length := announced(scope)) is not None:
             if length > self._bounds.upload_bytes:
                 await drop(receive)
                 raise too_long(self._bounds.upload_bytes)
             headers.append(("content-length", str(length)))
-        upload = Upload(receive, self._bounds.upload_bytes, lambda: ending.watch(receive))
+        check = ParamsScan() if checks else None
+        upload = Upload(receive, self._bounds.upload_bytes, lambda: ending.watch(receive), check)
         return Forwarded(scope, target, RouteRequest(scope["path"]), headers, upload)
 
     async def _forward(self, forwarded: Forwarded, send: Send) -> None:

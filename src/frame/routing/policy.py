@@ -46,19 +46,29 @@ class RouteRequest:
         self.path = path
         self.body = body
 
-    @cached_property
+    @property
     def content(self) -> dict[str, Any] | None:
         """The body as JSON, read when it is first asked for.
 
         None where it is no JSON object, or has more parts than `frame serve` reads: they would hold up all requests.
         """
+        found = self._parsed[0] if self._parsed else None
+        return found if isinstance(found, dict) else None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the body can be read, as `frame serve` reads bodies."""
+        return bool(self._parsed)
+
+    @cached_property
+    def _parsed(self) -> tuple[Any, ...]:
+        """What the body means; empty where that cannot be read."""
         from frame.core.server.bodies import parse_json
 
         try:
-            found = parse_json(self.body)
+            return (parse_json(self.body),)
         except RequestError:
-            return None
-        return found if isinstance(found, dict) else None
+            return ()
 
 
 class Route(NamedTuple):

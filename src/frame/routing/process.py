@@ -53,7 +53,7 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     tls = tls_context(server)
     fleet = Fleet(settings.servers)
     upstream = Upstream(settings.server_key, settings.connect_seconds)
-    bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1)
+    bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
     forwarding = Forwarding(fleet, policy, upstream, bounds)
     front = Front(server, fleet, forwarding, page_files() if server.page else {}, {"policy": name})
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)

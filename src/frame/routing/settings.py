@@ -38,6 +38,7 @@ class RouteSettings:
     max_retries: int
     health_seconds: float
     connect_seconds: float
+    clients_params: bool = False
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--prefill", nargs="+", default=[], action="extend", metavar="URL",
         help="Servers that compute prompts only, whose KV the others fetch.",
+    )  # fmt: skip
+    add(
+        "--allow-kv-transfer-params", action="store_true",
+        help="Let clients say by kv_transfer_params from where a server fetches KV, where some compute prompts only.",
     )  # fmt: skip
     add("--policy", default="auto", metavar="NAME", help="Route policy plugin (default: auto, which is least-load).")
     add("--server-key", metavar="KEY", help="Key for the servers, which they get in place of the clients' keys.")
@@ -84,6 +89,7 @@ def settings_of(arguments: argparse.Namespace) -> RouteSettings:
         max_retries=_whole("--max-retries", arguments.max_retries),
         health_seconds=_seconds("--health-seconds", arguments.health_seconds),
         connect_seconds=_seconds("--connect-seconds", arguments.connect_seconds),
+        clients_params=arguments.allow_kv_transfer_params,
     )
 
 
