@@ -14,7 +14,10 @@ from frame.core.cli.main import main
         (["a:1", "--servers", "x"], "--servers FILE and addresses on the command line exclude each other"),
         (["--servers", "/none"], "the list of servers /none cannot be read: No such file or directory"),
         (["--prefill", "a:1"], "every listed server is for prefill only, so that none could answer"),
-        (["a:1", "--policy", "least-laod"], "no route policy 'least-laod'; there are: least-load, pairs, round-robin"),
+        (
+            ["a:1", "--policy", "least-laod"],
+            "no route policy 'least-laod'; there are: least-load, pairs, prefix, round-robin, text-prefix",
+        ),
         (["a:1", "--plugin.pairs.min-body-bytes", "-1"], "option min_body_bytes of plugin 'pairs'"),
         (["a:1", "--max-retries", "many"], "--max-retries must be a whole number from 0 to 99, got 'many'"),
         (["a:1", "--health-seconds", "nan"], "--health-seconds must be seconds from 0.05 to 3600, got 'nan'"),

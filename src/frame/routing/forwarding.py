@@ -21,7 +21,7 @@ from frame.core.server.event_stream import wire_of
 
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .endings import Ending, StoppedError
-from .policy import Route, RouteRequest
+from .policy import Route, RouteRequest, RouteServer
 from .prefill import ParamsScan, check_params, decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
@@ -162,6 +162,7 @@ class Forwarding:
         """The first server to ask, once the prompt was computed by another one where there are such servers."""
         request = forwarded.request
         tried: list[FleetServer] = []
+        await self._prepare(forwarded)
         prefills = self._fleet.usable("prefill")
         if prefills and not (forwarded.scope["method"] == "POST" and divides(request)):
             prefills = []
@@ -177,6 +178,30 @@ class Forwarding:
             left = self._fleet.usable("prefill", tried) if len(tried) < self._bounds.tries else ()
             route = self._route(request, (), left)
         return self._server(route)
+
+    async def _prepare(self, forwarded: Forwarded) -> None:
+        """Has a policy that asks servers about requests do so, with the client's key."""
+        request, servers = forwarded.request, self._fleet.usable("serve")
+        if not (self._policy.prepares and request.body and servers and forwarded.scope["method"] == "POST"):
+            return
+        keys = [header for header in forwarded.headers if header[0] in ("authorization", "x-api-key")]
+        headers = [*keys, ("content-type", "application/json"), ("accept-encoding", "identity")]
+
+        async def ask(server: RouteServer, path: str, body: bytes) -> bytes | None:
+            answer = None
+            try:
+                answer = await self._upstream.send(server.url + path, "POST", headers, body)
+                return await answer.whole() if answer.status == 200 else None
+            except (UnreachableError, LostError):
+                return None
+            finally:
+                if answer is not None:
+                    answer.close()
+
+        try:
+            await self._policy.prepare(request, servers, ask)
+        except Exception as error:  # of a plugin, which may raise anything
+            logger.error("the route policy has not prepared a request: %s: %s", type(error).__name__, error)
 
     def _route(
         self, request: RouteRequest, tried: Sequence[FleetServer], prefills: Sequence[FleetServer] = ()
