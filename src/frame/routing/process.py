@@ -73,12 +73,16 @@ def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Flee
 
     if type(policy).kv_changed is RoutePolicy.kv_changed:
         return None
-    if settings.file is None and not any(server.kv_events for server in fleet.servers):
+    named = any(server.kv_events for server in fleet.servers)
+    if not named:
         logger.warning("the policy %s is told of no KV events: no server has an address of them (--kv-events)", name)
-        return None
+        if settings.file is None:
+            return None
     try:
         from frame.kv_events.followers import Followers, KVSource
     except ImportError:
+        if not named:
+            return None
         raise ConfigError("KV events need pyzmq: pip install 'frame-llm[events]'") from None
     followers = Followers(policy.kv_changed, settings.curve_key)
 
