@@ -74,6 +74,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     known = {**leaves(), "port": replace(leaves()["port"], default=_PORT)}
     add_setting_flags(parser, [known[name] for name in _SHARED])
+    take_plugin_options(parser)
+
+
+def take_plugin_options(parser: argparse.ArgumentParser) -> None:
+    """Has a parser, which is a `FlagParser`, read --plugin.NAME.FIELD VALUE."""
     cast("FlagParser", parser).mappings["plugin"] = read_option
 
 
