@@ -17,5 +17,5 @@ class PrefixOptions(TextPrefixOptions):
         0.25, gt=0, le=60, description="Longest wait for a server's /tokenize; later than that, texts decide."
     )
     max_blocks: int = Field(
-        1_000_000, ge=1024, le=1 << 28, description="Most blocks of all servers together, some 300 bytes each."
+        1_000_000, ge=1024, le=1 << 28, description="Most blocks of all servers together, some 200 bytes each."
     )
