@@ -11,6 +11,7 @@ from frame.interfaces import Ask, KVChange, RouteRequest, RouteServer, Setup
 
 from .cached_blocks import CachedBlocks, Prompt
 from .prefix_options import PrefixOptions
+from .prompt_text import prompt_content
 from .text_prefix import TextPrefixPolicy
 from .tokenizing import given_tokens, read_tokens, tokenize_body
 
@@ -34,7 +35,7 @@ class PrefixPolicy(TextPrefixPolicy):
 
     async def prepare(self, request: RouteRequest, servers: Sequence[RouteServer], ask: Ask) -> None:
         """Tokens that the client sent are taken as they are; texts are tokenised if any server tells what it has."""
-        content = request.content
+        content = prompt_content(request)
         if request.tokens is not None or content is None:
             return
         request.tokens = given_tokens(content)
@@ -56,7 +57,7 @@ class PrefixPolicy(TextPrefixPolicy):
             self._shy = {url: until for url, until in self._shy.items() if until > now}
             self._shy[server.url] = now + _SHY_SECONDS
 
-    def choose(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
+    def weigh(self, request: RouteRequest, servers: Sequence[RouteServer]) -> tuple[RouteServer, float]:
         urls = [server.url for server in servers]
         if request.tokens is None or not self._blocks.tell(urls):
             return self.by_text(request, servers)
@@ -64,8 +65,9 @@ class PrefixPolicy(TextPrefixPolicy):
         prompt = Prompt(array("I", request.tokens), content.get("cache_salt"), content.get("model"))
         cached = self._blocks.cached(prompt, urls)
         chosen = self._weighing.choose(servers, lambda server: cached.get(server.url, 0))
-        self._count(len(request.tokens), cached.get(chosen.url, 0))
-        return chosen
+        found = cached.get(chosen.url, 0)
+        self._count(len(request.tokens), found)
+        return chosen, len(request.tokens) - found
 
     def kv_changed(self, server: str, rank: int, change: KVChange) -> None:
         self._blocks.change(server, rank, change)

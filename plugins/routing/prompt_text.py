@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 
+from frame.interfaces import RouteRequest
+
 #: Fields that stand before the rest of a prompt, or decide all of it, in this order.
 _HEAD = ("model", "cache_salt", "tools", "chat_template_kwargs", "reasoning_effort", "instructions", "system")
 #: The fields with the rest; a request has one of them.
 _REST = ("messages", "prompt", "input", "inputs", "text")
-#: Only so many bytes of a prompt are looked at.
-_MOST_BYTES = 1 << 19
+#: Only so many bytes of a prompt are looked at, and only bodies of so many: to read one holds up all others.
+_MOST_BYTES, MOST_BODY_BYTES = 1 << 19, 2 << 20
+
+
+def prompt_content(request: RouteRequest) -> dict[str, Any] | None:
+    """The body of a request, which may have a prompt; None for one that has none, and one that is too large."""
+    return request.content if len(request.body) <= MOST_BODY_BYTES else None
 
 
 def prompt_bytes(content: dict[str, Any] | None) -> bytes:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from frame.interfaces import RoutePolicy, RouteRequest, RouteServer, Setup
+from frame.interfaces import Route, RoutePolicy, RouteRequest, RouteServer, Setup
 
 from .prefix_index import Bits, PrefixIndex
-from .prompt_text import piece_keys, prompt_bytes
+from .prompt_text import piece_keys, prompt_bytes, prompt_content
 from .text_prefix_options import TextPrefixOptions
 from .weighing import Weighing
 
@@ -29,19 +29,32 @@ class TextPrefixPolicy(RoutePolicy):
         self._prompt_tokens = self._known_tokens = 0.0
 
     def choose(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
+        return self.weigh(request, servers)[0]
+
+    def route(self, request: RouteRequest, servers: Sequence[RouteServer], prefills: Sequence[RouteServer]) -> Route:
+        """A prompt of which little is left to compute is computed where it is answered."""
+        server, lacking = self.weigh(request, servers)
+        if not prefills or lacking < self.options.min_prefill_tokens:
+            return Route(server)
+        return Route(server, self.choose(request, prefills))
+
+    def weigh(self, request: RouteRequest, servers: Sequence[RouteServer]) -> tuple[RouteServer, float]:
+        """A server, and how many tokens of the prompt it lacks, as far as is known."""
         return self.by_text(request, servers)
 
-    def by_text(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
-        """Chooses by what was sent before, and remembers this."""
-        data = prompt_bytes(request.content)
+    def by_text(self, request: RouteRequest, servers: Sequence[RouteServer]) -> tuple[RouteServer, float]:
+        """Weighs by what was sent before, and remembers this."""
+        data = prompt_bytes(prompt_content(request))
         keys = list(piece_keys(data, PIECE_BYTES))
         known = self._texts.known(keys, [server.url for server in servers])
         tokens = PIECE_BYTES / TOKEN_BYTES
         chosen = self._weighing.choose(servers, lambda server: tokens * known.get(server.url, 0))
-        if keys:
-            self._texts.sent(keys, chosen.url)
-            self._count(len(data) / TOKEN_BYTES, tokens * known.get(chosen.url, 0))
-        return chosen
+        if not keys:
+            return chosen, len(data or request.body) / TOKEN_BYTES
+        found = tokens * known.get(chosen.url, 0)
+        self._texts.sent(keys, chosen.url)
+        self._count(len(data) / TOKEN_BYTES, found)
+        return chosen, len(data) / TOKEN_BYTES - found
 
     def _count(self, prompt_tokens: float, known_tokens: float) -> None:
         self._prompt_tokens += prompt_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -34,7 +35,10 @@ def given_tokens(content: dict[str, Any]) -> Sequence[int] | None:
         prompt = prompt[0]
     if not isinstance(prompt, list) or not prompt or len(prompt) > _MOST_TOKENS:
         return None
-    return prompt if all(type(token) is int and 0 <= token < 1 << 32 for token in prompt) else None
+    try:
+        return array("I", prompt)
+    except (TypeError, OverflowError):
+        return None
 
 
 def tokenize_body(path: str, content: dict[str, Any]) -> bytes | None:

@@ -90,6 +90,22 @@ def test_prompts_begin_alike_where_their_bytes_do(one: Any, other: Any, alike: b
     assert (first[:1000] == second[:1000]) is alike
 
 
+async def test_bodies_that_take_long_to_read_are_not_read() -> None:
+    policy, there = prefix_policy(), fakes()
+    there[0].in_flight = there[2].in_flight = 1
+    policy.kv_changed(there[0].url, 0, stored(LONG))
+    large = request(chat("x" * (3 << 20)))
+    for _ in range(2):
+        await policy.prepare(large, there, never)
+        assert policy.choose(large, there) is there[1]
+    assert "_parsed" not in vars(large)
+    assert policy.figures()["text_pieces"] == 0
+
+
+async def never(*_: Any) -> bytes | None:
+    raise AssertionError("nobody is to be asked")
+
+
 def test_what_was_sent_is_forgotten_as_a_cache_forgets() -> None:
     texts = SentTexts(4)
     texts.sent([1, 2, 3], "a")
@@ -216,7 +232,7 @@ async def test_nobody_is_asked_where_it_cannot_pay() -> None:
         ({"prompt": [[1, 2]]}, [1, 2]),
         ({"input_ids": [1]}, [1]),
         ({"prompt": [[1], [2]]}, None),
-        ({"prompt": [True, 2]}, None),
+        ({"prompt": [1.5, 2]}, None),
         ({"prompt": [-1]}, None),
         ({"prompt": [1 << 32]}, None),
         ({"prompt": "x"}, None),
@@ -224,7 +240,8 @@ async def test_nobody_is_asked_where_it_cannot_pay() -> None:
     ],
 )
 def test_ids_that_a_client_sends_are_taken_as_they_are(content: Any, found: Any) -> None:
-    assert given_tokens(content) == found
+    tokens = given_tokens(content)
+    assert (tokens if tokens is None else list(tokens)) == found
 
 
 def test_what_is_asked_for_completions() -> None:
@@ -246,6 +263,25 @@ def test_load_weighs_against_what_is_cached_and_unready_servers_are_left_out() -
     there[0].in_flight = 3
     assert policy.choose(asked, there) is there[0]
     assert policy.choose(asked, there[1:]) is there[1]
+
+
+def test_what_is_left_of_a_prompt_decides_whether_it_is_divided() -> None:
+    there, others = fakes(2), [FakeRouteServer("http://p", "prefill")]
+    for policy in (text_policy(min_prefill_tokens=200), prefix_policy(min_prefill_tokens=200)):
+        asked = request(chat(LONG))  # some 390 tokens
+        first = policy.route(asked, there, others)
+        assert first.prefill is others[0]
+        assert policy.route(asked, there, []).prefill is None
+        again = policy.route(asked, there, others)
+        assert (again.server, again.prefill) == (first.server, None)
+        assert policy.route(request(chat(LONG, LONG)), there, others).prefill is others[0]
+        assert policy.route(request(chat("x")), there, others).prefill is None
+    policy = prefix_policy(min_prefill_tokens=200)
+    policy.kv_changed(there[1].url, 0, stored(LONG))
+    asked.tokens = tokens_of(LONG)
+    assert policy.route(asked, there, others) == (there[1], None)
+    asked.tokens = [1, *tokens_of(LONG)]
+    assert policy.route(asked, there, others).prefill is others[0]
 
 
 class Broken(PrefixPolicy):
