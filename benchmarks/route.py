@@ -208,6 +208,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> int:
+    """The first of several ports in a row that nobody uses now."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as probes:
+            for place in range(count):
+                probes.enter_context(socket.create_server(("127.0.0.1", first + place)))
+            return first
+    raise SystemExit(f"there are no {count} free ports in a row")
+
+
 def wait_for(port: int, body: bytes = b"") -> Client:
     """A connection to a process that is starting."""
     for _ in range(600):
@@ -276,8 +287,6 @@ async def _rate(port: int, path: bytes, end: bytes, connections: int, seconds: f
 
 def measure_policies(names: list[str], rounds: int, prompt_bytes: int) -> None:
     """Fronts with these policies before two servers that both have the prompt cached."""
-    from tests.kv_events.listening import free_ports
-
     first = free_ports(6)
     places = (first, first + 3)
     commands = [[sys.executable, __file__, "--serve", str(place), str(prompt_bytes)] for place in places]

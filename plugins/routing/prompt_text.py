@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,8 +12,10 @@ from frame.interfaces import RouteRequest
 _HEAD = ("model", "cache_salt", "tools", "chat_template_kwargs", "reasoning_effort", "instructions", "system")
 #: The fields with the rest; a request has one of them.
 _REST = ("messages", "prompt", "input", "inputs", "text")
+#: Bytes of a piece of a prompt, and those that count as a token.
+PIECE_BYTES, TOKEN_BYTES = 256, 4
 #: Only so many bytes of a prompt are looked at, and only bodies of so many: to read one holds up all others.
-_MOST_BYTES, MOST_BODY_BYTES = 1 << 19, 2 << 20
+MOST_BYTES, MOST_BODY_BYTES = 1 << 19, 2 << 20
 
 
 def prompt_content(request: RouteRequest) -> dict[str, Any] | None:
@@ -34,12 +35,13 @@ def prompt_bytes(content: dict[str, Any] | None) -> bytes:
         found = msgspec.json.encode(head) + (rest.encode() if isinstance(rest, str) else msgspec.json.encode(rest))
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):  # half of a surrogate pair
         return b""
-    return found[:_MOST_BYTES]
+    return found[:MOST_BYTES]
 
 
-def piece_keys(data: bytes, size: int) -> Iterator[int]:
-    """A key for the end of each whole piece of `size` bytes, that stands for all bytes up to there."""
-    key = 0
-    for start in range(0, len(data) - size + 1, size):
-        key = hash((key, data[start : start + size]))
-        yield key
+def piece_keys(data: bytes) -> list[int]:
+    """A key for the end of each whole piece, that stands for all bytes up to there."""
+    key, found = 0, []
+    for start in range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES):
+        key = hash((key, data[start : start + PIECE_BYTES]))
+        found.append(key)
+    return found

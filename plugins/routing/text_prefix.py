@@ -9,12 +9,10 @@ from typing import Any
 from frame.interfaces import Route, RoutePolicy, RouteRequest, RouteServer, Setup
 
 from .prefix_index import Bits, PrefixIndex
-from .prompt_text import piece_keys, prompt_bytes, prompt_content
+from .prompt_text import PIECE_BYTES, TOKEN_BYTES, piece_keys, prompt_bytes, prompt_content
 from .text_prefix_options import TextPrefixOptions
 from .weighing import Weighing
 
-#: Bytes of a piece of a prompt, and those that count as a token.
-PIECE_BYTES, TOKEN_BYTES = 256, 4
 #: Servers that are remembered.
 _MOST_SERVERS = 1024
 
@@ -45,7 +43,7 @@ class TextPrefixPolicy(RoutePolicy):
     def by_text(self, request: RouteRequest, servers: Sequence[RouteServer]) -> tuple[RouteServer, float]:
         """Weighs by what was sent before, and remembers this."""
         data = prompt_bytes(prompt_content(request))
-        keys = list(piece_keys(data, PIECE_BYTES))
+        keys = piece_keys(data)
         known = self._texts.known(keys, [server.url for server in servers])
         tokens = PIECE_BYTES / TOKEN_BYTES
         chosen = self._weighing.choose(servers, lambda server: tokens * known.get(server.url, 0))

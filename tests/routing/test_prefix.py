@@ -12,9 +12,10 @@ import pytest
 from frame.interfaces import KVCleared, KVStored, RouteRequest, Setup
 from frame.plugins.routing.prefix import PrefixPolicy
 from frame.plugins.routing.prefix_options import PrefixOptions
-from frame.plugins.routing.prompt_text import prompt_bytes
+from frame.plugins.routing.prompt_text import piece_keys, prompt_bytes
 from frame.plugins.routing.text_prefix import SentTexts, TextPrefixPolicy
 from frame.plugins.routing.text_prefix_options import TextPrefixOptions
+from frame.plugins.routing.tokenized_texts import TokenizedTexts
 from frame.plugins.routing.tokenizing import given_tokens, tokenize_body
 from frame.testing.route_policy_suite import FakeRouteServer
 from tests.routing.fakes import CHAT, Behaviour, FakeServer, Seen, front, reply, servers
@@ -151,19 +152,19 @@ async def test_a_server_is_asked_for_tokens_with_the_clients_key_and_the_holder_
     async with servers(*[tokenizing] * 3) as made, front(*(one.url for one in made), policy=policy) as f:
         policy.kv_changed(made[1].url, 0, stored(LONG))
         policy.kv_changed(made[2].url, 0, stored(LONG[:400]))
-        for _ in range(4):
-            body = chat(LONG, "more", tools=[{"x": 1}], temperature=0.1)
+        for place in range(4):
+            body = chat(LONG, "more", tools=[{"x": 1}], temperature=0.1 * place)
             answer = await f.client.post(CHAT, json=body, headers={"Authorization": "Bearer mine"})
             assert answer.json() == {"ok": True}
         assert [len(answered(one)) for one in made] == [0, 4, 0]
         asked = [seen for one in made for seen in one.seen if seen.target == "/tokenize"]
-        assert len(asked) == 4
+        assert len(asked) == 1, "one prompt is tokenised once"
         assert {seen.header("authorization") for seen in asked} == {"Bearer mine"}
         assert asked[0].json == {
             name: chat(LONG, "more", tools=[{"x": 1}])[name] for name in ("model", "messages", "tools")
         }
         figures = (await f.client.get("/fleet")).json()["figures"]
-        assert figures["known_tokens"] == 4 * (len(LONG) // 16 * 16)
+        assert 0.85 < figures["known_tokens"] / (4 * len(LONG)) <= 1
         text = (await f.client.get("/metrics")).text
         assert f'frame_route_policy{{figure="cached_blocks"}} {len(LONG) // 16}' in text.replace(".0\n", "\n")
 
@@ -223,6 +224,47 @@ async def test_nobody_is_asked_where_it_cannot_pay() -> None:
             policy.kv_changed(made[0].url, 0, stored(LONG))
             await f.client.post(CHAT, json=chat(LONG))
         assert all(seen.target != "/tokenize" for one in made for seen in one.seen)
+
+
+async def test_the_next_turn_of_a_conversation_is_not_tokenised() -> None:
+    policy = prefix_policy()
+    async with servers(*[tokenizing] * 2) as made, front(*(one.url for one in made), policy=policy) as f:
+        policy.kv_changed(made[1].url, 0, stored(LONG))
+        turns, counts = [LONG], []
+        for place in range(12):
+            await f.client.post(CHAT, json=chat(*turns))
+            turns += [f"{place} {LONG[:300]}", f"{LONG[:200]} {place}"]
+            counts.append(sum(len(one.seen) - len(answered(one)) for one in made))
+        assert [len(answered(one)) for one in made] == [0, 12]
+        assert counts[0] == counts[2] == 1
+        assert counts[-1] <= 4
+
+
+def test_what_is_known_of_a_prompt_are_the_tokens_of_its_beginning() -> None:
+    texts, data = TokenizedTexts(100_000), prompt_bytes(chat(LONG))
+    tokens = list(range(1000, 1000 + len(data) // 4))
+    texts.remember(piece_keys(data), len(data), tokens)
+    longer = prompt_bytes(chat(LONG, LONG[:400]))
+    found = texts.recall(piece_keys(longer), len(longer))
+    assert found is not None
+    known = [token for token in found if token]
+    assert known == tokens[: len(known)]
+    assert len(tokens) * 0.8 < len(known) < len(tokens)
+    assert abs(len(found) - len(longer) / 4) < 20
+    for other in (chat(LONG, LONG, LONG), chat("x" + LONG), chat(LONG) | {"model": "poet"}, chat("x")):
+        assert texts.recall(piece_keys(prompt_bytes(other)), len(prompt_bytes(other))) is None
+
+
+def test_remembered_tokens_are_bounded_whatever_servers_say() -> None:
+    texts = TokenizedTexts(10_000)
+    for place in range(3000):
+        data = b"%d" % place + b"x" * 5000
+        texts.remember(piece_keys(data), len(data), [] if place % 2 else range(2000))
+    assert len(texts) < 30
+    assert len(texts._newest) < 600
+    texts.remember(piece_keys(data), len(data), range(20_000))
+    assert (len(texts), len(texts._newest), texts._num_tokens) == (0, 0, 0)
+    assert texts.recall(piece_keys(data), len(data)) is None
 
 
 @pytest.mark.parametrize(
