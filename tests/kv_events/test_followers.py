@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -345,3 +346,37 @@ def test_a_listener_that_fails_is_logged_once(caplog: pytest.LogCaptureFixture) 
             assert caplog.text.count("the listener of KV events has failed") == 1
     finally:
         followers.close()
+
+
+@pytest.mark.parametrize("buffer_steps", [3, 10_000])
+def test_whatever_is_lost_nothing_is_known_that_is_not_there(buffer_steps: int) -> None:
+    """Batches are dropped at random, and the server keeps few or all others for replays."""
+    where, again = addresses()
+    draw, there = random.Random(buffer_steps), set[int]()
+    with (
+        publishing(where, replay_endpoint=again, buffer_steps=buffer_steps) as publisher,
+        following(KVSource(URL, 0, where, again)) as (known, _),
+    ):
+        for turn in range(40):
+            for _ in range(draw.randrange(1, 8)):
+                names = [draw.randrange(50) for _ in range(3)]
+                kind = draw.choice(
+                    ["store", "store", "remove", "clear"] if draw.random() < 0.1 else ["store", "remove"]
+                )
+                if kind == "store":
+                    there |= set(names)
+                elif kind == "remove":
+                    there -= set(names)
+                else:
+                    there.clear()
+                events = {"store": stored(*names), "remove": ["BlockRemoved", names], "clear": ["AllBlocksCleared"]}
+                if draw.random() < 0.2:
+                    publisher._next += 1  # as where too many wait
+                else:
+                    publisher.publish([events[kind]])
+            # by its number a batch shows that others before it are missing
+            there.add(1000 + turn)
+            publisher.publish([stored(1000 + turn)])
+            until(lambda turn=turn: 1000 + turn in known.blocks.get((URL, 0), ()))  # type: ignore[misc]
+            assert known.blocks[URL, 0] <= there
+    assert known.num_cleared
