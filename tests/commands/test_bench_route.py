@@ -65,6 +65,7 @@ def test_a_trace_is_replayed_at_its_times_or_at_a_rate(tmp_path: Path) -> None:
     assert recorded["num_prompts"] == 40
     (run,) = recorded["runs"]
     assert run["hit_rate"] > 0.7
+    assert results(tmp_path, *own, "--num-prompts", "50")["num_prompts"] == 50
     # all at once instead of ten seconds
     assert results(tmp_path, *own, "--rate-per-server", "1000")["runs"][0]["p99_ttft_ms"] > 2 * run["p99_ttft_ms"]
     slow = results(tmp_path, *own, "--prefill-rate", "100")["runs"][0]

@@ -321,11 +321,16 @@ def test_curve_needs_the_servers_key() -> None:
 def test_an_address_that_cannot_be_used_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
     where, again = addresses()
     bad = KVSource("http://bad", 0, "ipc:///" + "x" * 200)
+    half = KVSource("http://half", 0, where, "tcp://-no-host-:1")
     with publishing(where, replay_endpoint=again) as publisher:
         publisher.publish([stored(1)])
-        with following(bad, KVSource(URL, 0, where, again)) as (known, _):
+        with following(bad, half, KVSource(URL, 0, where, again)) as (known, _):
             known.until([1])
+            publisher.publish([stored(2)])
+            known.until([1, 2])
+            known.until([2], url="http://half")
     assert "http://bad cannot be followed" in caplog.text
+    assert "http://half cannot be asked for batches" in caplog.text
 
 
 def test_a_listener_that_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -330,8 +330,13 @@ class Broken(PrefixPolicy):
     async def prepare(self, *_: Any) -> None:
         raise RuntimeError("oops")
 
+    def figures(self) -> dict[str, float]:
+        raise RuntimeError("oh")
+
 
 async def test_a_policy_that_fails_to_prepare_is_logged_and_the_request_goes_on(caplog: Any) -> None:
     async with servers(reply(200, {"ok": True})) as (one,), front(one.url, policy=Broken(Setup())) as f:
         assert (await f.client.post(CHAT, json=chat(LONG))).json() == {"ok": True}
+        assert (await f.client.get("/fleet")).json()["figures"] == {}
+        assert (await f.client.get("/metrics")).status_code == 200
     assert "the route policy has not prepared a request: RuntimeError: oops" in caplog.text

@@ -32,7 +32,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
         help=f"One of {', '.join(DATASETS)} (shared-prefix is prefix_repetition). Default: random.",
     )
     add("--dataset-path", metavar="FILE", help="JSON or JSONL file of sharegpt and custom.")
-    add("--num-prompts", type=int, default=num_prompts, metavar="N", help="Requests to send (default: %(default)s).")
+    add("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"Requests to send (default: {num_prompts}).")
     if seed:
         add("--seed", type=int, default=0, metavar="N", help="Seed of lengths, texts and arrivals (default: 0).")
     add(

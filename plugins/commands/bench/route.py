@@ -31,6 +31,8 @@ _POLICIES = ("round-robin", "least-load", "text-prefix", "prefix")
 _MOST_SERVERS = 64
 #: Requests a second for each server, where the trace does not say when they come.
 _RATE = 2.0
+#: Requests of a dataset; of a trace, each row is one.
+_NUM_PROMPTS = 1000
 _PERCENTS = (50, 90, 99)
 _COLUMNS = (
     "servers", "policy", "hit rate", "imbalance", *(f"TTFT p{percent}, ms" for percent in _PERCENTS), "latency p50, s",
@@ -81,7 +83,9 @@ class RouteBench(Command):
         )  # fmt: skip
         add("--tokenizer", metavar="FOLDER", help="Folder with tokenizer.json; without it four bytes are a token.")
         _add_model_flags(parser)
-        add_dataset_flags(parser, num_prompts=1000)
+        add_dataset_flags(parser, num_prompts=_NUM_PROMPTS)
+        # so that a number that was typed can be told from none
+        parser.set_defaults(num_prompts=None)
         add_output_flags(parser)
         from frame.routing.settings import take_plugin_options
 
@@ -97,7 +101,7 @@ class RouteBench(Command):
         for name in arguments.policies:
             make(name)
         requests, source = _requests(arguments)
-        tokens = [array("I", _tokens(request, source)) for request in requests]
+        tokens = [array("I", _tokens(request, source) or [0]) for request in requests]
         runs = []
         with progress_bar(arguments, len(arguments.servers) * len(arguments.policies), "replays") as bar:
             for count in arguments.servers:
@@ -159,7 +163,9 @@ def _maker(arguments: argparse.Namespace) -> Any:
 def _requests(arguments: argparse.Namespace) -> tuple[list[BenchRequest], TextSource]:
     source = text_source(arguments.tokenizer, None)
     if arguments.trace is not None:
-        arguments.dataset_name, arguments.dataset_path, arguments.num_prompts = "custom", arguments.trace, None
+        arguments.dataset_name, arguments.dataset_path = "custom", arguments.trace
+    elif arguments.num_prompts is None:
+        arguments.num_prompts = _NUM_PROMPTS
     return make_requests(arguments, source), source
 
 

@@ -188,18 +188,26 @@ class Followers:
             logger.info("KV events of %s are followed at %s", one.source, one.source.endpoint)
             self._ask_replay(one, None)
 
-    def _ask_replay(self, one: _Followed, held: tuple[int, bytes] | None) -> None:
-        """Asks for the batches from the expected one on; `held` waits until they are there."""
+    def _ask_replay(self, one: _Followed, held: tuple[int, bytes] | None) -> bool:
+        """Asks for the batches from the expected one on, for which `held` waits; False where nobody can be asked."""
         address = one.source.replay_endpoint
         if address is None:
-            return
-        one.replay = self._socket(zmq.DEALER, address, _REPLAY_WAITING)
-        one.replay.connect(address)
-        one.replay.send_multipart((b"", one.expected.to_bytes(8, "big")))
-        one.held, one.num_replayed = held, 0
+            return False
+        replay = self._socket(zmq.DEALER, address, _REPLAY_WAITING)
+        try:
+            replay.connect(address)
+            replay.send_multipart((b"", one.expected.to_bytes(8, "big")), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            replay.close(0)
+            if not one.warned:
+                logger.error("%s cannot be asked for batches at %s: %s", one.source, address, error.strerror)
+            one.warned = True
+            return False
+        one.replay, one.held, one.num_replayed = replay, held, 0
         one.deadline = time.monotonic() + _REPLAY_SECONDS
         self._poller.register(one.replay, zmq.POLLIN)
         self._poller.unregister(one.events)
+        return True
 
     def _stop_replay(self, one: _Followed) -> None:
         if one.replay is not None:
@@ -240,8 +248,7 @@ class Followers:
                 one.begin()
                 self._tell(one, KVCleared())
             one.last = number
-            if number > one.expected and one.source.replay_endpoint is not None:
-                self._ask_replay(one, (number, frames[2]))
+            if number > one.expected and self._ask_replay(one, (number, frames[2])):
                 return
             self._apply(one, number, frames[2])
         time.sleep(_PAUSE_SECONDS)

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from frame.core.config.errors import ConfigError
@@ -62,9 +63,18 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     upstream = Upstream(settings.server_key, settings.connect_seconds)
     bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
     forwarding = Forwarding(fleet, policy, upstream, bounds)
-    front = Front(server, fleet, forwarding, page_files() if server.page else {}, {"policy": name}, policy.figures)
+    pages = page_files() if server.page else {}
+    front = Front(server, fleet, forwarding, pages, {"policy": name}, lambda: _figures(policy))
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)
     return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls), followers)
+
+
+def _figures(policy: RoutePolicy) -> Mapping[str, float]:
+    try:
+        return policy.figures()
+    except Exception as error:  # of a plugin, which may raise anything
+        logger.error("the route policy does not say what it has counted: %s: %s", type(error).__name__, error)
+        return {}
 
 
 def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Fleet) -> Followers | None:
