@@ -51,6 +51,47 @@ def test_the_least_that_older_and_other_engines_send() -> None:
     assert read(["BlockStored", [b"x"], None, [], 16, None]) == [KVStored([b"x"], None, none, 0)]
 
 
+@pytest.mark.parametrize("arrays", [True, False], ids=["arrays", "maps"])
+def test_what_publishers_of_vllm_encode_is_read(arrays: bool) -> None:
+    """As typed messages that leave out what has its default, whose keys besides tokens are of any type."""
+
+    class BlockStored(msgspec.Struct, array_like=arrays, omit_defaults=True, tag=True):
+        block_hashes: list[int | bytes]
+        parent_block_hash: int | bytes | None
+        token_ids: list[int]
+        block_size: int
+        lora_id: int | None = None
+        medium: str | None = None
+        lora_name: str | None = None
+        extra_keys: list[tuple[Any, ...] | None] | None = None
+
+    class BlockRemoved(msgspec.Struct, array_like=arrays, omit_defaults=True, tag=True):
+        block_hashes: list[int | bytes]
+        medium: str | None = None
+
+    class AllBlocksCleared(msgspec.Struct, array_like=arrays, omit_defaults=True, tag=True):
+        pass
+
+    class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
+        ts: float
+        events: list[Any]
+        data_parallel_rank: int | None = None
+
+    digest = bytes(range(32))
+    events = [
+        BlockStored([digest], None, [1, 2], 2, medium="GPU", extra_keys=[("salt", ("image", 3), 4)]),
+        BlockStored([7, 8], digest, [3, 4, 5, 6], 2, lora_id=1, lora_name="l", extra_keys=[("l",), None]),
+        BlockRemoved([digest], "GPU"),
+        AllBlocksCleared(),
+    ]
+    assert EventReader().read(pack(Batch(1.5, events))) == [
+        KVStored([digest], None, array("I", [1, 2]), 2, None, (("salt", "['image', 3]", "4"),), "GPU"),
+        KVStored([7, 8], digest, array("I", [3, 4, 5, 6]), 2, "l", ((), ())),
+        KVRemoved([digest], "GPU"),
+        KVCleared(),
+    ]
+
+
 def test_later_versions_are_read_as_far_as_they_are_known() -> None:
     later = [*as_array(stored()), "new", {"more": 1}]
     assert len(read(later, ["BlockMoved", 1], {"type": "BlockMoved", "x": [1]}, {**stored(), "new": [1]})) == 2
