@@ -14,7 +14,7 @@ from .text_prefix_options import TextPrefixOptions
 from .weighing import Weighing
 
 #: Servers that are remembered.
-_MOST_SERVERS = 1024
+_MOST_SERVERS = 256
 
 
 class TextPrefixPolicy(RoutePolicy):

@@ -116,8 +116,8 @@ def test_what_was_sent_is_forgotten_as_a_cache_forgets() -> None:
     assert (texts.known([1], ["a"]), len(texts)) == ({"a": 0}, 4)
     for number in range(3000):
         texts.sent([number], f"http://{number}")
-    assert len(texts) <= 1024 * 4
-    assert len(texts._servers) <= 1024
+    assert len(texts) <= 256 * 4
+    assert len(texts._servers) <= 256
 
 
 def tokens_of(text: str) -> list[int]:

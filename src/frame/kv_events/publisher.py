@@ -59,6 +59,9 @@ class SentBatches:
         self._most_bytes = most_bytes
         self.num_bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def add(self, place: bytes, payload: bytes) -> None:
         """Keeps a batch, and forgets the oldest ones for it; itself, too, where it alone is above the bound."""
         self._batches.append((place, payload))
