@@ -205,13 +205,17 @@ class Pulls:
         return any(pull.source == source for pull in (*asked, *self._loading.values()))
 
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
-        """Whether the blocks are there that tokens from `num_tokens` on read."""
+        """Whether the blocks are there that tokens from `num_tokens` on read.
+
+        Whole ones of this engine's: what one holds can be found by its hash, whichever part of it was needed now.
+        """
         groups = grant.met.theirs.groups
         for blocks, group in zip(grant.blocks, groups, strict=True):
             if len(blocks) != -(-num_tokens // group.block_size):
                 return False
         for here, there in grant.met.groups:
-            first = self._layout.groups[here].specs[0].first_needed(num_tokens)
+            ours = self._layout.groups[here]
+            first = ours.specs[0].first_needed(num_tokens) // ours.block_size * ours.block_size
             if not all(grant.blocks[there][first // groups[there].block_size :]):
                 return False
         return True

@@ -51,11 +51,14 @@ class Asked:
                 ended.append(output.request_id)
         return ended
 
-    def finish(self, name, seconds=60):
+    def finish(self, name, seconds=60, beside=None):
+        """The tokens of a request; `beside` steps too, as the loop of its engine does."""
         latest = time.monotonic() + seconds
         while not (self.outputs[name] and self.outputs[name][-1].finish_reason):
             assert time.monotonic() < latest, f"{name} does not end"
             self.step()
+            if beside is not None:
+                beside.step()
             time.sleep(0.0005)
         return self.tokens(name)
 
