@@ -1,0 +1,165 @@
+"""The worker side of the push connector: sends blocks layer by layer while prompts are computed, and takes them.
+
+After a layer has run, the blocks that the step filled are copied to host memory beside the next layers, and threads
+send them: the step waits for no other engine. Received ones wait in host memory until a request gets them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from frame.interfaces import (
+    CacheView,
+    ConnectorWorker,
+    ConnectorWorkerSetup,
+    GroupBatch,
+    LayerHooks,
+    TransferReport,
+    decode,
+    encode,
+)
+
+from .host_arena import HostArena
+from .nixl_messages import Facts, machine
+from .push_inbox import Inbox, Row
+from .push_lanes import Lanes
+from .push_loading import Loadings
+from .push_messages import Hello, PushNote, PushStep
+from .push_options import PushOptions
+from .push_sending import Sendings
+
+
+class PushHooks(LayerHooks):
+    """Has what a layer has just written be sent."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}  # of layers
+        self.sendings: Sendings | None = None
+
+    def after(self, layer: str, batch: GroupBatch) -> None:
+        del batch
+        if self.sendings is not None and layer in self.numbers:
+            self.sendings.layer_done(self.numbers[layer])
+
+
+class PushWorker(ConnectorWorker):
+    """See the module."""
+
+    hooks: PushHooks
+
+    def __init__(self, setup: ConnectorWorkerSetup, options: PushOptions) -> None:
+        super().__init__(setup, options)
+        self._options = options
+        self._secret = options.secret()
+        self._send_queue, self._load_queue = setup.streams.side_queue(), setup.streams.side_queue()
+        self.hooks = PushHooks()
+        self._hello = Hello(machine(), "", 0)
+        self._lanes: Lanes | None = None
+        self._sendings: Sendings | None = None
+        self._inbox: Inbox | None = None
+        self._loadings: Loadings | None = None
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        if not caches:
+            if self._sendings is not None:
+                self._sendings.stop_reading()
+            if self._loadings is not None:
+                self._loadings.stop_writing()
+            return
+        numbers, memory, rows, formats = self.hooks.numbers, list[Tensor](), [], []
+        for group in self.layout.groups:
+            for layer, view in ((layer, caches[layer]) for layer in group.layers if layer in caches):
+                numbers[layer] = len(memory)
+                memory.append(view.bytes)
+                rows.append(Row(view.group, view.bytes.shape[1]))
+                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
+        if not self._hello.formats:
+            self._open(hashlib.sha256(encode(formats)).hexdigest()[:16], rows)
+        for user in (self._sendings, self._loadings):
+            if user is not None:
+                user.caches = memory
+
+    def handshake(self) -> bytes:
+        return encode(self._hello)
+
+    def begin_step(self, message: bytes) -> None:
+        step = decode(message, PushStep) if message else PushStep()
+        if self._sendings is not None:
+            self._sendings.begin(step)
+        if self._loadings is not None:
+            self._loadings.begin(step)
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        report, note = TransferReport(counters={}, gauges={}), PushNote()
+        if self._sendings is not None and self._lanes is not None:
+            self._sendings.end()
+            report.sent, self._sendings.sent = self._sendings.sent, []
+            unsent, num_bytes = self._lanes.take()
+            note.unsent, self._sendings.unsent = self._sendings.unsent + unsent, []
+            _count(report, "push_sent_bytes", num_bytes)
+            _count(report, "push_unsent_prompts", len(note.unsent))
+        if self._loadings is not None:
+            self._end_loads(self._loadings, report, note)
+        if note.arrivals or note.unsent:
+            report.notes = [(self.rank, encode(note))]
+        return report
+
+    def close(self) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+        if self._loadings is not None:
+            self._loadings.stop_writing()
+        if self._lanes is not None:
+            self._lanes.close()
+        self._send_queue.close()
+        self._load_queue.close()
+
+    def _end_loads(self, loadings: Loadings, report: TransferReport, note: PushNote) -> None:
+        loadings.end()
+        report.received, loadings.received = loadings.received, []
+        report.failed_blocks, loadings.failed_blocks = loadings.failed_blocks, []
+        report.counters |= loadings.counters
+        loadings.counters = {}
+        counts = loadings.inbox.take()
+        note.arrivals = counts.events
+        _count(report, "push_received_bytes", counts.num_bytes)
+        report.gauges["push_buffer_used_bytes"] = float(loadings.inbox.arena.used_bytes)
+
+    def _open(self, formats: str, rows: list[Row]) -> None:
+        setup, options, secret = self.setup, self._options, self._secret
+        if secret is not None:
+            facts, groups = Facts.of(self.layout, setup.mesh, [formats]), [row.group for row in rows]
+            if setup.role != "consumer":
+                arena = HostArena(options.send_buffer_bytes, setup.memory.pinned)
+                seconds = {"timeout": options.timeout_seconds, "retry": options.retry_seconds}
+                self._lanes = Lanes(arena, secret, facts, self.rank, **seconds)
+                self._sendings = self.hooks.sendings = Sendings(
+                    self.layout,
+                    groups,
+                    setup.streams.stage,
+                    arena=arena,
+                    lanes=self._lanes,
+                    queue=self._send_queue,
+                    expiry=options.expiry_seconds,
+                )
+            if setup.role != "producer":
+                self._inbox = Inbox(
+                    self.layout,
+                    rows,
+                    HostArena(options.buffer_bytes, setup.memory.pinned),
+                    setup.address,
+                    secret=secret,
+                    facts=facts,
+                    rank=self.rank,
+                    expiry=options.expiry_seconds,
+                )
+                self._loadings = Loadings(groups, setup.streams.stage, inbox=self._inbox, queue=self._load_queue)
+        self._hello = Hello(machine(), formats, 0 if self._inbox is None else self._inbox.port)
+
+
+def _count(report: TransferReport, name: str, value: float) -> None:
+    if value:
+        report.counters[name] = report.counters.get(name, 0.0) + value
