@@ -19,13 +19,15 @@ class Door:
     Raises `ValueError` when the address cannot be used.
     """
 
-    def __init__(self, host: str, port: int, *, secret: bytes, facts: Sequence[Facts], ports: Sequence[int]) -> None:
+    def __init__(
+        self, host: str, port: int, *, secret: bytes, facts: Sequence[Facts], ports: Sequence[int], name: str = "push"
+    ) -> None:
         self._secret = secret
         self._facts = dict(enumerate(facts))
         self._ports = list(ports)
-        listener = listen(host, port)
+        listener = listen(host, port, name)
         self.port = int(listener.getsockname()[1])
-        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name="push")
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name)
 
     def close(self) -> None:
         """Closes all connections and the listener."""

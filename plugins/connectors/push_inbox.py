@@ -78,7 +78,9 @@ class Counts:
 class Inbox:
     """See the module. Listens at `host`, any port, until `close`; `facts` and `rank` are those a sender must have.
 
-    Raises `ValueError` when the address cannot be used.
+    With `session` senders write to the arena's memory themselves. What they were promised there is not given to others
+    before they have said that they are done, or are gone for `expiry` seconds. Raises `ValueError` when the address
+    cannot be used.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class Inbox:
         facts: Facts,
         rank: int,
         expiry: float,
+        session: str = "",
+        name: str = "push",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
@@ -99,13 +103,16 @@ class Inbox:
         self.arena = arena
         self._secret, self._facts, self._rank = secret, facts, rank
         self._expiry = expiry
+        self._session = session
+        self._writers: dict[tuple[object, bytes], Prompt] = {}  # by connection and digest, with a session
+        self._lost: list[tuple[float, Prompt]] = []  # when memory is free to which a writer that is gone may write
         self._clock = clock
         self._prompts: dict[bytes, Prompt] = {}
         self._counts = Counts()
         self._lock = threading.Lock()
-        listener = listen(host, 0)
+        listener = listen(host, 0, name)
         self.port = int(listener.getsockname()[1])
-        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name="push")
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name)
 
     def take(self) -> Counts:
         """What came since the last call, and what became of prompts."""
@@ -128,9 +135,7 @@ class Inbox:
     def release(self, prompt: Prompt) -> None:
         """Called when nobody reads or writes a prompt's memory any more that was claimed or entered."""
         with self._lock:
-            prompt.users -= 1
-            if prompt.gone and not prompt.users:
-                self.arena.give_back(prompt.memory)
+            self._free(prompt)
 
     def forget(self, digest: bytes | None = None) -> None:
         """Drops a prompt, or all of them."""
@@ -155,6 +160,10 @@ class Inbox:
                 for prompt in list(self._prompts.values()):
                     if prompt.source is caller and not prompt.arrived:
                         self._drop(prompt)
+                until = self._clock() + self._expiry
+                for source, digest in list(self._writers):
+                    if source is caller:
+                        self._lost.append((until, self._writers.pop((source, digest))))
 
     def _take(self, caller: socket.socket, channel: Channel, message: Message) -> None:
         if isinstance(message, Begin):
@@ -163,6 +172,7 @@ class Inbox:
             self._receive(caller, message)
         else:
             with self._lock:
+                self._written(caller, message.digest)
                 prompt = self._prompts.get(message.digest)
                 if prompt is None or prompt.source is not caller or prompt.arrived:
                     return
@@ -186,6 +196,7 @@ class Inbox:
                 return Have()
             if before is not None:
                 self._drop(before)
+            self._written(caller, begin.digest)
             memory = self.arena.take(sum(sizes))
             if memory is None:
                 self._tell(begin.digest, "gone")
@@ -194,7 +205,7 @@ class Inbox:
                 part.view(count, row.num_bytes)
                 for part, count, row in zip(memory.split(sizes), counts, self._rows, strict=True)
             ]
-            self._prompts[begin.digest] = Prompt(
+            self._prompts[begin.digest] = prompt = Prompt(
                 begin.digest,
                 caller,
                 memory,
@@ -204,7 +215,10 @@ class Inbox:
                 self._clock() + self._expiry,
             )
             self._tell(begin.digest, "begun")
-        return Ready()
+            if self._session:
+                prompt.users += 1
+                self._writers[caller, begin.digest] = prompt
+        return Ready(self._session, [part.data_ptr() for part in parts] if self._session else [])
 
     def _receive(self, caller: socket.socket, part: Part) -> None:
         """Takes the bytes that follow, also of a prompt that is not wanted any more."""
@@ -220,6 +234,11 @@ class Inbox:
                 if first < 0 or first + part.count > len(prompt.there[part.layer]):
                     raise PeerError("a sender names blocks that are not of the prompt")
                 prompt.users += 1
+        if self._session:
+            if prompt is not None:
+                self._came(prompt, part, first, num_bytes)
+                self.release(prompt)
+            return
         if prompt is None:
             _discard(caller, part.count * num_bytes, self._expiry)
             return
@@ -229,15 +248,32 @@ class Inbox:
             receive_into(caller, rows.view(-1).numpy().data, self._expiry)
             came = True
         finally:
-            with self._lock:
-                if came:
-                    prompt.there[part.layer][first : first + part.count] = True
-                    prompt.deadline = self._clock() + self._expiry
-                    self._counts.num_bytes += part.count * num_bytes
+            if came:
+                self._came(prompt, part, first, num_bytes)
             self.release(prompt)
+
+    def _came(self, prompt: Prompt, part: Part, first: int, num_bytes: int) -> None:
+        with self._lock:
+            prompt.there[part.layer][first : first + part.count] = True
+            prompt.deadline = self._clock() + self._expiry
+            self._counts.num_bytes += part.count * num_bytes
+
+    def _written(self, caller: object, digest: bytes) -> None:
+        """A sender writes no more to what it was promised for a prompt."""
+        prompt = self._writers.pop((caller, digest), None)
+        if prompt is not None:
+            self._free(prompt)
+
+    def _free(self, prompt: Prompt) -> None:
+        prompt.users -= 1
+        if prompt.gone and not prompt.users:
+            self.arena.give_back(prompt.memory)
 
     def _expire(self) -> None:
         now = self._clock()
+        for _, prompt in [one for one in self._lost if one[0] <= now]:
+            self._free(prompt)
+        self._lost = [one for one in self._lost if one[0] > now]
         for prompt in [one for one in self._prompts.values() if one.deadline <= now]:
             self._drop(prompt)
 
@@ -256,13 +292,13 @@ class Inbox:
             del events[next(iter(events))]
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listener. Raises `ValueError` when the address cannot be used."""
+def listen(host: str, port: int, name: str) -> socket.socket:
+    """A listener of the connector `name`. Raises `ValueError` when the address cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ValueError(f"the push connector cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise ValueError(f"the {name} connector cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def _discard(caller: socket.socket, num_bytes: int, seconds: float) -> None:

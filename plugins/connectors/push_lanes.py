@@ -12,18 +12,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-
-from torch import Tensor
-
-from frame.interfaces import Mark
 
 from .callers import hang_up
 from .host_arena import HostArena
 from .nixl_messages import Facts
 from .nixl_wire import Channel
-from .peer_wire import PeerError, send_bytes
+from .peer_wire import PeerError
+from .push_carrier import Carrier, Staged
 from .push_messages import Goal
 from .push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 
@@ -38,38 +35,40 @@ _MAX_TOLD = 64
 class Parcel:
     """The blocks of one request on their way. `over`: nothing more is sent, as all is there, or it failed.
 
-    `begun` is the connection on which the other side was told.
+    `begun` is the connection on which the other side was told, and `ready` its answer.
     """
 
     owner: str
     goal: Goal
     over: bool = False
     begun: Channel | None = None
-
-
-@dataclass(eq=False)
-class Staged:
-    """Blocks of a layer from place `first` on in `memory` uint8 [n, block bytes], once `mark` is passed.
-
-    `kept` is what the copy there reads; `error` what it raised.
-    """
-
-    layer: int
-    first: int
-    memory: Tensor
-    kept: Tensor
-    mark: Mark = field(default_factory=Mark)
-    error: Exception | None = None
+    ready: Ready | None = None
 
 
 class Lanes:
     """A lane for each worker of another engine. `arena` gets the memory of what was sent back."""
 
     def __init__(
-        self, arena: HostArena, secret: bytes, facts: Facts, rank: int, *, timeout: float, retry: float
+        self,
+        arena: HostArena,
+        carrier: Carrier,
+        secret: bytes,
+        facts: Facts,
+        rank: int,
+        *,
+        timeout: float,
+        retry: float,
     ) -> None:
         self._arena = arena
-        self._make = partial(_Lane, arena=arena, secret=secret, meet=Meet(facts, rank), timeout=timeout, retry=retry)
+        self._make = partial(
+            _Lane,
+            arena=arena,
+            carrier=carrier,
+            secret=secret,
+            meet=Meet(facts, rank),
+            timeout=timeout,
+            retry=retry,
+        )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._outcome = _Outcome()
 
@@ -143,6 +142,7 @@ class _Lane:
         place: tuple[str, int],
         *,
         arena: HostArena,
+        carrier: Carrier,
         secret: bytes,
         meet: Meet,
         timeout: float,
@@ -151,6 +151,7 @@ class _Lane:
     ) -> None:
         self._place = place
         self._arena = arena
+        self._carrier = carrier
         self._secret = secret
         self._meet = meet
         self._timeout = timeout
@@ -216,7 +217,7 @@ class _Lane:
         elif isinstance(answer, Have):
             parcel.over = True
         else:
-            parcel.begun = self._channel
+            parcel.begun, parcel.ready = self._channel, answer
             self._open.add(parcel)
 
     def _ask(self, parcel: Parcel) -> Ready | Have | No:
@@ -238,15 +239,15 @@ class _Lane:
     def _send(self, parcel: Parcel, staged: Staged) -> None:
         try:
             staged.mark.wait()
-            if parcel.over or parcel.begun is not self._channel or self._channel is None or self._connection is None:
+            ready, channel, connection = parcel.ready, self._channel, self._connection
+            if parcel.over or ready is None or channel is None or connection is None or parcel.begun is not channel:
                 return
             if staged.error is not None:
                 self._outcome.fail(parcel)
                 self._drop(parcel)
                 return
             part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory))
-            self._channel.send(part, self._timeout)
-            send_bytes(self._connection, staged.memory.view(-1).numpy().data, self._timeout)
+            self._carrier.send(connection, channel, part, staged, ready, self._timeout)
             self._outcome.sent(staged.memory.numel())
         except Exception as error:  # of the connection, or of the device
             self._broken(error)

@@ -39,12 +39,19 @@ class Loadings:
     """
 
     def __init__(
-        self, groups: Sequence[int], stage: Callable[[np.ndarray], Tensor], *, inbox: Inbox, queue: SideQueue
+        self,
+        groups: Sequence[int],
+        stage: Callable[[np.ndarray], Tensor],
+        *,
+        inbox: Inbox,
+        queue: SideQueue,
+        title: str = "push",
     ) -> None:
         self._groups = groups
         self._ids = stage
         self.inbox = inbox
         self._queue = queue
+        self._title = title
         self.caches: Sequence[Tensor] = ()
         self._loadings: list[Loading] = []
         self._told: set[str] = set()  # that were in `received`, and for which the scheduler side may still wait
@@ -141,4 +148,5 @@ class Loadings:
         self._told.add(owner)
 
     def _count(self, name: str, value: float) -> None:
-        self.counters[f"push_{name}"] = self.counters.get(f"push_{name}", 0.0) + value
+        name = f"{self._title}_{name}"
+        self.counters[name] = self.counters.get(name, 0.0) + value

@@ -14,8 +14,8 @@ from .nixl_options import matches
 _PLACE = re.compile(r"(?:\[([^\]\s]+)\]|([^\s:/]+)):([0-9]{1,5})")
 
 
-class PushOptions(BaseModel):
-    """Settings of the push connector."""
+class SendOptions(BaseModel):
+    """What connectors have in common whose prefill engines send blocks to decode engines."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,15 +31,11 @@ class PushOptions(BaseModel):
         description="TCP port at which prefill engines find this one; further data ranks take the next ones; 0: any "
         "free one, which is logged at the start.",
     )
-    decode: str | None = Field(
-        None,
-        description="HOST:PORT of the decode engine that gets the blocks of requests whose parameters name none.",
-    )
     peers: list[str] = Field(
         default_factory=list,
         max_length=256,
-        description="Hosts, or networks such as 10.1.0.0/16, to which requests may have blocks sent; default: this "
-        "machine's own address, and that of `decode`.",
+        description="Hosts, or networks such as 10.1.0.0/16, of the engines that requests may name; default: this "
+        "machine's own address only.",
     )
     buffer_bytes: int = Field(
         1 << 30,
@@ -78,6 +74,23 @@ class PushOptions(BaseModel):
                 ipaddress.ip_network(text)
         return peers
 
+    def secret(self) -> bytes | None:
+        """The secret that both sides prove to know; None without a file. Raises `ValueError`."""
+        return None if self.secret_file is None else read_secret(self.secret_file)
+
+    def allows(self, host: str, own: str) -> bool:
+        """Whether a request may name `host`; `own` is this machine's address."""
+        return any(matches(host, text) for text in self.peers or [own])
+
+
+class PushOptions(SendOptions):
+    """Settings of the push connector."""
+
+    decode: str | None = Field(
+        None,
+        description="HOST:PORT of the decode engine that gets the blocks of requests whose parameters name none.",
+    )
+
     @field_validator("decode")
     @classmethod
     def _check_decode(cls, decode: str | None) -> str | None:
@@ -85,19 +98,10 @@ class PushOptions(BaseModel):
             _place(decode)
         return decode
 
-    def secret(self) -> bytes | None:
-        """The secret that both sides prove to know; None without a file. Raises `ValueError`."""
-        return None if self.secret_file is None else read_secret(self.secret_file)
-
     @property
     def place(self) -> tuple[str, int] | None:
         """`decode` as host and port."""
         return None if self.decode is None else _place(self.decode)
-
-    def allows(self, host: str, own: str) -> bool:
-        """Whether blocks may be sent to `host`, which a request names; `own` is this machine's address."""
-        place = self.place
-        return (place is not None and host == place[0]) or any(matches(host, text) for text in self.peers or [own])
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -18,7 +18,8 @@ from torch import Tensor
 from frame.interfaces import KVLayout, Mark, SideQueue
 
 from .host_arena import HostArena
-from .push_lanes import Lanes, Parcel, Staged
+from .push_carrier import Staged
+from .push_lanes import Lanes, Parcel
 from .push_messages import Chunk, End, Goal, PushStep, spans
 
 logger = logging.getLogger("frame.connectors.push")
@@ -157,11 +158,11 @@ class Sendings:
         memory = self._arena.take(len(ids) * cache.shape[1])
         if memory is None:
             return False
-        staged = Staged(number, first, memory.view(len(ids), cache.shape[1]), ids)
+        start = first - sending.firsts[self._groups[number]]
+        staged = Staged(number, start, first, memory.view(len(ids), cache.shape[1]), ids)
         self._queue.run(partial(_copy, cache, staged))
         staged.mark = sending.mark = self._queue.mark()
         self._copied = True
-        start = first - sending.firsts[self._groups[number]]
         sending.staged[number][start : start + len(ids)] = True
         self._lanes.send(sending.parcel, staged)
         return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .nixl_messages import Facts
+from .nixl_messages import MAX_LAYERS, Facts
 from .nixl_wire import Channel, answer_call, call
 from .peer_wire import PeerError
 
@@ -74,7 +74,18 @@ class Have(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The answer yes."""
+    """The answer yes.
+
+    Where the sender writes to this side's memory itself, `session` names that, and the needed blocks of layer l go to
+    the address `addresses[l]`, one after the other.
+    """
+
+    session: str = ""
+    addresses: list[int] = []
+
+    def __post_init__(self) -> None:
+        if len(self.session) > 256 or len(self.addresses) > MAX_LAYERS:
+            raise ValueError("it names too much memory")
 
 
 class No(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,11 +25,12 @@ from frame.interfaces import (
 
 from .host_arena import HostArena
 from .nixl_messages import Facts, machine
+from .push_carrier import Carrier, Stream
 from .push_inbox import Inbox, Row
 from .push_lanes import Lanes
 from .push_loading import Loadings
 from .push_messages import Hello, PushNote, PushStep
-from .push_options import PushOptions
+from .push_options import SendOptions
 from .push_sending import Sendings
 
 
@@ -46,21 +48,28 @@ class PushHooks(LayerHooks):
 
 
 class PushWorker(ConnectorWorker):
-    """See the module."""
+    """See the module. `title` is the connector's name."""
 
+    title: ClassVar[str] = "push"
     hooks: PushHooks
 
-    def __init__(self, setup: ConnectorWorkerSetup, options: PushOptions) -> None:
+    def __init__(self, setup: ConnectorWorkerSetup, options: SendOptions) -> None:
         super().__init__(setup, options)
         self._options = options
         self._secret = options.secret()
         self._send_queue, self._load_queue = setup.streams.side_queue(), setup.streams.side_queue()
         self.hooks = PushHooks()
         self._hello = Hello(machine(), "", 0)
+        self._carrier: Carrier = Stream()
         self._lanes: Lanes | None = None
         self._sendings: Sendings | None = None
         self._inbox: Inbox | None = None
         self._loadings: Loadings | None = None
+
+    def open_carrier(self, arenas: Sequence[HostArena]) -> tuple[Carrier, str]:
+        """What sends bytes from and to that memory; and the session by which senders write to it, "" for none."""
+        del arenas
+        return Stream(), ""
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if not caches:
@@ -77,7 +86,7 @@ class PushWorker(ConnectorWorker):
                 rows.append(Row(view.group, view.bytes.shape[1]))
                 formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
         if not self._hello.formats:
-            self._open(hashlib.sha256(encode(formats)).hexdigest()[:16], rows)
+            self._open(hashlib.sha256(encode([self.title, formats])).hexdigest()[:16], rows)
         for user in (self._sendings, self._loadings):
             if user is not None:
                 user.caches = memory
@@ -99,8 +108,8 @@ class PushWorker(ConnectorWorker):
             report.sent, self._sendings.sent = self._sendings.sent, []
             unsent, num_bytes = self._lanes.take()
             note.unsent, self._sendings.unsent = self._sendings.unsent + unsent, []
-            _count(report, "push_sent_bytes", num_bytes)
-            _count(report, "push_unsent_prompts", len(note.unsent))
+            self._count(report, "sent_bytes", num_bytes)
+            self._count(report, "unsent_prompts", len(note.unsent))
         if self._loadings is not None:
             self._end_loads(self._loadings, report, note)
         if note.arrivals or note.unsent:
@@ -114,6 +123,7 @@ class PushWorker(ConnectorWorker):
             self._loadings.stop_writing()
         if self._lanes is not None:
             self._lanes.close()
+        self._carrier.close()
         self._send_queue.close()
         self._load_queue.close()
 
@@ -125,41 +135,50 @@ class PushWorker(ConnectorWorker):
         loadings.counters = {}
         counts = loadings.inbox.take()
         note.arrivals = counts.events
-        _count(report, "push_received_bytes", counts.num_bytes)
-        report.gauges["push_buffer_used_bytes"] = float(loadings.inbox.arena.used_bytes)
+        self._count(report, "received_bytes", counts.num_bytes)
+        report.gauges[f"{self.title}_buffer_used_bytes"] = float(loadings.inbox.arena.used_bytes)
 
     def _open(self, formats: str, rows: list[Row]) -> None:
-        setup, options, secret = self.setup, self._options, self._secret
-        if secret is not None:
-            facts, groups = Facts.of(self.layout, setup.mesh, [formats]), [row.group for row in rows]
-            if setup.role != "consumer":
-                arena = HostArena(options.send_buffer_bytes, setup.memory.pinned)
-                seconds = {"timeout": options.timeout_seconds, "retry": options.retry_seconds}
-                self._lanes = Lanes(arena, secret, facts, self.rank, **seconds)
-                self._sendings = self.hooks.sendings = Sendings(
-                    self.layout,
-                    groups,
-                    setup.streams.stage,
-                    arena=arena,
-                    lanes=self._lanes,
-                    queue=self._send_queue,
-                    expiry=options.expiry_seconds,
-                )
-            if setup.role != "producer":
+        if self._secret is not None:
+            role, options, pinned = self.setup.role, self._options, self.setup.memory.pinned
+            sends = [HostArena(options.send_buffer_bytes, pinned)] if role != "consumer" else []
+            takes = [HostArena(options.buffer_bytes, pinned)] if role != "producer" else []
+            self._carrier, session = self.open_carrier([*sends, *takes])
+            facts, groups = Facts.of(self.layout, self.setup.mesh, [formats]), [row.group for row in rows]
+            for arena in sends:
+                self._open_sendings(arena, self._secret, facts, groups)
+            for arena in takes:
                 self._inbox = Inbox(
                     self.layout,
                     rows,
-                    HostArena(options.buffer_bytes, setup.memory.pinned),
-                    setup.address,
-                    secret=secret,
+                    arena,
+                    self.setup.address,
+                    secret=self._secret,
                     facts=facts,
                     rank=self.rank,
                     expiry=options.expiry_seconds,
+                    session=session,
+                    name=self.title,
                 )
-                self._loadings = Loadings(groups, setup.streams.stage, inbox=self._inbox, queue=self._load_queue)
+                stage = self.setup.streams.stage
+                self._loadings = Loadings(groups, stage, inbox=self._inbox, queue=self._load_queue, title=self.title)
         self._hello = Hello(machine(), formats, 0 if self._inbox is None else self._inbox.port)
 
+    def _open_sendings(self, arena: HostArena, secret: bytes, facts: Facts, groups: list[int]) -> None:
+        options = self._options
+        seconds = {"timeout": options.timeout_seconds, "retry": options.retry_seconds}
+        self._lanes = Lanes(arena, self._carrier, secret, facts, self.rank, **seconds)
+        self._sendings = self.hooks.sendings = Sendings(
+            self.layout,
+            groups,
+            self.setup.streams.stage,
+            arena=arena,
+            lanes=self._lanes,
+            queue=self._send_queue,
+            expiry=options.expiry_seconds,
+        )
 
-def _count(report: TransferReport, name: str, value: float) -> None:
-    if value:
-        report.counters[name] = report.counters.get(name, 0.0) + value
+    def _count(self, report: TransferReport, name: str, value: float) -> None:
+        if value:
+            name = f"{self.title}_{name}"
+            report.counters[name] = report.counters.get(name, 0.0) + value

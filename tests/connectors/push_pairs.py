@@ -89,7 +89,7 @@ def assert_empty(worker, seconds=10.0):
 
 
 def port(engine):
-    return engine.connector.inner._door.port
+    return engine.connector.inner.door.port
 
 
 def counter(engine, name):
