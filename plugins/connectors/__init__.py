@@ -58,4 +58,13 @@ def frame_kv_connectors() -> list[Provider]:
             options=f"{here}.push_options:PushOptions",
             tags={"worker": f"{here}.push_worker:PushWorker", "stores": "no"},
         ),
+        Provider(
+            "mooncake",
+            f"{here}.mooncake:MooncakeScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks that a prefill engine writes to decode engines that ask for them, through Mooncake",
+            options=f"{here}.mooncake_options:MooncakeOptions",
+            aliases=("MooncakeConnector",),
+            tags={"worker": f"{here}.mooncake_worker:MooncakeWorker", "stores": "no"},
+        ),
     ]

@@ -23,6 +23,11 @@ class HostArena:
         self._lock = threading.Lock()
 
     @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self._memory.data_ptr()
+
+    @property
     def used_bytes(self) -> int:
         """Bytes that are given away."""
         with self._lock:

@@ -52,7 +52,7 @@ class Arrivals:
 
     def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`."""
-        wish = self._wish(request)
+        wish = self.wish(request)
         if wish is None or wish.over or num_computed >= wish.num_tokens:
             return 0, False
         if wish.digest in self._loading.values():
@@ -97,7 +97,7 @@ class Arrivals:
 
     def finished(self, request: RequestView) -> None:
         """Called once a request."""
-        wish = self._wish(request)
+        wish = self.wish(request)
         del self._wishes[request.request_id]
         if wish is not None and not wish.over:
             self._leave(wish)
@@ -126,7 +126,7 @@ class Arrivals:
         self._clear = True
         return True
 
-    def _wish(self, request: RequestView) -> Wish | None:
+    def wish(self, request: RequestView) -> Wish | None:
         """What the request's parameters say of its prompt; read once."""
         name = request.request_id
         if name not in self._wishes:

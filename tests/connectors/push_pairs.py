@@ -92,8 +92,8 @@ def port(engine):
     return engine.connector.inner.door.port
 
 
-def counter(engine, name):
-    return engine.engine.stats().connector_counters.get(f"push_{name}", 0)
+def counter(engine, name, connector="push"):
+    return engine.engine.stats().connector_counters.get(f"{connector}_{name}", 0)
 
 
 def inbox(engine, rank=0):
