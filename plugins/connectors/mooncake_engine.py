@@ -60,6 +60,7 @@ class MooncakeCarrier(Carrier):
         for address in self._registered:
             self._engine.unregister_memory(address)
         self._registered = []
+        self._engine = None  # with which it stops listening
 
 
 def _bracketed(host: str) -> str:
