@@ -13,16 +13,19 @@ from .nixl_messages import digest
 from .nixl_pulls import whole_tokens
 from .push_messages import Load, PushStep, State
 
+#: A prompt that was sent before its request came has begun to come: who waits longer was named by mistake.
+ANSWERED_SECONDS = 2.0
 #: Prompts of which it is kept that nothing comes any more.
 _MAX_PAST = 1024
 
 
 @dataclass
 class Wish:
-    """A request whose prompt another engine sends; `since` when it first waited. `over`: it waits no more."""
+    """A request whose prompt another engine sends; it waits `patience` seconds, `since` it first did, unless `over`."""
 
     digest: bytes
     num_tokens: int
+    patience: float
     since: float | None = None
     over: bool = False
 
@@ -66,7 +69,7 @@ class Arrivals:
         if wish.since is None:
             wish.since = now
         # a prompt that went is not waited for, though it may be sent once more
-        late = now > wish.since + self._patience or now < self._past.get(wish.digest, -1e9) + self._patience
+        late = now > wish.since + wish.patience or now < self._past.get(wish.digest, -1e9) + self._patience
         return (0, False) if late else (None, False)
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
@@ -133,7 +136,9 @@ class Arrivals:
             num_tokens = whole_tokens(request, self._layout)
             asks = request.params.get("do_remote_prefill") is True and num_tokens > 0
             shown = digest(request.content, request.token_ids[:num_tokens]) if asks else b""
-            self._wishes[name] = Wish(shown, num_tokens) if asks else None
+            sent = request.params.get("transfer_mode") == "push"
+            patience = min(self._patience, ANSWERED_SECONDS) if sent else self._patience
+            self._wishes[name] = Wish(shown, num_tokens, patience) if asks else None
         return self._wishes[name]
 
     def _leave(self, wish: Wish) -> None:

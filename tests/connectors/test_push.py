@@ -90,6 +90,13 @@ def test_who_sends_can_be_told_where_to(pairs):
     pairs.rest(there, here)
 
 
+def test_who_is_sent_nothing_although_another_engine_was_waits_little(pairs):
+    there, here, other = pairs.engine(), pairs.engine(), pairs.engine(options={"wait_seconds": 100})
+    params = pairs.prefill(there, here, "p", pairs.prompt(40))
+    assert pairs.decode(other, "d", pairs.prompt(40), params) == 0
+    pairs.rest(there, other)
+
+
 def test_found_prefixes_travel_too(pairs):
     there, here = pairs.engine(), pairs.engine()
     there.run(request("before", pairs.prompt(30)))
