@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,9 +97,9 @@ class Bootstrap:
             callers.close()
 
     def _tell(self, caller: socket.socket) -> None:
-        caller.settimeout(_SECONDS)
-        head = b""
+        head, latest = b"", time.monotonic() + _SECONDS
         while b"\r\n\r\n" not in head:
+            caller.settimeout(max(latest - time.monotonic(), 1e-3))
             data = caller.recv(4096)
             head += data
             if not data or len(head) > _MAX_HEAD:

@@ -70,6 +70,7 @@ class Lanes:
             retry=retry,
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
+        self._ended: list[_Lane] = []
         self._outcome = _Outcome()
 
     def begin(self, parcel: Parcel) -> None:
@@ -82,7 +83,7 @@ class Lanes:
 
     def end(self, parcel: Parcel) -> None:
         """All blocks were given to `send`."""
-        self._of(parcel).end(parcel)
+        self._of(parcel).finish(parcel)
 
     def drop(self, parcel: Parcel) -> None:
         """The blocks are worth nothing, or some cannot be sent."""
@@ -95,15 +96,19 @@ class Lanes:
 
     def close(self) -> None:
         """Ends all connections and threads."""
-        for lane in self._lanes.values():
-            lane.close()
+        for lane in (*self._lanes.values(), *self._ended):
+            lane.end()
+        for lane in (*self._lanes.values(), *self._ended):
+            lane.join()
 
     def _of(self, parcel: Parcel) -> _Lane:
         place = (parcel.goal.host, parcel.goal.port)
         if place not in self._lanes:
             idle = [one for one, lane in self._lanes.items() if lane.idle]
+            self._ended = [lane for lane in self._ended if lane.lives]
             if len(self._lanes) >= _MAX_LANES and idle:
-                self._lanes.pop(idle[0]).close()
+                self._ended.append(self._lanes.pop(idle[0]))
+                self._ended[-1].end()  # a step does not wait for it
             self._lanes[place] = self._make(place, outcome=self._outcome)
         self._lanes.move_to_end(place)
         return self._lanes[place]
@@ -177,18 +182,25 @@ class _Lane:
     def send(self, parcel: Parcel, staged: Staged) -> None:
         self._jobs.put(partial(self._send, parcel, staged))
 
-    def end(self, parcel: Parcel) -> None:
+    def finish(self, parcel: Parcel) -> None:
         self._jobs.put(partial(self._end, parcel))
 
     def drop(self, parcel: Parcel) -> None:
         self._jobs.put(partial(self._drop, parcel))
 
-    def close(self) -> None:
+    @property
+    def lives(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Hangs up, and has the thread end."""
         self._closed = True
         self._jobs.put(None)
         connection = self._connection
         if connection is not None:
             hang_up(connection)
+
+    def join(self) -> None:
         self._thread.join()
 
     def _serve(self) -> None:
@@ -212,7 +224,7 @@ class _Lane:
             self._outcome.fail(parcel)
             return
         if isinstance(answer, No):
-            logger.debug("blocks were not taken: %s", answer.reason)
+            self._tell(answer.reason)
             self._outcome.fail(parcel)
         elif isinstance(answer, Have):
             parcel.over = True

@@ -138,7 +138,6 @@ class Sends(ABC):
             return None
         shown = digest(request.content, request.token_ids[:num_tokens])
         push = Push(shown, num_tokens, spans(self._layout, num_tokens))
-        push.nexts = [first for first, _ in push.spans]
         if (place := self.place(request, shown)) is not None:
             push.goal = Goal(*place, shown, num_tokens)
         return push if push.goal is not None or self.awaits else None
@@ -176,6 +175,7 @@ class Sends(ABC):
             push = self._pushes.get(new.request_id)
             if push is not None:
                 push.tables = [blocks.tolist() for blocks in new.block_ids]
+                push.nexts = [first for first, _ in push.spans]
                 self._slots[new.slot] = new.request_id
         for append in plan.appends:
             rows = zip(append.slots.tolist(), append.offsets.tolist(), append.block_ids.tolist(), strict=True)

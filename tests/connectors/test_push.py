@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from frame.interfaces import decode, encode
+from frame.plugins.connectors import push_lanes
 from frame.plugins.connectors.push_messages import Hello
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
@@ -470,3 +471,13 @@ def test_random_lives(pairs, seed):
         failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
         engine.check(*(set(engine.requests) - gone - failed))
     assert counter(here, "loaded_blocks") > 20
+
+
+def test_many_engines_are_served_in_turn(pairs, monkeypatch):
+    monkeypatch.setattr(push_lanes, "_MAX_LANES", 2)
+    there, takers = pairs.engine(), [pairs.engine() for _ in range(4)]
+    for number, here in enumerate(takers * 2):
+        prompt = pairs.prompt(40, seed=number)
+        pairs.prefill(there, here, f"p{number}", prompt)
+        assert pairs.decode(here, f"d{number}", prompt) == 36
+    pairs.rest(there, *takers)
