@@ -71,6 +71,14 @@ class Pairs(ConnectorSuite):
                     engine.step()
             time.sleep(0.0005)
 
+    def unsent(self, engine, seconds=10.0):
+        """How many prompts could not be sent, once it is at least one: an idle engine hears of that in a later step."""
+        latest = time.monotonic() + seconds
+        while not counter(engine, "unsent_prompts", self.plugin):
+            assert time.monotonic() < latest, "all prompts were sent"
+            engine.run(request(f"later {time.monotonic()}", self.prompt(4), 1))
+        return counter(engine, "unsent_prompts", self.plugin)
+
     def rest(self, *engines, seconds=10.0):
         """Steps engines until nothing is held or read, and checks all tokens."""
         self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)

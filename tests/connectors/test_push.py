@@ -178,11 +178,11 @@ def test_no_memory_for_sending_ends_with_the_deadline(pairs):
     pairs.until(lambda: not there.busy, there, seconds=5)
     arena.give_back(kept)
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
-    assert counter(there, "unsent_prompts") == 1
+    assert pairs.unsent(there) == 1
     pairs.rest(there, here)
 
 
-@pytest.mark.parametrize("steps", range(0, 12, 2))
+@pytest.mark.parametrize("steps", [0, 2, 5, 9])
 def test_aborts_where_it_is_decoded_give_everything_back(pairs, steps):
     there, here = pairs.engine(), pairs.engine()
     prompt = pairs.prompt(40)
@@ -199,7 +199,7 @@ def test_aborts_where_it_is_decoded_give_everything_back(pairs, steps):
     assert there.engine.stats().kv_usage == here.engine.stats().kv_usage == 0
 
 
-@pytest.mark.parametrize("steps", range(0, 10, 2))
+@pytest.mark.parametrize("steps", [0, 3, 6])
 def test_aborts_where_it_is_computed_cost_the_computation(pairs, steps):
     there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine(options={"wait_seconds": 0.5})
     prompt = pairs.prompt(40)
@@ -222,7 +222,7 @@ def test_an_end_other_than_stop_and_length_sends_nothing(pairs):
     pairs.rest(here)
 
 
-@pytest.mark.parametrize("broken", range(1, 9))
+@pytest.mark.parametrize("broken", [1, 2, 4, *(pytest.param(step, marks=pytest.mark.matrix) for step in (3, 5, 6, 7))])
 def test_a_step_that_fails_where_it_is_computed_sends_nothing_wrong(pairs, broken):
     there = pairs.engine(broken_steps=[broken], max_num_batched_tokens=7)
     here = pairs.engine(options={"wait_seconds": 0.2})
@@ -291,24 +291,23 @@ def test_more_than_the_share_is_not_kept(pairs, caplog):
     assert there.engine.stats().connector_gauges["push_held_blocks"] == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"remote_host": "localhost"},  # not the address of this engine, nor among its peers
-        {"remote_port": 1},
-        {"remote_port": True},
-        {"remote_port": 1 << 16},
-        {"remote_host": None},
-        {"remote_host": 5},
-        {"do_remote_decode": "yes"},
-    ],
-)
-def test_parameters_that_are_not_right_cost_the_computation(pairs, changes):
-    there, here = pairs.engine(), pairs.engine(options={"wait_seconds": 0.3})
-    pairs.prefill(there, here, "p", pairs.prompt(40), **changes)
-    pairs.rest(there)
-    assert pairs.decode(here, "d", pairs.prompt(40)) == 0
-    pairs.rest(here)
+def test_parameters_that_are_not_right_cost_the_computation(pairs):
+    there, here = pairs.engine(), pairs.engine(options={"wait_seconds": 0.05})
+    for number, changes in enumerate(
+        [
+            {"remote_host": "localhost"},  # not the address of this engine, nor among its peers
+            {"remote_port": 1},
+            {"remote_port": True},
+            {"remote_port": 1 << 16},
+            {"remote_host": None},
+            {"remote_host": 5},
+            {"do_remote_decode": "yes"},
+        ]
+    ):
+        prompt = pairs.prompt(40, seed=number)
+        pairs.prefill(there, here, f"p{number}", prompt, **changes)
+        assert pairs.decode(here, f"d{number}", prompt) == 0
+    pairs.rest(there, here)
 
 
 def test_blocks_go_to_nobody_who_does_not_know_the_prompt_and_its_salt(pairs):
@@ -374,8 +373,7 @@ def test_a_decode_engine_that_ends_on_the_way_costs_nothing_but_the_transfer(pai
     here.close()
     pairs.made.remove(here)
     pairs.rest(there)
-    assert counter(there, "unsent_prompts") == 1
-    assert there.outputs["p"][-1].kv_transfer is None
+    assert pairs.unsent(there) == 1
 
 
 def test_a_decode_engine_that_comes_back_is_found(pairs):
@@ -442,7 +440,7 @@ def test_workers_on_another_machine_are_refused(pairs):
     side.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 30))])
 def test_random_lives(pairs, seed):
     """Prompts through two prefill engines and a small decode engine, with preemptions, aborts and broken steps."""
     draw = random.Random(seed)
