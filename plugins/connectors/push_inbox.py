@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -234,29 +235,25 @@ class Inbox:
                 if first < 0 or first + part.count > len(prompt.there[part.layer]):
                     raise PeerError("a sender names blocks that are not of the prompt")
                 prompt.users += 1
-        if self._session:
-            if prompt is not None:
-                self._came(prompt, part, first, num_bytes)
-                self.release(prompt)
-            return
         if prompt is None:
-            _discard(caller, part.count * num_bytes, self._expiry)
+            if not self._session:
+                _discard(caller, part.count * num_bytes, self._expiry)
             return
-        came = False
         try:
-            rows = prompt.parts[part.layer][first : first + part.count]
-            receive_into(caller, rows.view(-1).numpy().data, self._expiry)
-            came = True
+            memory = prompt.parts[part.layer][first : first + part.count].view(-1).numpy().data
+            if not self._session:
+                receive_into(caller, memory, self._expiry)
+            right = part.checksum < 0 or part.checksum == zlib.crc32(memory)
+            with self._lock:
+                self._counts.num_bytes += part.count * num_bytes
+                if right:
+                    prompt.there[part.layer][first : first + part.count] = True
+                    prompt.deadline = self._clock() + self._expiry
+                elif not prompt.gone:
+                    logger.warning("blocks that were changed on their way are dropped")
+                    self._drop(prompt)
         finally:
-            if came:
-                self._came(prompt, part, first, num_bytes)
             self.release(prompt)
-
-    def _came(self, prompt: Prompt, part: Part, first: int, num_bytes: int) -> None:
-        with self._lock:
-            prompt.there[part.layer][first : first + part.count] = True
-            prompt.deadline = self._clock() + self._expiry
-            self._counts.num_bytes += part.count * num_bytes
 
     def _written(self, caller: object, digest: bytes) -> None:
         """A sender writes no more to what it was promised for a prompt."""

@@ -10,6 +10,7 @@ import queue
 import socket
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Lanes:
         *,
         timeout: float,
         retry: float,
+        checksums: bool = True,
     ) -> None:
         self._arena = arena
         self._make = partial(
@@ -68,6 +70,7 @@ class Lanes:
             meet=Meet(facts, rank),
             timeout=timeout,
             retry=retry,
+            checksums=checksums,
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._ended: list[_Lane] = []
@@ -152,6 +155,7 @@ class _Lane:
         meet: Meet,
         timeout: float,
         retry: float,
+        checksums: bool,
         outcome: _Outcome,
     ) -> None:
         self._place = place
@@ -161,6 +165,7 @@ class _Lane:
         self._meet = meet
         self._timeout = timeout
         self._retry = retry
+        self._checksums = checksums
         self._outcome = outcome
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection: socket.socket | None = None
@@ -258,7 +263,8 @@ class _Lane:
                 self._outcome.fail(parcel)
                 self._drop(parcel)
                 return
-            part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory))
+            checksum = zlib.crc32(staged.memory.view(-1).numpy().data) if self._checksums else -1
+            part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory), checksum)
             self._carrier.send(connection, channel, part, staged, ready, self._timeout)
             self._outcome.sent(staged.memory.numel())
         except Exception as error:  # of the connection, or of the device

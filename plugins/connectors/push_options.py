@@ -66,6 +66,12 @@ class SendOptions(BaseModel):
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for sending after requests ended."
     )
 
+    checksums: bool = Field(
+        True,
+        description="Whether blocks are sent with a CRC-32, so that prompts whose blocks were changed on their way are "
+        "computed; the engine that sends them decides.",
+    )
+
     @field_validator("peers")
     @classmethod
     def _check_peers(cls, peers: list[str]) -> list[str]:

@@ -45,12 +45,16 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Part(msgspec.Struct, frozen=True, tag=True):
-    """The bytes of `count` blocks of layer number `layer` follow, from place `first` of the prompt."""
+    """The bytes of `count` blocks of layer number `layer` follow, from place `first` of the prompt.
+
+    `checksum` is their CRC-32; -1 where there is none.
+    """
 
     digest: bytes
     layer: int
     first: int
     count: int
+    checksum: int = -1
 
     def __post_init__(self) -> None:
         if self.layer < 0 or self.first < 0 or not 0 < self.count <= MAX_BLOCKS:

@@ -166,8 +166,16 @@ class PushWorker(ConnectorWorker):
 
     def _open_sendings(self, arena: HostArena, secret: bytes, facts: Facts, groups: list[int]) -> None:
         options = self._options
-        seconds = {"timeout": options.timeout_seconds, "retry": options.retry_seconds}
-        self._lanes = Lanes(arena, self._carrier, secret, facts, self.rank, **seconds)
+        self._lanes = Lanes(
+            arena,
+            self._carrier,
+            secret,
+            facts,
+            self.rank,
+            timeout=options.timeout_seconds,
+            retry=options.retry_seconds,
+            checksums=options.checksums,
+        )
         self._sendings = self.hooks.sendings = Sendings(
             self.layout,
             groups,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import zlib
 from contextlib import suppress
 
 import pytest
@@ -112,6 +113,18 @@ def test_what_is_not_whole_is_dropped(ports, messages):
     ports.states("gone")
     assert ports.inbox.claim(DIGEST) is None
     assert ports.inbox.arena.used_bytes == 0
+    connection.close()
+
+
+def test_blocks_that_were_changed_on_their_way_are_dropped(ports):
+    connection, channel = ports.connect()
+    begun(channel)
+    right = [zlib.crc32(bytes([layer]) * 2 * BYTES) for layer in (1, 2)]
+    sent(connection, channel, Part(DIGEST, 0, 0, 2, right[0]), Part(DIGEST, 1, 0, 2, right[1] ^ 1), End(DIGEST))
+    ports.states("gone")
+    assert isinstance(begun(channel), Ready)
+    sent(connection, channel, *(Part(DIGEST, layer, 0, 2, right[layer]) for layer in (0, 1)), End(DIGEST))
+    ports.states("arrived")
     connection.close()
 
 
