@@ -51,24 +51,23 @@ class HostSlab:
             place += count
 
 
-def check_size(num_bytes: int) -> None:
-    """Raises `ValueError`, one sentence, where this machine has less memory than that."""
+def check_size(num_bytes: int, lower: str = "kv_offloading_size") -> None:
+    """Raises `ValueError`, one sentence, where this machine has less memory than that. `lower` names the setting."""
     total, _ = _memory()
     if num_bytes > total:
         raise ValueError(
-            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
-            "lower kv_offloading_size"
+            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: lower {lower}"
         )
 
 
-def check_room(num_bytes: int) -> None:
+def check_room(num_bytes: int, lower: str = "kv_offloading_size") -> None:
     """Raises `ValueError`, one sentence, where a worker cannot have so much of this machine's memory now."""
-    check_size(num_bytes)
+    check_size(num_bytes, lower)
     _, available = _memory()
     if num_bytes > available:
         raise ValueError(
             f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "
-            "available: lower kv_offloading_size, or end what else uses it"
+            f"available: lower {lower}, or end what else uses it"
         )
 
 

@@ -24,6 +24,7 @@ from frame.interfaces import (
 )
 
 from .host_arena import HostArena
+from .host_slab import check_room
 from .nixl_messages import Facts, machine
 from .push_carrier import Carrier, Stream
 from .push_inbox import Inbox, Row
@@ -141,6 +142,8 @@ class PushWorker(ConnectorWorker):
     def _open(self, formats: str, rows: list[Row]) -> None:
         if self._secret is not None:
             role, options, pinned = self.setup.role, self._options, self.setup.memory.pinned
+            wanted = [options.send_buffer_bytes * (role != "consumer"), options.buffer_bytes * (role != "producer")]
+            check_room(sum(wanted), "buffer_bytes and send_buffer_bytes")
             sends = [HostArena(options.send_buffer_bytes, pinned)] if role != "consumer" else []
             takes = [HostArena(options.buffer_bytes, pinned)] if role != "producer" else []
             self._carrier, session = self.open_carrier([*sends, *takes])

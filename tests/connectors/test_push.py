@@ -14,6 +14,7 @@ from frame.plugins.connectors.push_messages import Hello
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from frame.testing.fake_memory import FakeMemory
 from tests.connectors.push_pairs import Pairs, counter, inbox, port
 
 
@@ -411,6 +412,14 @@ def test_reset_drops_what_came(pairs):
     assert pairs.decode(here, "d", pairs.prompt(40)) == 0
     pairs.rest(here)
     assert inbox(here).arena.used_bytes == 0
+
+
+def test_more_memory_than_there_is_ends_the_start_with_a_sentence(pairs):
+    pairs.options["buffer_bytes"] = 1 << 40
+    worker = pairs.worker_side(pairs.config(kv_connector="push"), make_layout())
+    with pytest.raises(ValueError, match="memory: lower buffer_bytes and send_buffer_bytes"):
+        worker.register(FakeMemory(make_layout(), 0).views)
+    worker.close()
 
 
 def test_roles(pairs):
