@@ -51,23 +51,23 @@ class HostSlab:
             place += count
 
 
-def check_size(num_bytes: int, lower: str = "kv_offloading_size") -> None:
-    """Raises `ValueError`, one sentence, where this machine has less memory than that. `lower` names the setting."""
+def check_size(num_bytes: int, advice: str = "lower kv_offloading_size") -> None:
+    """Raises `ValueError`, one sentence that ends with `advice`, where this machine has less memory than that."""
     total, _ = _memory()
     if num_bytes > total:
         raise ValueError(
-            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: lower {lower}"
+            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: {advice}"
         )
 
 
-def check_room(num_bytes: int, lower: str = "kv_offloading_size") -> None:
-    """Raises `ValueError`, one sentence, where a worker cannot have so much of this machine's memory now."""
-    check_size(num_bytes, lower)
+def check_room(num_bytes: int, advice: str = "lower kv_offloading_size") -> None:
+    """Raises `ValueError`, as `check_size`, where a worker cannot have so much of this machine's memory now."""
+    check_size(num_bytes, advice)
     _, available = _memory()
     if num_bytes > available:
         raise ValueError(
             f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "
-            f"available: lower {lower}, or end what else uses it"
+            f"available: {advice}, or end what else uses it"
         )
 
 

@@ -18,9 +18,9 @@ from frame.interfaces import ConnectorSetup, RequestView
 
 from .mooncake_bootstrap import Bootstrap, Source, Want, ask
 from .mooncake_options import MooncakeOptions
-from .nixl_messages import Facts
 from .peer_wire import PeerError
 from .push import SendScheduler
+from .push_facts import Facts
 from .push_in import Wish
 from .push_out import Sends
 

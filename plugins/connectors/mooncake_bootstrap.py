@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from .callers import Callers
-from .nixl_messages import Facts
 from .nixl_wire import call
 from .peer_wire import PeerError
+from .push_facts import Facts
 from .push_inbox import MAX_CALLERS, listen
 from .push_wire import Meet, No, Ready, meet_caller
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from frame.interfaces import ConnectorScheduler, ConnectorSetup, RequestView, StepPlan, TransferReport, decode, encode
 
-from .nixl_messages import Facts, machine
+from .nixl_messages import machine
 from .push_door import Door
+from .push_facts import Facts
 from .push_in import Arrivals
 from .push_messages import Hello, PushNote, PushStep
 from .push_options import PushOptions, SendOptions
@@ -64,7 +65,7 @@ class SendScheduler(ConnectorScheduler):
                 self.title,
             )
             return
-        facts = [Facts.of(self.layout, setup.mesh, [worker.formats]) for worker in workers]
+        facts = [Facts.of(self.layout, setup.mesh, worker.formats) for worker in workers]
         if setup.role != "consumer":
             self.sends = self.open_sends(self._secret, facts)
         if setup.role != "producer":

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from .callers import Callers
-from .nixl_messages import Facts
+from .push_facts import Facts
 from .push_inbox import MAX_CALLERS, listen
 from .push_wire import Placed, meet_caller
 

@@ -21,9 +21,9 @@ from frame.interfaces import KVLayout
 
 from .callers import Callers
 from .host_arena import HostArena
-from .nixl_messages import Facts
 from .nixl_wire import Channel
 from .peer_wire import PeerError, receive_into
+from .push_facts import Facts
 from .push_messages import State, spans
 from .push_wire import Begin, End, Have, Message, No, Part, Ready, meet_caller
 

@@ -18,10 +18,10 @@ from functools import partial
 
 from .callers import hang_up
 from .host_arena import HostArena
-from .nixl_messages import Facts
 from .nixl_wire import Channel
 from .peer_wire import PeerError
 from .push_carrier import Carrier, Staged
+from .push_facts import Facts
 from .push_messages import Goal
 from .push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .nixl_messages import MAX_LAYERS, Facts
+from .nixl_shapes import MAX_LAYERS
 from .nixl_wire import Channel, answer_call, call
 from .peer_wire import PeerError
+from .push_facts import Facts
 
 #: Most tokens of a prompt, and most blocks of one announcement.
 MAX_TOKENS, MAX_BLOCKS = 1 << 26, 1 << 20

@@ -25,8 +25,9 @@ from frame.interfaces import (
 
 from .host_arena import HostArena
 from .host_slab import check_room
-from .nixl_messages import Facts, machine
+from .nixl_messages import machine
 from .push_carrier import Carrier, Stream
+from .push_facts import Facts
 from .push_inbox import Inbox, Row
 from .push_lanes import Lanes
 from .push_loading import Loadings
@@ -143,11 +144,11 @@ class PushWorker(ConnectorWorker):
         if self._secret is not None:
             role, options, pinned = self.setup.role, self._options, self.setup.memory.pinned
             wanted = [options.send_buffer_bytes * (role != "consumer"), options.buffer_bytes * (role != "producer")]
-            check_room(sum(wanted), "buffer_bytes and send_buffer_bytes")
+            check_room(sum(wanted), "lower buffer_bytes and send_buffer_bytes")
             sends = [HostArena(options.send_buffer_bytes, pinned)] if role != "consumer" else []
             takes = [HostArena(options.buffer_bytes, pinned)] if role != "producer" else []
             self._carrier, session = self.open_carrier([*sends, *takes])
-            facts, groups = Facts.of(self.layout, self.setup.mesh, [formats]), [row.group for row in rows]
+            facts, groups = Facts.of(self.layout, self.setup.mesh, formats), [row.group for row in rows]
             for arena in sends:
                 self._open_sendings(arena, self._secret, facts, groups)
             for arena in takes:

@@ -348,14 +348,14 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 
 def test_constants_are_those_of_the_platforms():
     from frame.plugins.platforms import cpu, cpu_linear, options
-    from frame.plugins.platforms.cuda import platform as cuda
+    from frame.plugins.platforms.cuda import memory as cuda_memory, platform as cuda
     from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
     assert memory.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert memory.CPU_LEAST_PACKED == cpu_linear.LEAST_PACKED
     for dtype in ("float32", "bfloat16", "float16"):
         assert memory.packs(dtype) == cpu_linear.packs(getattr(torch, dtype))
-    assert memory.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
+    assert memory.CUDA_RESERVE_BYTES == cuda_memory.RESERVE_BYTES
     assert {
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),

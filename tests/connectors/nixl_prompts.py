@@ -28,8 +28,7 @@ def open_engine(model, secret_file, settings=None, **options):
     options = {"secret_file": str(secret_file), **options, **plain.pop("options", {})}
     if plain["kv_connector"] == "nixl":
         options = {"lease_seconds": 10, **options}
-    registry = with_threads(Registry.load()) if plain.get("executor") == "threads" else Registry.load()
-    return running(from_flat({**plain, "plugin": {plain["kv_connector"]: options}}), registry)
+    return running(from_flat({**plain, "plugin": {plain["kv_connector"]: options}}), with_threads(Registry.load()))
 
 
 class Asked:
@@ -91,13 +90,13 @@ class Asked:
 class Prefill:
     """The process of a prefill engine."""
 
-    def __init__(self, model, secret_file, **settings):
+    def __init__(self, model, secret_file, environment=(), **settings):
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(model), str(secret_file), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
         )
         self.number = 0
 

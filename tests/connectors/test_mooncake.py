@@ -13,8 +13,8 @@ import pytest
 
 from frame.plugins.connectors.mooncake_bootstrap import Source, Want, ask
 from frame.plugins.connectors.mooncake_options import MooncakeOptions
-from frame.plugins.connectors.nixl_messages import Facts
 from frame.plugins.connectors.peer_wire import PeerError
+from frame.plugins.connectors.push_facts import Facts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -258,7 +258,7 @@ def test_answers_that_say_nothing_are_refused(body):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    facts = Facts(1, "m", 4, "g", 1, 1, ["f"])
+    facts = Facts(1, "m", 4, "g", 1, 1, "f")
     source = Source("e", "127.0.0.1", listener.getsockname()[1])
     with pytest.raises(PeerError):
         ask(source, b"secret", facts, Want(b"d" * 32, "127.0.0.1", 1), 5.0)

@@ -15,16 +15,16 @@ from msgspec import structs
 from frame.interfaces import Mesh
 from frame.plugins.connectors import nixl_wire
 from frame.plugins.connectors.host_arena import HostArena
-from frame.plugins.connectors.nixl_messages import Facts
 from frame.plugins.connectors.peer_wire import Challenge, PeerError, receive, send, send_bytes
 from frame.plugins.connectors.push_door import Door
+from frame.plugins.connectors.push_facts import Facts
 from frame.plugins.connectors.push_inbox import Inbox, Row
 from frame.plugins.connectors.push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
 
 LAYOUT = make_layout()  # one group of two layers, blocks of 4 tokens
-FACTS = Facts.of(LAYOUT, Mesh(), ["format"])
+FACTS = Facts.of(LAYOUT, Mesh(), "format")
 BYTES = 256
 DIGEST = b"d" * 32
 
@@ -206,7 +206,7 @@ def test_a_sender_that_stops_loses_its_memory():
         ({"groups": "other"}, "what layers keep"),
         ({"tensor": 2}, "tensor_parallel_size"),
         ({"pipeline": 2}, "pipeline_parallel_size"),
-        ({"formats": ["other"]}, "the format of blocks"),
+        ({"formats": "other"}, "the format of blocks"),
         ({"version": 9}, "the version of the protocol"),
     ],
 )
