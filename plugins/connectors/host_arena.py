@@ -45,7 +45,7 @@ class HostArena:
 
     def give_back(self, part: Tensor) -> None:
         """Takes a part back, whose memory the caller uses no more."""
-        start = part.data_ptr() - self._memory.data_ptr()
+        start = int(part.storage_offset()) - int(self._memory.storage_offset())  # also of an empty part
         end = start + _rounded(part.numel())
         with self._lock:
             index = bisect.bisect_left(self._free, (start, end))

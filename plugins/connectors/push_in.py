@@ -17,6 +17,8 @@ from .push_messages import Load, PushStep, State
 ANSWERED_SECONDS = 2.0
 #: Prompts of which it is kept that nothing comes any more.
 _MAX_PAST = 1024
+#: Prompts of which something is known to come or to have come.
+_MAX_STATES = 8192
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Arrivals:
         self._patience = patience
         self._clock = clock
         self._wishes: dict[str, Wish | None] = {}  # by request id; None: it has none
-        self._states: dict[bytes, dict[int, State]] = {}  # by digest and rank
+        self._states: OrderedDict[bytes, dict[int, State]] = OrderedDict()  # by digest and rank
         self._past: OrderedDict[bytes, float] = OrderedDict()  # when they went or were loaded
         self._loading: dict[str, bytes] = {}  # digests by request id, also of ended requests
         self._loads: list[Load] = []
@@ -65,7 +67,8 @@ class Arrivals:
             return wish.num_tokens - num_computed, True
         now = self._clock()
         if states:
-            return None, False  # workers tell when no more comes
+            # workers tell when no more comes; what one of them lacks is of no use to the others
+            return (0, False) if "gone" in states.values() else (None, False)
         if wish.since is None:
             wish.since = now
         # a prompt that went is not waited for, though it may be sent once more
@@ -108,12 +111,16 @@ class Arrivals:
     def told(self, rank: int, arrivals: dict[bytes, State]) -> None:
         """Called with what became of prompts at a worker."""
         for name, state in arrivals.items():
+            states = self._states.setdefault(name, {})
+            states[rank] = state
             if state == "gone":
-                self._states.pop(name, None)
                 self._note_past(name)
             else:
-                self._states.setdefault(name, {})[rank] = state
                 self._past.pop(name, None)
+            if len(states) == self._num_ranks and set(states.values()) == {"gone"}:
+                del self._states[name]
+        while len(self._states) > _MAX_STATES:
+            self._states.popitem(last=False)
 
     def received(self, request_ids: Sequence[str]) -> None:
         """Called with requests whose loads all workers have ended."""
