@@ -63,7 +63,8 @@ PARTS = (
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
                                    "tests/gpu/test_cascade.py tests/gpu/test_library.py") + " -n 8", 400),
-    Part("graphs", gpu_tests("tests/gpu/test_doctor.py tests/gpu/test_graphs.py tests/gpu/test_leaks.py"), 400,
+    Part("graphs", gpu_tests("tests/gpu/test_doctor.py tests/gpu/test_graphs.py tests/gpu/test_leaks.py "
+                             "tests/gpu/test_weight_offload.py"), 500,
          "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("exchanges", gpu_tests("tests/gpu/test_expert_exchanges.py tests/gpu/test_expert_exchange_kernels.py "
@@ -86,6 +87,8 @@ PARTS = (
     Part("expert-balance", "python benchmarks/expert_balance.py --json {json}", 560,
          "python benchmarks/expert_balance.py --shape tiny --platform cpu --batch 4 --steps 60 --interval 20 "
          "--redundant 2 --rows 4 --json {json}", devices=2),
+    Part("offload-speed", "python benchmarks/weight_offload.py --json {json}", 300,
+         "python benchmarks/weight_offload.py --shape tiny --platform cpu --gib 0.01 --steps 4 --json {json}"),
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
          "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
+from frame.links.host_memory import host_memory as _memory
+
 #: Most bytes of a piece, unless one row needs more.
 PIECE_BYTES = 256 << 20
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
 
 
 class HostSlab:
@@ -73,19 +66,3 @@ def check_room(num_bytes: int, advice: str = "lower kv_offloading_size") -> None
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory that this machine, or this process' container, has in all, and that may still be taken."""
-    with open("/proc/meminfo") as file:
-        sizes = dict(line.split(":") for line in file)
-    total, available = (int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    for limit_file, usage_file, stat_file in _CGROUPS:
-        try:
-            limit, usage = int(Path(limit_file).read_text()), int(Path(usage_file).read_text())
-            cached = dict(line.split() for line in Path(stat_file).read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # there is none, or it is "max"
-        total = min(total, limit)
-        available = min(available, max(0, limit - usage + int(cached.get("inactive_file", 0))))
-    return total, available
