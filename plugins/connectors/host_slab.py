@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 #: Most bytes of a piece, unless one row needs more.
@@ -27,6 +28,7 @@ class HostSlab:
         self._pieces: list[Tensor] = []  # uint8 [rows, row_bytes]
         self._starts: list[int] = []  # the number of each piece's first row
         self.num_rows = 0
+        self.row_bytes = row_bytes
         most = max(PIECE_BYTES, 1 << (row_bytes - 1).bit_length())
         while num_bytes >= row_bytes:
             size = min(most, 1 << (num_bytes.bit_length() - 1))
@@ -37,6 +39,11 @@ class HostSlab:
             self._pieces.append(pinned(size)[: count * row_bytes].view(count, row_bytes))
             self.num_rows += count
             num_bytes -= size
+
+    def row(self, row: int) -> np.ndarray:
+        """The bytes of a row, uint8 [row_bytes]."""
+        piece = bisect.bisect_right(self._starts, row) - 1
+        return self._pieces[piece][row - self._starts[piece]].numpy()
 
     def runs(self, rows: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """`rows` as runs that lie side by side: (the place of the first in `rows`, uint8 [n, row_bytes])."""

@@ -2,15 +2,15 @@
 
 All decisions are made here; workers only copy. A block is written in the step that fills it, and found once every
 worker has written it. Blocks of the device that are still read for that when they are given away are named to the
-workers (`join`), which then wait. Sees no block's bytes.
+workers (`join`), which then wait. Blocks that host memory soon needs the room of go to the disk, if there is one, and
+come back to host memory before they are loaded. Sees no block's bytes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from frame.interfaces import (
@@ -24,26 +24,16 @@ from frame.interfaces import (
 
 from .block_messages import BlockStep, Move
 from .block_scheduler import BlockScheduler
+from .device_blocks import blocks_of, given_blocks
+from .offload_disk import DiskTier, NoDisk
 from .offload_index import TierIndex
-from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_transfers import Transfer, Transfers
 
 logger = logging.getLogger("frame.connectors.offload")
 
-
-@dataclass
-class Transfer:
-    """What a message asks for, until all workers have done it: `loading` and `saving` are those that have not.
-
-    `loads` are the keys that it reads for each request, `saves` (key, owner) of each part that it writes, of which
-    `bad` failed; `blocks` (pool, block) are those of the device that are read for it.
-    """
-
-    loads: dict[str, list[bytes]]
-    saves: list[tuple[bytes, str]]
-    blocks: list[tuple[int, int]]
-    loading: int
-    saving: int
-    bad: set[int] = field(default_factory=set)
+#: Share of the tier that is kept free, where blocks that go are written to a disk, or more, if a step may need more.
+_FREE_SHARE, _MOST_FREE_SHARE = 1 / 16, 1 / 4
 
 
 class OffloadScheduler(BlockScheduler):
@@ -62,16 +52,21 @@ class OffloadScheduler(BlockScheduler):
         self._block_bytes = 0  # of a block of the tier on all workers
         self._num_blocks = 0
         self._index = self._make_index()
-        self._transfers: dict[int, Transfer] = {}  # by the number of their message
+        self._disk = NoDisk() if options.disk_folder is None else DiskTier(options, self._parts)
+        self._transfers = Transfers()
+        self._fetches: list[Fetch] = []  # that the next message has
         self._used: dict[str, list[bytes]] = {}  # by request: keys of blocks whose loads the next message has
         self._reading = Counter[tuple[int, int]]()  # (pool, block) of the device's blocks that are being saved
         self._held: set[str] = set()  # requests that ended and are being saved
         self._join = False
-        self._lookups = self._hits = 0
+        self._lookups = self._hits = self._unsaved = 0
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         """Raises `ValueError` where not one block has room."""
-        hellos = [decode(handshake, Hello) for handshake in handshakes.values()]
+        by_rank = {rank: decode(handshake, Hello) for rank, handshake in handshakes.items()}
+        hellos = list(by_rank.values())
+        super().connect({rank: hello.formats.encode() for rank, hello in by_rank.items()})
+        self._disk.connect(self.spaces, {rank: hello.mark for rank, hello in by_rank.items()})
         self._num_workers = len(hellos)
         self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
         self._num_blocks = min(hello.num_rows for hello in hellos) // self._parts
@@ -91,21 +86,22 @@ class OffloadScheduler(BlockScheduler):
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
-        index = first
-        while index < last:
-            key = self._key(request.block_hashes, index)
-            if key is None or not self._index.has(key):
-                break
-            index = min(last, (index // self._parts + 1) * self._parts)
-        count = max(0, index - first)
+        keys = self._keys(request.block_hashes, first, last)
+        found = self._found(request.request_id, keys)
+        if found is None:
+            return None, False
+        count = max(0, min(last, (first // self._parts + found) * self._parts) - first) if found else 0
         return count * self.layout.grain, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
         super().allocated(request, block_ids, num_external)
+        self._disk.forget(request.request_id)
         loads = self._loads[earlier:]
         if loads:
             keys = list(dict.fromkeys(key for move in loads if (key := self._key(request.block_hashes, move.index))))
+            self._bring(keys)
+            keys = [key for key in keys if self._index.knows(key)]
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
         grain, group = self.layout.grain, self.layout.groups[0]
@@ -114,7 +110,7 @@ class OffloadScheduler(BlockScheduler):
         self._hits += num_external
 
     def build_message(self, plan: StepPlan) -> bytes:
-        given = self._given(plan) if self._reading else ()
+        given = given_blocks(self.layout, plan) if self._reading else ()
         self._join = any(block in self._reading for block in given)
         message = super().build_message(plan)
         self._index.settle({prompt.request_id for prompt in self._prompts.values()})
@@ -126,28 +122,29 @@ class OffloadScheduler(BlockScheduler):
 
     def message(self, step: BlockStep) -> OffloadStep:
         """Chooses the rows; saves that get none are left out."""
-        keys = [self._key(self._hashes.get(move.owner, ()), move.index) for move in step.loads]
         load_rows = [
-            self._index.row(key, move.index % self._parts)
-            for key, move in zip(keys, step.loads, strict=True)
-            if key is not None
+            self._index.row(self._key(self._hashes.get(move.owner, ()), move.index), move.index % self._parts)
+            for move in step.loads
         ]
-        loading = [block for move in step.loads for block in self._blocks_of(move)]
-        join = self._join or any(block in self._reading for block in loading)
+        join = self._join or any(block in self._reading for block in blocks_of(self.layout, step.loads))
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
-        waiting = {number: list(one.loads) for number, one in self._transfers.items() if one.loading}
-        if used or saves:
-            self._transfers[step.number] = transfer = Transfer(
-                loads=used,
-                saves=[(key, move.owner) for key, move in saves],
-                blocks=[block for _, move in saves for block in self._blocks_of(move)],
-                loading=self._num_workers if used else 0,
-                saving=self._num_workers if saves else 0,
-            )
-            self._reading.update(transfer.blocks)
+        fetches, self._fetches = self._fetches, []
+        leaves = [Fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
+        waiting = self._transfers.loading()
+        transfer = Transfer(
+            loads=used,
+            saves=[(key, move.owner) for key, move in saves],
+            blocks=blocks_of(self.layout, [move for _, move in saves]),
+            fetches=[fetch.key for fetch in fetches],
+            leaves=[leave.key for leave in leaves],
+        )
+        self._transfers.begin(step.number, transfer, self._num_workers)
+        self._reading.update(transfer.blocks)
         lookups, self._lookups = self._lookups, 0
         hits, self._hits = self._hits, 0
+        unsaved, self._unsaved = self._unsaved, 0
+        lost, self._index.dropped = self._index.dropped, 0
         return OffloadStep(
             blocks_name=step.blocks_name,
             number=step.number,
@@ -163,11 +160,16 @@ class OffloadScheduler(BlockScheduler):
             used_bytes=self._index.num_used * self._block_bytes,
             size_bytes=self._num_blocks * self._block_bytes,
             waiting=waiting,
+            fetches=fetches,
+            leaves=leaves,
+            unsaved=unsaved,
+            lost=lost if self._num_free else 0,
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Holds the blocks until they are saved."""
         super().finished(request, block_ids)
+        self._disk.forget(request.request_id)
         held = self._index.writes(request.request_id)
         if held:
             self._held.add(request.request_id)
@@ -177,10 +179,10 @@ class OffloadScheduler(BlockScheduler):
         for rank, data in report.notes:
             note = decode(data, OffloadNote)
             self._breaks[rank] = note.breaks
-            for number in note.loaded:
-                self._end_loads(number)
-            for number, bad in note.saved:
-                self._end_saves(number, bad)
+            for kind, number, bad in note.ended:
+                transfer = self._transfers.end(number, kind, bad)
+                if transfer is not None:
+                    self._end(kind, transfer, transfer.bad.get(kind, set()))
         done = [name for name in self._held if not self._index.writes(name)]
         self._held.difference_update(done)
         return done
@@ -190,7 +192,21 @@ class OffloadScheduler(BlockScheduler):
         if self._used or not self._index.clear():
             return False
         self._prompts.clear()
+        leaving = [key for one in self._transfers if "leave" in one.pending for key in one.leaves]
+        self._disk.clear(self.blocks_name, leaving)
         return True
+
+    def close(self) -> None:
+        self._disk.close()
+
+    @property
+    def _num_free(self) -> int:
+        """Slots that are to be free, so that blocks that need one need not wait for the disk."""
+        if self._options.disk_folder is None:
+            return 0
+        step = self.setup.max_num_batched_tokens // (self._parts * self.layout.grain)
+        most = int(self._num_blocks * _MOST_FREE_SHARE)
+        return max(1, min(most, max(step, int(self._num_blocks * _FREE_SHARE))))
 
     def _make_index(self) -> TierIndex:
         if self.setup.make is None:
@@ -204,11 +220,54 @@ class OffloadScheduler(BlockScheduler):
         last = (index // self._parts + 1) * self._parts - 1
         return hashes[last] if last < len(hashes) else None
 
+    def _keys(self, hashes: Sequence[bytes], first: int, last: int) -> list[bytes]:
+        """The keys of the tier's blocks that hold the grains [first, last), up to one that the prompt does not fill."""
+        keys = []
+        for index in range(first // self._parts, -(-last // self._parts)):
+            key = self._key(hashes, index * self._parts)
+            if key is None:
+                break
+            keys.append(key)
+        return keys
+
+    def _found(self, request_id: str, keys: list[bytes]) -> int | None:
+        """How many of `keys`, from the first on, can be loaded; None where that is not known yet."""
+        index, count, room = self._index, 0, -1
+        for key in keys:
+            if index.has(key):
+                count += 1
+                continue
+            if index.coming(key):
+                return None
+            held = () if index.knows(key) else self._disk.held(request_id, keys)
+            if held is None:
+                return None
+            room = index.room(keys) if room < 0 else room
+            if key not in held or room == 0:
+                break
+            room -= 1
+            count += 1
+        return count
+
+    def _bring(self, keys: list[bytes]) -> None:
+        """Has those of `keys` come to host memory that are not there."""
+        here = [key for key in keys if self._index.has(key)]
+        self._index.use(here)  # so that none of them has to go for the others
+        for key in keys:
+            row = None if self._index.has(key) else self._index.bring(key)
+            if row is not None:
+                self._index.use([key])
+                self._fetches.append(Fetch(key, row))
+                here.append(key)
+        self._index.release(here)
+
     def _begin(self, moves: Sequence[Move]) -> tuple[list[tuple[bytes, Move]], list[int]]:
         """Those of `moves` that are to be saved, with their keys, and the rows that they go to."""
         saves, rows = list[tuple[bytes, Move]](), list[int]()
         if len(self._reading) > self.layout.pools[0] // 2:
-            return saves, rows  # the host is slower than the device: ended requests must not hold all blocks meanwhile
+            # the host is slower than the device: ended requests must not hold all blocks meanwhile
+            self._unsaved += sum(not self._stored(move) for move in moves)
+            return saves, rows
         for move in moves:
             key = self._key(self._hashes.get(move.owner, ()), move.index)
             if key is None:
@@ -219,40 +278,25 @@ class OffloadScheduler(BlockScheduler):
                 rows.append(row)
         return saves, rows
 
-    def _blocks_of(self, move: Move) -> Iterator[tuple[int, int]]:
-        for group, blocks in zip(self.layout.groups, move.blocks, strict=True):
-            yield from ((group.pool, block) for block in blocks if block)
+    def _stored(self, move: Move) -> bool:
+        key = self._key(self._hashes.get(move.owner, ()), move.index)
+        return key is None or self._index.knows(key)
 
-    def _given(self, plan: StepPlan) -> Iterator[tuple[int, int]]:
-        """(pool, block) of the blocks that requests get in this step and may write to."""
-        groups = self.layout.groups
-        for new in plan.added:
-            for group, blocks in zip(groups, new.block_ids, strict=True):
-                yield from ((group.pool, block) for block in blocks[new.num_computed // group.block_size :].tolist())
-        for append in plan.appends:
-            yield from ((groups[append.group].pool, block) for block in append.block_ids.tolist())
-
-    def _end_loads(self, number: int) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is not None and transfer.loading:
-            transfer.loading -= 1
-            if not transfer.loading:
+    def _end(self, kind: Kind, transfer: Transfer, bad: Container[int]) -> None:
+        """All workers have done what a message asked for, but for the places `bad`."""
+        match kind:
+            case "load":
                 for keys in transfer.loads.values():
                     self._index.release(keys)
-                self._forget(number, transfer)
-
-    def _end_saves(self, number: int, bad: list[int] | None) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is not None and transfer.saving:
-            transfer.saving -= 1
-            transfer.bad.update(range(len(transfer.saves)) if bad is None else bad)
-            if not transfer.saving:
+            case "save":
                 for place, (key, owner) in enumerate(transfer.saves):
-                    self._index.end(key, owner, good=place not in transfer.bad)
+                    self._index.end(key, owner, good=place not in bad)
                 self._reading.subtract(transfer.blocks)
                 self._reading = +self._reading
-                self._forget(number, transfer)
-
-    def _forget(self, number: int, transfer: Transfer) -> None:
-        if not (transfer.loading or transfer.saving):
-            del self._transfers[number]
+            case "fetch":
+                for place, key in enumerate(transfer.fetches):
+                    self._index.brought(key, good=place not in bad)
+            case "leave":
+                for key in transfer.leaves:
+                    self._index.left(key)
+                    self._disk.left(key)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .block_messages import BlockStep
+
+#: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
+#: memory from elsewhere, and those that leave it for the disk.
+Kind = Literal["load", "save", "fetch", "leave"]
 
 
 class OffloadOptions(BaseModel):
@@ -26,6 +33,27 @@ class OffloadOptions(BaseModel):
         le=1 << 20,
         description="Tokens of a block of the tier, a multiple of the cache's; 0: as many as there.",
     )
+    disk_folder: Path | None = Field(
+        None,
+        description="Where blocks go that host memory has no room for; made when missing; default: nowhere.",
+    )
+    disk_size: float = Field(
+        64.0,
+        gt=0,
+        le=1 << 30,
+        description="GiB that the folder may hold; the blocks unused for longest go first.",
+    )
+    disk_threads: int = Field(4, ge=1, le=64, description="Threads of each worker that fetch blocks; one more writes.")
+
+    @field_validator("disk_folder")
+    @classmethod
+    def _make_absolute(cls, folder: Path | None) -> Path | None:
+        return None if folder is None else folder.expanduser().absolute()
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of what is on the disk, in bytes."""
+        return int(self.disk_size * (1 << 30))
 
     @property
     def num_bytes(self) -> int:
@@ -33,12 +61,22 @@ class OffloadOptions(BaseModel):
         return int(self.size * (1 << 30))
 
 
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A block of the tier that is to come to `row` and the rows behind it, as many as a block has."""
+
+    key: bytes
+    row: int
+
+
 class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
-    """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`.
+    """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`; -1: there is none.
 
     `join`: blocks that are being saved get other content in this step or by its loads. `lookups` are tokens that were
     asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks. `waiting` are
-    the requests whose loads earlier messages asked for and no report has ended, by their numbers.
+    the requests whose loads earlier messages asked for and no report has ended, by their numbers. `fetches` are blocks
+    that come from elsewhere, before they are loaded, and `leaves` those that are written to the disk. `unsaved` blocks
+    were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
+    been written to the disk.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -49,22 +87,30 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     used_bytes: int = 0
     size_bytes: int = 0
     waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    fetches: list[Fetch] = msgspec.field(default_factory=list)
+    leaves: list[Fetch] = msgspec.field(default_factory=list)
+    unsaved: int = 0
+    lost: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A worker's handshake: how many rows it has, and how many bytes each takes."""
+    """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there.
+
+    `mark` is the name of a file that it left in the disk's folder, if there is one.
+    """
 
     num_rows: int
     row_bytes: int
+    formats: str = ""
+    mark: str = ""
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):
     """What became of messages, by their numbers, on one worker.
 
-    `breaks`: how many of its steps failed. `loaded`: those whose loads have ended. `saved`: those whose saves have,
-    with the places of saves that did not succeed, or None where that is all.
+    `breaks`: how many of its steps failed. `ended`: what has ended of which message, with the places of those that did
+    not succeed, or None where that is all.
     """
 
     breaks: int
-    loaded: list[int] = []
-    saved: list[tuple[int, list[int] | None]] = []
+    ended: list[tuple[Kind, int, list[int] | None]] = []

@@ -1,7 +1,8 @@
 """The worker side of the offload connector: copies blocks between the device and host memory, beside the steps.
 
 Loads and saves have a queue each. A block goes through a buffer on the device, in which all its layers lie side by
-side, so that it crosses to the host in one piece. Knows of a request only its id, and chooses no row.
+side, so that it crosses to the host in one piece. Blocks that come to host memory from elsewhere are loaded when they
+are there. Knows of a request only its id, and chooses no row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, T
 
 from .block_messages import BlockStep, Move
 from .host_slab import HostSlab, check_room
-from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_mover import TierMover
 from .step_worker import CHECKED, StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
@@ -66,11 +68,15 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._load_buffer = self._save_buffer = torch.empty(0)
+        self._coming: list[Copy] = []  # loads of rows that come from elsewhere
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
         self._skipped: list[int] = []  # messages that never came
         self._ended: list[str] = []  # requests whose loads they asked for
-        self._note = OffloadNote(0)
+        self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
+        self._told_breaks = 0
+        parts = max(1, options.block_size // self.layout.grain)
+        self._mover = TierMover(options, parts, self._rows)
         self._gauges: dict[str, float] = {}
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
@@ -86,15 +92,15 @@ class OffloadWorker(StepWorker):
             self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
 
     def handshake(self) -> bytes:
-        return encode(Hello(0 if self._slab is None else self._slab.num_rows, self.block_bytes))
+        num_rows = 0 if self._slab is None else self._slab.num_rows
+        return encode(Hello(num_rows, self.block_bytes, self.formats, self._mover.mark()))
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
-        for number in skipped:
-            self._note.loaded.append(number)
-            self._note.saved.append((number, None))
+        kinds: tuple[Kind, ...] = ("load", "save", "fetch", "leave")
+        self._told += [(kind, number, None) for number in skipped for kind in kinds]
         if broken >= 0:
-            self._note.saved.append((broken, None))
+            self._told.append(("save", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
 
@@ -106,15 +112,18 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        self._mover.begin(step.number, self.space, step.fetches, step.leaves)
         by_owner: dict[str, list[int]] = {}
         for place, move in enumerate(step.loads):
             by_owner.setdefault(move.owner, []).append(place)
         for owner, places in by_owner.items():
             rows = [step.load_rows[place] for place in places]
             copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
-            self._run(self._load_queue, copy, self._read)
-            self._loading.append(copy)
+            self._coming.append(copy)
+        self._start_loads()
+        self.count("unsaved_blocks", step.unsaved)
         if self._first:
+            self.count("disk_lost_blocks", step.lost)
             self.count("lookup_tokens", step.lookups)
             self.count("hit_tokens", step.hits)
             if step.size_bytes:
@@ -126,18 +135,20 @@ class OffloadWorker(StepWorker):
             self._save_sound(step)
         self._sound.difference_update(finished)
         self._in_step = False
+        self._start_loads()
+        self._told += self._mover.ended(self.count)
         received = self._end_loads()
         self._end_saves()
-        notes, told = [], self._note
-        if told.loaded or told.saved or told.breaks != self._breaks:
-            told.breaks = self._breaks
-            notes.append((self.rank, encode(told)))
-        self._note = OffloadNote(self._breaks)
+        notes = []
+        if self._told or self._told_breaks != self._breaks:
+            notes.append((self.rank, encode(OffloadNote(self._breaks, self._told))))
+        self._told, self._told_breaks = [], self._breaks
         return TransferReport(
             received=received, failed_blocks=self.failed, counters=self._counters, gauges=self._gauges, notes=notes
         )
 
     def close(self) -> None:
+        self._mover.close()
         self._wait()
         self._load_queue.close()
         self._save_queue.close()
@@ -145,7 +156,7 @@ class OffloadWorker(StepWorker):
     def _save_sound(self, step: OffloadStep) -> None:
         places = [place for place, move in enumerate(step.saves) if move.owner in self._sound]
         if not places:
-            self._note.saved.append((step.number, None))
+            self._told.append(("save", step.number, None))
             self.count("unsaved_blocks", len(step.saves))
             return
         rows = [step.save_rows[place] for place in places]
@@ -154,6 +165,23 @@ class OffloadWorker(StepWorker):
         self._run(self._save_queue, copy, self._write)
         self.count("unsaved_blocks", len(step.saves) - len(places))
         self._saving.append(copy)
+
+    def _start_loads(self) -> None:
+        """Starts the loads whose rows are there; those of blocks that did not come are over."""
+        for copy in list(self._coming):
+            moves = [self._mover.coming(row) if row >= 0 else None for row in copy.rows]
+            if all(move is None or move.done() for move in moves):
+                self._coming.remove(copy)
+                lacking = {
+                    place
+                    for place, (row, move) in enumerate(zip(copy.rows, moves, strict=True))
+                    if row < 0 or (move is not None and not move.result().good)
+                }
+                self.fail([copy.moves[place] for place in lacking])
+                there = [place for place in range(len(moves)) if place not in lacking]
+                copy.moves, copy.rows = [copy.moves[place] for place in there], [copy.rows[place] for place in there]
+                self._run(self._load_queue, copy, self._read)
+                self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
         queue.run(partial(self._tried, copy, work))
@@ -213,6 +241,11 @@ class OffloadWorker(StepWorker):
             if finite is not None:
                 finite[start : start + len(moves)].copy_(good, non_blocking=True)
 
+    def _rows(self) -> HostSlab:
+        if self._slab is None:
+            raise RuntimeError("there is no memory yet")
+        return self._slab
+
     def _host(self, rows: Sequence[int]) -> Sequence[tuple[int, Tensor]]:
         return [] if self._slab is None else list(self._slab.runs(rows))
 
@@ -226,8 +259,9 @@ class OffloadWorker(StepWorker):
                 self._count_copy("load", copy, len(copy.rows))
             else:
                 self.fail(copy.moves)
-            if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
-                self._note.loaded.append(copy.number)
+            under_way = {other.number for other in (*self._coming, *self._loading)}
+            if copy.number not in under_way and ("load", copy.number, []) not in self._told:
+                self._told.append(("load", copy.number, []))
         told, self._ended = self._ended, []
         return [*told, *(copy.owner for copy in ended)]
 
@@ -238,7 +272,7 @@ class OffloadWorker(StepWorker):
             good = copy.finite.tolist() if copy.finite is not None and copy.error is None else [False] * len(copy.rows)
             saved = {place for place, one in zip(copy.places, good, strict=True) if one}
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
-            self._note.saved.append((copy.number, bad))
+            self._told.append(("save", copy.number, bad))
             self._count_copy("save", copy, len(saved))
             self.count("unsaved_blocks", len(copy.rows) - len(saved))
 

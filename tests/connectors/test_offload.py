@@ -42,7 +42,8 @@ class Suite(ConnectorSuite):
 
 def suite_of(folder, *, share=0.3, seed=0, **options):
     made = Suite()
-    made.folder, made.options, made.share, made.seed = folder, {"size": 0.01, **options}, share, seed
+    made.folder, made.share, made.seed = folder, share, seed
+    made.options = {"size": 0.01, "disk_folder": None, **options}
     return made
 
 
