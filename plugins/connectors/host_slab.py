@@ -40,6 +40,9 @@ class HostSlab:
             self.num_rows += count
             num_bytes -= size
 
+    #: which file the rows are in; none
+    identity: bytes = b""
+
     def row(self, row: int) -> np.ndarray:
         """The bytes of a row, uint8 [row_bytes]."""
         piece = bisect.bisect_right(self._starts, row) - 1
@@ -57,13 +60,29 @@ class HostSlab:
             yield place, self._pieces[piece][first : first + count]
             place += count
 
+    def sign(self, row: int, key: bytes, generation: int, part: int, row_sum: int | None = None) -> None:
+        """Says whose the row is, for those that read it later; nobody else reads this memory."""
+
+    def sound(self, row: int, key: bytes, generation: int, part: int) -> bool:
+        """Whether the row holds what it is to hold."""
+        del row, key, generation, part
+        return True
+
+    def take(self, name: str, slot: int, generation: int, key: bytes, row: int, parts: int) -> bool:
+        """Copies a block of another engine's; there is none."""
+        del name, slot, generation, key, row, parts
+        return False
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+
 
 def check_size(num_bytes: int) -> None:
     """Raises `ValueError`, one sentence, where this machine has less memory than that."""
     total, _ = _memory()
     if num_bytes > total:
         raise ValueError(
-            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
+            f"{gib(num_bytes)} of blocks are to be kept, and this machine has {gib(total)} of memory: "
             "lower kv_offloading_size"
         )
 
@@ -74,12 +93,12 @@ def check_room(num_bytes: int) -> None:
     _, available = _memory()
     if num_bytes > available:
         raise ValueError(
-            f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "
+            f"this worker is to keep {gib(num_bytes)} of blocks, and {gib(available)} of this machine's memory are "
             "available: lower kv_offloading_size, or end what else uses it"
         )
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"
 
 

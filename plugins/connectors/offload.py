@@ -8,6 +8,7 @@ come back to host memory before they are loaded. Sees no block's bytes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -20,15 +21,19 @@ from frame.interfaces import (
     TierPolicySetup,
     TransferReport,
     decode,
+    encode,
 )
 
 from .block_messages import BlockStep, Move
 from .block_scheduler import BlockScheduler
 from .device_blocks import blocks_of, given_blocks
+from .neighbours import Neighbours, NoNeighbours
 from .offload_disk import DiskTier, NoDisk
-from .offload_index import TierIndex
-from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_index import Ledger, TierIndex
+from .offload_messages import HERE, Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_transfers import Transfer, Transfers
+from .shelf import Shelf
+from .shelf_index import ShelfLedger
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -52,6 +57,8 @@ class OffloadScheduler(BlockScheduler):
         self._block_bytes = 0  # of a block of the tier on all workers
         self._num_blocks = 0
         self._index = self._make_index()
+        self._shelf = Shelf.claim(options.shared_folder, self.blocks_name, setup.engine_id) if options.shared else None
+        self._neighbours = NoNeighbours()
         self._disk = NoDisk() if options.disk_folder is None else DiskTier(options, self._parts)
         self._transfers = Transfers()
         self._fetches: list[Fetch] = []  # that the next message has
@@ -77,12 +84,15 @@ class OffloadScheduler(BlockScheduler):
                 f"{self._block_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
             )
         self._index = self._make_index()
+        if self._shelf is not None:
+            self._share(self._shelf, by_rank)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens, policy %s",
+            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens, policy %s%s",
             self._num_blocks * self._block_bytes / (1 << 30),
             self._num_blocks,
             size,
             self._options.policy,
+            "" if self._shelf is None else f"; {self._index.num_used} of them are there from an engine before this one",
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
@@ -130,7 +140,7 @@ class OffloadScheduler(BlockScheduler):
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
         fetches, self._fetches = self._fetches, []
-        leaves = [Fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
+        leaves = [self._fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
         waiting = self._transfers.loading()
         transfer = Transfer(
             loads=used,
@@ -154,6 +164,7 @@ class OffloadScheduler(BlockScheduler):
             known_breaks=step.known_breaks,
             load_rows=load_rows,
             save_rows=save_rows,
+            save_marks=self._marks([key for key, _ in saves], save_rows),
             join=join,
             lookups=lookups,
             hits=hits,
@@ -194,10 +205,15 @@ class OffloadScheduler(BlockScheduler):
         self._prompts.clear()
         leaving = [key for one in self._transfers if "leave" in one.pending for key in one.leaves]
         self._disk.clear(self.blocks_name, leaving)
+        self._neighbours.forget()
         return True
 
     def close(self) -> None:
         self._disk.close()
+        self._neighbours.close()
+        self._index.close()
+        if self._shelf is not None:
+            self._shelf.close(keep=self._options.keep)
 
     @property
     def _num_free(self) -> int:
@@ -208,12 +224,25 @@ class OffloadScheduler(BlockScheduler):
         most = int(self._num_blocks * _MOST_FREE_SHARE)
         return max(1, min(most, max(step, int(self._num_blocks * _FREE_SHARE))))
 
-    def _make_index(self) -> TierIndex:
+    def _share(self, shelf: Shelf, hellos: Mapping[int, Hello]) -> None:
+        """Has the shelf say what the slots hold, and takes over what is there."""
+        facts = [(rank, hello.formats, hello.row_bytes) for rank, hello in sorted(hellos.items())]
+        shape = hashlib.blake2b(encode([self._parts, facts]), digest_size=16).digest()
+        identities = [hello.identity for _, hello in sorted(hellos.items())]
+        shelf.lead()
+        ledger = ShelfLedger(
+            shelf, shape, hashlib.blake2b(encode(identities), digest_size=16).digest(), self._num_blocks
+        )
+        self._index = self._make_index(ledger)
+        self._index.adopt(ledger.found())
+        self._neighbours = Neighbours(shelf, shape)
+
+    def _make_index(self, ledger: Ledger | None = None) -> TierIndex:
         if self.setup.make is None:
             raise ValueError("its scheduler side needs a setup that makes tier policies")
         setup = TierPolicySetup(num_blocks=max(1, self._num_blocks))
         policy = self.setup.make("tier-policy", self._options.policy, setup)
-        return TierIndex(self._num_blocks, self._parts, policy)
+        return TierIndex(self._num_blocks, self._parts, policy, ledger)
 
     def _key(self, hashes: Sequence[bytes], index: int) -> bytes | None:
         """The key of the block of the tier with grain `index`; None where the prompt does not fill that block."""
@@ -233,17 +262,22 @@ class OffloadScheduler(BlockScheduler):
     def _found(self, request_id: str, keys: list[bytes]) -> int | None:
         """How many of `keys`, from the first on, can be loaded; None where that is not known yet."""
         index, count, room = self._index, 0, -1
+        if not all(map(index.has, keys)):
+            self._neighbours.refresh()
         for key in keys:
             if index.has(key):
                 count += 1
                 continue
             if index.coming(key):
                 return None
-            held = () if index.knows(key) else self._disk.held(request_id, keys)
-            if held is None:
-                return None
+            if not (self._neighbours.find(key) and not index.knows(key)):
+                held = () if index.knows(key) else self._disk.held(request_id, keys)
+                if held is None:
+                    return None
+                if key not in held:
+                    break
             room = index.room(keys) if room < 0 else room
-            if key not in held or room == 0:
+            if room == 0:
                 break
             room -= 1
             count += 1
@@ -254,12 +288,22 @@ class OffloadScheduler(BlockScheduler):
         here = [key for key in keys if self._index.has(key)]
         self._index.use(here)  # so that none of them has to go for the others
         for key in keys:
-            row = None if self._index.has(key) else self._index.bring(key)
+            checked = self._index.has(key)
+            row = None if checked and not self._index.unsure(key) else self._index.bring(key)
             if row is not None:
                 self._index.use([key])
-                self._fetches.append(Fetch(key, row))
                 here.append(key)
+                place = None if checked else self._neighbours.find(key)
+                self._fetches.append(self._fetch(key, row, *((HERE,) if checked else place or ())))
         self._index.release(here)
+
+    def _fetch(self, key: bytes, row: int, *place: Any) -> Fetch:
+        return Fetch(key, row, self._index.generation(row), *place)
+
+    def _marks(self, keys: list[bytes], rows: list[int]) -> list[tuple[bytes, int]]:
+        if self._shelf is None:
+            return []
+        return [(key, self._index.generation(row)) for key, row in zip(keys, rows, strict=True)]
 
     def _begin(self, moves: Sequence[Move]) -> tuple[list[tuple[bytes, Move]], list[int]]:
         """Those of `moves` that are to be saved, with their keys, and the rows that they go to."""

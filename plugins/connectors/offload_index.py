@@ -46,6 +46,9 @@ class Ledger:
         del slot
         return 0
 
+    def close(self) -> None:
+        """Nothing is told any more."""
+
 
 class TierIndex:
     """`num_blocks` slots of `parts` rows each; a part holds a grain of tokens.
@@ -233,8 +236,13 @@ class TierIndex:
             return False
         for key, block in list(self._blocks.items()):
             block.spoiled = True
+            self._ledger.free(block.slot)
             self._drop(key)
         return True
+
+    def close(self) -> None:
+        """Ends the ledger."""
+        self._ledger.close()
 
     def _is_of(self, key: bytes, owner: str) -> bool:
         block = self._blocks.get(key)
@@ -243,6 +251,7 @@ class TierIndex:
     def _settle(self, keys: list[bytes]) -> None:
         self._policy.insert(keys)
         self._settled.update(keys)
+        self._ledger.touch(self._blocks[key].slot for key in reversed(keys))
 
     def _take(self, key: bytes) -> int | None:
         slot = self._free_slot()

@@ -13,6 +13,8 @@ from .block_messages import BlockStep
 #: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
 #: memory from elsewhere, and those that leave it for the disk.
 Kind = Literal["load", "save", "fetch", "leave"]
+#: For the name of a shelf: this engine's own.
+HERE = "."
 
 
 class OffloadOptions(BaseModel):
@@ -33,6 +35,16 @@ class OffloadOptions(BaseModel):
         le=1 << 20,
         description="Tokens of a block of the tier, a multiple of the cache's; 0: as many as there.",
     )
+    shared: bool = Field(
+        False,
+        description="Keep the blocks in shared memory, where engines of this machine find each other's, and an engine "
+        "those of one that was killed.",
+    )
+    shared_folder: Path = Field(
+        Path("/dev/shm"),  # noqa: S108
+        description="The folder of shared memory, in which a folder of this user is made.",
+    )
+    keep: bool = Field(False, description="Leave what is in shared memory there for the next engine after a clean end.")
     disk_folder: Path | None = Field(
         None,
         description="Where blocks go that host memory has no room for; made when missing; default: nowhere.",
@@ -45,7 +57,7 @@ class OffloadOptions(BaseModel):
     )
     disk_threads: int = Field(4, ge=1, le=64, description="Threads of each worker that fetch blocks; one more writes.")
 
-    @field_validator("disk_folder")
+    @field_validator("disk_folder", "shared_folder")
     @classmethod
     def _make_absolute(cls, folder: Path | None) -> Path | None:
         return None if folder is None else folder.expanduser().absolute()
@@ -62,10 +74,18 @@ class OffloadOptions(BaseModel):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """A block of the tier that is to come to `row` and the rows behind it, as many as a block has."""
+    """A block of the tier that is to come to `row` and the rows behind it, as many as a block has, or to leave them.
+
+    `generation` is that of its slot. It comes from `their_slot` of another engine's `shelf`, whose generation is
+    `theirs`, or from the disk, where that is empty; in the `HERE` shelf it is there and to be checked.
+    """
 
     key: bytes
     row: int
+    generation: int = 0
+    shelf: str = ""
+    their_slot: int = 0
+    theirs: int = 0
 
 
 class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
@@ -76,7 +96,7 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     the requests whose loads earlier messages asked for and no report has ended, by their numbers. `fetches` are blocks
     that come from elsewhere, before they are loaded, and `leaves` those that are written to the disk. `unsaved` blocks
     were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
-    been written to the disk.
+    been written to the disk. `save_marks` are the key and the generation of each row of `save_rows` in shared memory.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -89,6 +109,7 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
     fetches: list[Fetch] = msgspec.field(default_factory=list)
     leaves: list[Fetch] = msgspec.field(default_factory=list)
+    save_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
     unsaved: int = 0
     lost: int = 0
 
@@ -96,13 +117,15 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
 class Hello(msgspec.Struct, frozen=True):
     """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there.
 
-    `mark` is the name of a file that it left in the disk's folder, if there is one.
+    `mark` is the name of a file that it left in the disk's folder, `identity` that of its rows in shared memory, if
+    there are such.
     """
 
     num_rows: int
     row_bytes: int
     formats: str = ""
     mark: str = ""
+    identity: bytes = b""
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .block_files import BlockFiles
 from .host_slab import HostSlab
 from .offload_disk import file_key, files_of
-from .offload_messages import Fetch, Kind, OffloadOptions
+from .offload_messages import HERE, Fetch, Kind, OffloadOptions
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -90,16 +90,36 @@ class TierMover:
             return Moved(good=False, counts={})
 
     def _fetch(self, space: str, fetch: Fetch) -> Moved:
-        begun = time.monotonic()
-        for part in range(self._parts):
-            out = self._slab().row(fetch.row + part)
-            if self._files is None or not self._files.read(space, file_key(fetch.key, part, self._parts), out):
-                return Moved(good=False, counts={"disk_failed_blocks": 1})
-        size = self._parts * self._slab().row_bytes
-        return Moved(good=True, counts={"disk_read_bytes": size, "disk_read_seconds": time.monotonic() - begun})
+        """To host memory; what it is known by there is written, too."""
+        begun, slab, parts = time.monotonic(), self._slab(), range(self._parts)
+        match fetch.shelf:
+            case "":
+                name = "disk"
+                good = self._files is not None and all(
+                    self._files.read(space, file_key(fetch.key, part, self._parts), slab.row(fetch.row + part))
+                    for part in parts
+                )
+            case shelf if shelf == HERE:
+                name, good = "checked", self._sound(fetch)
+            case shelf:
+                name = "shared"
+                good = slab.take(shelf, fetch.their_slot, fetch.theirs, fetch.key, fetch.row, self._parts)
+        if not good:
+            return Moved(good=False, counts={f"{name}_failed_blocks": 1})
+        for part in parts if name != "checked" else ():
+            slab.sign(fetch.row + part, fetch.key, fetch.generation, part)
+        size = self._parts * slab.row_bytes
+        return Moved(good=True, counts={f"{name}_read_bytes": size, f"{name}_read_seconds": time.monotonic() - begun})
+
+    def _sound(self, fetch: Fetch) -> bool:
+        return all(
+            self._slab().sound(fetch.row + part, fetch.key, fetch.generation, part) for part in range(self._parts)
+        )
 
     def _leave(self, space: str, fetch: Fetch) -> Moved:
         begun, written = time.monotonic(), 0
+        if not self._sound(fetch):
+            return Moved(good=False, counts={"checked_failed_blocks": 1})
         for part in range(self._parts):
             key = file_key(fetch.key, part, self._parts)
             if self._files is None or self._files.touch(space, key):

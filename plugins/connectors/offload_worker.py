@@ -19,10 +19,13 @@ from torch import Tensor
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, TransferReport, encode
 
-from .block_messages import BlockStep, Move
+from .block_messages import BlockStep, Move, blocks_name
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_mover import TierMover
+from .row_sums import RowSums
+from .shared_slab import SharedSlab
+from .shelf import Shelf
 from .step_worker import CHECKED, StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
@@ -36,8 +39,9 @@ _MOST_ROWS = 256
 class Copy:
     """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
 
-    `finite` [n] says of saves which hold numbers only, once `mark` is passed. `places` are those of saves among the
-    `total` of their message. `error` is what a copy raised.
+    `finite` [n] says of saves which hold numbers only, and `sums` [n] are checksums of their rows, once `mark` is
+    passed. `places` are those of saves among the `total` of their message, `marks` what the rows are to be known by.
+    `error` is what a copy raised.
     """
 
     number: int
@@ -47,6 +51,8 @@ class Copy:
     places: Sequence[int] = ()
     total: int = 0
     finite: Tensor | None = None
+    sums: Tensor | None = None
+    marks: Sequence[tuple[bytes, int]] = ()
     begun: float = field(default_factory=time.monotonic)
     mark: Mark = field(default_factory=Mark)
     error: Exception | None = None
@@ -62,9 +68,13 @@ class OffloadWorker(StepWorker):
         super().__init__(setup, options)
         self.next_number = 0
         self._share = options.num_bytes // setup.mesh.engine_size
-        check_room(self._share)
+        self._shelf: Shelf | None = None
+        if not options.shared:
+            check_room(self._share)
+        self._options = options
         self._first = self.place == 0
         self._slab: HostSlab | None = None
+        self._sums: RowSums | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._load_buffer = self._save_buffer = torch.empty(0)
@@ -75,8 +85,8 @@ class OffloadWorker(StepWorker):
         self._ended: list[str] = []  # requests whose loads they asked for
         self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
         self._told_breaks = 0
-        parts = max(1, options.block_size // self.layout.grain)
-        self._mover = TierMover(options, parts, self._rows)
+        self._num_parts = max(1, options.block_size // self.layout.grain)
+        self._mover = TierMover(options, self._num_parts, self._rows)
         self._gauges: dict[str, float] = {}
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
@@ -84,16 +94,16 @@ class OffloadWorker(StepWorker):
             self._wait()
         super().register(caches)
         if caches and self._slab is None:
-            self._slab = HostSlab(self.block_bytes, self._share, self.setup.memory.pinned)
-            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // self.block_bytes))
             device = next(iter(caches.values())).bytes.device
+            self._slab = self._make_slab(device)
+            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // self.block_bytes))
             shape = (count, self.block_bytes)
             self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
             self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
 
     def handshake(self) -> bytes:
-        num_rows = 0 if self._slab is None else self._slab.num_rows
-        return encode(Hello(num_rows, self.block_bytes, self.formats, self._mover.mark()))
+        slab = self._rows()
+        return encode(Hello(slab.num_rows, self.block_bytes, self.formats, self._mover.mark(), slab.identity))
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
@@ -152,6 +162,10 @@ class OffloadWorker(StepWorker):
         self._wait()
         self._load_queue.close()
         self._save_queue.close()
+        if self._slab is not None:
+            self._slab.close()
+        if self._shelf is not None:
+            self._shelf.close(keep=self._options.keep)
 
     def _save_sound(self, step: OffloadStep) -> None:
         places = [place for place, move in enumerate(step.saves) if move.owner in self._sound]
@@ -162,6 +176,9 @@ class OffloadWorker(StepWorker):
         rows = [step.save_rows[place] for place in places]
         copy = Copy(step.number, "", [step.saves[place] for place in places], rows, places, len(step.saves))
         copy.finite = self.setup.memory.pinned(len(places)).view(torch.bool)
+        if step.save_marks:
+            copy.marks = [step.save_marks[place] for place in places]
+            copy.sums = self.setup.memory.pinned(8 * len(places)).view(torch.int64)
         self._run(self._save_queue, copy, self._write)
         self.count("unsaved_blocks", len(step.saves) - len(places))
         self._saving.append(copy)
@@ -238,8 +255,19 @@ class OffloadWorker(StepWorker):
                 buffer[: len(moves), part.start : part.end] = found
             for place, run in self._host(rows):
                 run.copy_(buffer[place : place + len(run)], non_blocking=True)
+            if copy.sums is not None and self._sums is not None:
+                copy.sums[start : start + len(moves)].copy_(self._sums(buffer[: len(moves)]), non_blocking=True)
             if finite is not None:
                 finite[start : start + len(moves)].copy_(good, non_blocking=True)
+
+    def _make_slab(self, device: torch.device) -> HostSlab:
+        options, setup = self._options, self.setup
+        if not options.shared:
+            return HostSlab(self.block_bytes, self._share, setup.memory.pinned)
+        self._sums = RowSums(self.block_bytes, device)
+        space = blocks_name(self.layout, setup.mesh)
+        self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id)
+        return SharedSlab(self._shelf, self.place, self.formats, self.block_bytes, self._share, device)
 
     def _rows(self) -> HostSlab:
         if self._slab is None:
@@ -271,6 +299,9 @@ class OffloadWorker(StepWorker):
             self._passed(copy)
             good = copy.finite.tolist() if copy.finite is not None and copy.error is None else [False] * len(copy.rows)
             saved = {place for place, one in zip(copy.places, good, strict=True) if one}
+            if copy.sums is not None:
+                for row, (key, generation), row_sum in zip(copy.rows, copy.marks, copy.sums.tolist(), strict=True):
+                    self._rows().sign(row, key, generation, row % self._num_parts, row_sum)
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
             self._told.append(("save", copy.number, bad))
             self._count_copy("save", copy, len(saved))
