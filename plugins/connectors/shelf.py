@@ -15,7 +15,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 #: How long a lock may be held by others, and how long workers may outlive their engine, before one goes on without.
@@ -43,18 +43,26 @@ class Shelf:
 
         Raises `ValueError` where the folder cannot be used.
         """
-        try:
-            root = private_folder(folder)
-            opened = make_folder(space, root)
-            latest = time.monotonic() + WAIT_SECONDS
-            while True:
-                with locked(opened):
-                    found, orphaned = _choose(opened, name)
-                    if found or not orphaned or time.monotonic() > latest:
-                        return cls(root, opened, make_folder(name, opened), name)
-                time.sleep(_POLL_SECONDS)
-        except OSError as error:
-            raise ValueError(f"shared memory below {folder} cannot be used: {error.strerror}") from None
+        latest = time.monotonic() + WAIT_SECONDS
+        while True:
+            late = time.monotonic() > latest
+            try:
+                with ExitStack() as undo:
+                    root = private_folder(folder)
+                    undo.callback(os.close, root)
+                    opened = make_folder(space, root)
+                    undo.callback(os.close, opened)
+                    with locked(opened):
+                        found, orphaned = _choose(opened, name)
+                        if found or not orphaned or late:
+                            claimed = cls(root, opened, make_folder(name, opened), name)
+                            undo.pop_all()
+                            return claimed
+            except OSError as error:
+                # the last shelf of the model may have been removed in between, and the folder with it
+                if late or not isinstance(error, FileNotFoundError):
+                    raise ValueError(f"shared memory below {folder} cannot be used: {error.strerror}") from None
+            time.sleep(_POLL_SECONDS)
 
     def lead(self) -> None:
         """Says that this process is the engine, without which workers end."""
@@ -99,12 +107,17 @@ class Shelf:
                 os.close(space)
 
     def close(self, *, keep: bool) -> None:
-        """Lets go of the shelf. Without `keep` it is removed, by the engine, or by the last process that uses it."""
+        """Lets go of the shelf. Without `keep` the engine removes it; on machines without it, the last worker.
+
+        A worker whose engine died ends without haste: what its shelf holds is for the next engine.
+        """
         if not self._held:
             return
         with suppress(OSError, ValueError), locked(self.space):
-            if not keep and (len(self._held) > 1 or _locks(self._held[0])):
+            leads = len(self._held) > 1
+            if not keep and (leads or (ENGINE not in os.listdir(self._folder) and _locks(self._held[0]))):
                 _remove(self.space, self.name)
+                self._leave_nothing()
         self.abandon()
 
     def abandon(self) -> None:
@@ -113,6 +126,15 @@ class Shelf:
             with suppress(OSError):
                 os.close(descriptor)
         self._held = []
+
+    def _leave_nothing(self) -> None:
+        """Removes the folders of the model and of this user where they hold nothing any more."""
+        if shelf_names(self.space):
+            return
+        path = os.readlink(f"/proc/self/fd/{self.space}")
+        os.unlink(LOCK, dir_fd=self.space)
+        os.rmdir(os.path.basename(path), dir_fd=self._root)
+        os.rmdir(os.path.dirname(path))
 
     def _hold(self, file: str) -> None:
         held = os.open(file, _FILE | os.O_CREAT, 0o600, dir_fd=self._folder)
@@ -168,16 +190,26 @@ def open_file(folder: int, file: str, flags: int = os.O_RDONLY) -> int | None:
 @contextmanager
 def locked(space: int) -> Iterator[None]:
     """While no other process changes which shelves there are. Raises `ValueError` where another never ends that."""
-    lock = os.open(LOCK, _FILE | os.O_CREAT, 0o600, dir_fd=space)
+    latest = time.monotonic() + WAIT_SECONDS
+    while True:
+        lock = os.open(LOCK, _FILE | os.O_CREAT, 0o600, dir_fd=space)
+        try:
+            if _locks(lock) and _is_file(lock, space):
+                yield
+                return
+        finally:
+            os.close(lock)
+        if time.monotonic() > latest:
+            raise ValueError(f"another process has held a lock in shared memory for {WAIT_SECONDS:g} seconds")
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_file(lock: int, space: int) -> bool:
+    """Whether the lock is still that of the folder: who removes the last shelf removes it, too."""
     try:
-        latest = time.monotonic() + WAIT_SECONDS
-        while not _locks(lock):
-            if time.monotonic() > latest:
-                raise ValueError(f"another process has held a lock in shared memory for {WAIT_SECONDS:g} seconds")
-            time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        os.close(lock)
+        return os.stat(LOCK, dir_fd=space).st_ino == os.fstat(lock).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def shelf_names(space: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import stat
@@ -349,6 +350,16 @@ def test_no_link_is_followed(tmp_path):
     engine.close()
 
 
+def test_nothing_is_left_behind(tmp_path):
+    suite = shared_suite(tmp_path)
+    first, second = suite.engine(), suite.engine(make_layout(model="other"))
+    fill(first, suite, 0)
+    first.close()
+    assert len(list((tmp_path / "memory").glob("*/*"))) == 1
+    second.close()
+    assert not list((tmp_path / "memory").iterdir())
+
+
 def test_files_are_this_user_s_alone(tmp_path):
     suite = shared_suite(tmp_path)
     engine = suite.engine()
@@ -376,6 +387,33 @@ def test_shelves_of_engines_that_are_gone_make_room(tmp_path, monkeypatch):
     third.close()
 
 
+def test_workers_whose_engine_died_leave_the_tier(tmp_path):
+    suite = shared_suite(tmp_path)
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    fill(engine, suite, 0)
+    engine.connector.inner._shelf.abandon()
+    for worker in engine.workers.made:
+        worker.transfer.inner.close()
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    assert again(engine, suite, 0) == [20]
+    engine.close()
+
+
+def test_workers_of_another_machine_leave_nothing(tmp_path):
+    suite = shared_suite(tmp_path)
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    fill(engine, suite, 0)
+    (tmp_path / "memory").rename(tmp_path / "there")
+    (tmp_path / "memory").mkdir()
+    engine.connector.inner._shelf.abandon()
+    (led,) = (tmp_path / "there").glob("*/*/*/engine")
+    led.unlink()
+    for worker in engine.workers.made:
+        assert list((tmp_path / "there").glob("*/*/*/rows-*"))
+        worker.transfer.inner.close()
+    assert not list((tmp_path / "there").glob("*/*/*"))
+
+
 def test_workers_that_outlive_their_engine_are_waited_for(tmp_path, monkeypatch):
     suite = shared_suite(tmp_path)
     engine = suite.engine()
@@ -391,6 +429,7 @@ def test_workers_that_outlive_their_engine_are_waited_for(tmp_path, monkeypatch)
 
 def test_no_descriptor_is_left(tmp_path):
     suite = shared_suite(tmp_path)
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         first, second = suite.engine(), suite.engine()
@@ -398,6 +437,7 @@ def test_no_descriptor_is_left(tmp_path):
         again(second, suite, 0)
         first.close()
         second.close()
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
