@@ -30,10 +30,11 @@ from .device_blocks import blocks_of, given_blocks
 from .neighbours import Neighbours, NoNeighbours
 from .offload_disk import DiskTier, NoDisk
 from .offload_index import Ledger, TierIndex
-from .offload_messages import HERE, Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_transfers import Transfer, Transfers
 from .shelf import Shelf
 from .shelf_index import ShelfLedger
+from .tier_sources import TierSources
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -60,6 +61,7 @@ class OffloadScheduler(BlockScheduler):
         self._shelf = Shelf.claim(options.shared_folder, self.blocks_name, setup.engine_id) if options.shared else None
         self._neighbours = NoNeighbours()
         self._disk = NoDisk() if options.disk_folder is None else DiskTier(options, self._parts)
+        self._sources = TierSources(self._index, self._neighbours, self._disk)
         self._transfers = Transfers()
         self._fetches: list[Fetch] = []  # that the next message has
         self._used: dict[str, list[bytes]] = {}  # by request: keys of blocks whose loads the next message has
@@ -86,6 +88,7 @@ class OffloadScheduler(BlockScheduler):
         self._index = self._make_index()
         if self._shelf is not None:
             self._share(self._shelf, by_rank)
+        self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
             "offloading: %.1f GiB of host memory keep %d blocks of %d tokens, policy %s%s",
             self._num_blocks * self._block_bytes / (1 << 30),
@@ -97,7 +100,7 @@ class OffloadScheduler(BlockScheduler):
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         keys = self._keys(request.block_hashes, first, last)
-        found = self._found(request.request_id, keys)
+        found = self._sources.found(request.request_id, keys)
         if found is None:
             return None, False
         count = max(0, min(last, (first // self._parts + found) * self._parts) - first) if found else 0
@@ -110,7 +113,7 @@ class OffloadScheduler(BlockScheduler):
         loads = self._loads[earlier:]
         if loads:
             keys = list(dict.fromkeys(key for move in loads if (key := self._key(request.block_hashes, move.index))))
-            self._bring(keys)
+            self._fetches += self._sources.bring(keys)
             keys = [key for key in keys if self._index.knows(key)]
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
@@ -140,7 +143,7 @@ class OffloadScheduler(BlockScheduler):
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
         fetches, self._fetches = self._fetches, []
-        leaves = [self._fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
+        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
         waiting = self._transfers.loading()
         transfer = Transfer(
             loads=used,
@@ -258,47 +261,6 @@ class OffloadScheduler(BlockScheduler):
                 break
             keys.append(key)
         return keys
-
-    def _found(self, request_id: str, keys: list[bytes]) -> int | None:
-        """How many of `keys`, from the first on, can be loaded; None where that is not known yet."""
-        index, count, room = self._index, 0, -1
-        if not all(map(index.has, keys)):
-            self._neighbours.refresh()
-        for key in keys:
-            if index.has(key):
-                count += 1
-                continue
-            if index.coming(key):
-                return None
-            if not (self._neighbours.find(key) and not index.knows(key)):
-                held = () if index.knows(key) else self._disk.held(request_id, keys)
-                if held is None:
-                    return None
-                if key not in held:
-                    break
-            room = index.room(keys) if room < 0 else room
-            if room == 0:
-                break
-            room -= 1
-            count += 1
-        return count
-
-    def _bring(self, keys: list[bytes]) -> None:
-        """Has those of `keys` come to host memory that are not there."""
-        here = [key for key in keys if self._index.has(key)]
-        self._index.use(here)  # so that none of them has to go for the others
-        for key in keys:
-            checked = self._index.has(key)
-            row = None if checked and not self._index.unsure(key) else self._index.bring(key)
-            if row is not None:
-                self._index.use([key])
-                here.append(key)
-                place = None if checked else self._neighbours.find(key)
-                self._fetches.append(self._fetch(key, row, *((HERE,) if checked else place or ())))
-        self._index.release(here)
-
-    def _fetch(self, key: bytes, row: int, *place: Any) -> Fetch:
-        return Fetch(key, row, self._index.generation(row), *place)
 
     def _marks(self, keys: list[bytes], rows: list[int]) -> list[tuple[bytes, int]]:
         if self._shelf is None:

@@ -1,8 +1,7 @@
 """The worker side of the offload connector: copies blocks between the device and host memory, beside the steps.
 
-Loads and saves have a queue each. A block goes through a buffer on the device, in which all its layers lie side by
-side, so that it crosses to the host in one piece. Blocks that come to host memory from elsewhere are loaded when they
-are there. Knows of a request only its id, and chooses no row.
+Loads and saves have a queue each. Blocks that come to host memory from elsewhere are loaded when they are there. Knows
+of a request only its id, and chooses no row.
 """
 
 from __future__ import annotations
@@ -10,52 +9,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, TransferReport, encode
+from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
-from .block_messages import BlockStep, Move, blocks_name
+from .block_messages import BlockStep, blocks_name
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_mover import TierMover
-from .row_sums import RowSums
+from .row_copies import Copy, RowCopies
 from .shared_slab import SharedSlab
 from .shelf import Shelf
-from .step_worker import CHECKED, StepWorker
+from .step_worker import StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
-
-#: Bytes of the buffer on the device through which each queue copies.
-BUFFER_BYTES = 32 << 20
-_MOST_ROWS = 256
-
-
-@dataclass(eq=False)
-class Copy:
-    """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
-
-    `finite` [n] says of saves which hold numbers only, and `sums` [n] are checksums of their rows, once `mark` is
-    passed. `places` are those of saves among the `total` of their message, `marks` what the rows are to be known by.
-    `error` is what a copy raised.
-    """
-
-    number: int
-    owner: str
-    moves: Sequence[Move]
-    rows: Sequence[int]
-    places: Sequence[int] = ()
-    total: int = 0
-    finite: Tensor | None = None
-    sums: Tensor | None = None
-    marks: Sequence[tuple[bytes, int]] = ()
-    begun: float = field(default_factory=time.monotonic)
-    mark: Mark = field(default_factory=Mark)
-    error: Exception | None = None
 
 
 class OffloadWorker(StepWorker):
@@ -74,10 +43,9 @@ class OffloadWorker(StepWorker):
         self._options = options
         self._first = self.place == 0
         self._slab: HostSlab | None = None
-        self._sums: RowSums | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
-        self._load_buffer = self._save_buffer = torch.empty(0)
+        self._copies: RowCopies | None = None
         self._coming: list[Copy] = []  # loads of rows that come from elsewhere
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
@@ -96,10 +64,9 @@ class OffloadWorker(StepWorker):
         if caches and self._slab is None:
             device = next(iter(caches.values())).bytes.device
             self._slab = self._make_slab(device)
-            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // self.block_bytes))
-            shape = (count, self.block_bytes)
-            self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
-            self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
+            self._copies = RowCopies(self._slab, device, self.setup.streams)
+        if self._copies is not None:
+            self._copies.parts = self._parts
 
     def handshake(self) -> bytes:
         slab = self._rows()
@@ -179,7 +146,7 @@ class OffloadWorker(StepWorker):
         if step.save_marks:
             copy.marks = [step.save_marks[place] for place in places]
             copy.sums = self.setup.memory.pinned(8 * len(places)).view(torch.int64)
-        self._run(self._save_queue, copy, self._write)
+        self._run(self._save_queue, copy, RowCopies.write)
         self.count("unsaved_blocks", len(step.saves) - len(places))
         self._saving.append(copy)
 
@@ -197,74 +164,26 @@ class OffloadWorker(StepWorker):
                 self.fail([copy.moves[place] for place in lacking])
                 there = [place for place in range(len(moves)) if place not in lacking]
                 copy.moves, copy.rows = [copy.moves[place] for place in there], [copy.rows[place] for place in there]
-                self._run(self._load_queue, copy, self._read)
+                self._run(self._load_queue, copy, RowCopies.read)
                 self._loading.append(copy)
 
-    def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
+    def _run(self, queue: SideQueue, copy: Copy, work: Callable[[RowCopies, Copy], None]) -> None:
         queue.run(partial(self._tried, copy, work))
         copy.mark = queue.mark()
 
-    def _tried(self, copy: Copy, work: Callable[[Copy], None]) -> None:
+    def _tried(self, copy: Copy, work: Callable[[RowCopies, Copy], None]) -> None:
         try:
             with torch.inference_mode():
-                work(copy)
+                if self._copies is not None:
+                    work(self._copies, copy)
         except Exception as error:
             logger.exception("blocks could not be copied")
             copy.error = error
-
-    def _read(self, copy: Copy) -> None:
-        """From host memory to the blocks of `copy.moves`."""
-        buffer = self._load_buffer
-        for start in range(0, len(copy.moves), len(buffer)):
-            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
-            for place, run in self._host(rows):
-                buffer[place : place + len(run)].copy_(run, non_blocking=True)
-            staged: dict[int, Sequence[Tensor]] = {}  # by KV group, whose layers have the same blocks
-            for part in self._parts:
-                if part.group not in staged:
-                    needed = [
-                        (place, block)
-                        for row, move in enumerate(moves)
-                        for place, block in enumerate(move.blocks[part.group], row * part.count)
-                        if block
-                    ]
-                    staged[part.group] = (
-                        self.setup.streams.stage(np.array(needed, np.int64).T).unbind(0) if needed else ()
-                    )
-                if staged[part.group]:
-                    places, blocks = staged[part.group]
-                    found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
-                    part.cache.index_copy_(0, blocks, found.index_select(0, places))
-
-    def _write(self, copy: Copy) -> None:
-        """From the blocks of `copy.moves` to host memory."""
-        buffer, finite = self._save_buffer, copy.finite
-        for start in range(0, len(copy.moves), len(buffer)):
-            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
-            good = torch.ones(len(moves), dtype=torch.bool, device=buffer.device)
-            staged: dict[int, Tensor] = {}  # by KV group, whose layers have the same blocks
-            for part in self._parts:
-                if part.group not in staged:
-                    numbers = np.array([block for move in moves for block in move.blocks[part.group]], np.int64)
-                    staged[part.group] = self.setup.streams.stage(numbers)
-                blocks = staged[part.group]
-                found = part.cache.index_select(0, blocks).view(len(moves), -1)
-                if part.dtype in CHECKED:
-                    # values that are not finite fail the request that made them; they must not fail later ones
-                    good &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all(1)
-                buffer[: len(moves), part.start : part.end] = found
-            for place, run in self._host(rows):
-                run.copy_(buffer[place : place + len(run)], non_blocking=True)
-            if copy.sums is not None and self._sums is not None:
-                copy.sums[start : start + len(moves)].copy_(self._sums(buffer[: len(moves)]), non_blocking=True)
-            if finite is not None:
-                finite[start : start + len(moves)].copy_(good, non_blocking=True)
 
     def _make_slab(self, device: torch.device) -> HostSlab:
         options, setup = self._options, self.setup
         if not options.shared:
             return HostSlab(self.block_bytes, self._share, setup.memory.pinned)
-        self._sums = RowSums(self.block_bytes, device)
         space = blocks_name(self.layout, setup.mesh)
         self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id)
         return SharedSlab(self._shelf, self.place, self.formats, self.block_bytes, self._share, device)
@@ -273,9 +192,6 @@ class OffloadWorker(StepWorker):
         if self._slab is None:
             raise RuntimeError("there is no memory yet")
         return self._slab
-
-    def _host(self, rows: Sequence[int]) -> Sequence[tuple[int, Tensor]]:
-        return [] if self._slab is None else list(self._slab.runs(rows))
 
     def _end_loads(self) -> list[str]:
         """The requests whose loads have ended; blocks of those that failed are named."""

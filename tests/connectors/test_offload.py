@@ -310,9 +310,9 @@ def test_a_copy_that_fails_costs_its_help_only(tmp_path):
     engine.run(request("first", suite.prompt(30)))
     forget(engine)
     worker = worker_of(engine)
-    worker._host, host = lambda rows: 1 / 0, worker._host
+    worker._copies.runs, runs = lambda rows: 1 / 0, worker._copies.runs
     engine.run(request("again", suite.prompt(30)), request("new", suite.prompt(30, seed=3)))
-    worker._host = host
+    worker._copies.runs = runs
     forget(engine)
     engine.run(request("third", suite.prompt(30)), request("newer", suite.prompt(30, seed=3)))
     engine.check()

@@ -6,12 +6,15 @@ import gc
 import os
 import random
 import stat
+from types import SimpleNamespace
 
 import pytest
 
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.plugins.connectors import shelf
+from frame.plugins.connectors.offload_check import check_options
+from frame.plugins.connectors.offload_messages import OffloadOptions
 from frame.plugins.connectors.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -374,6 +377,17 @@ def test_more_than_shared_memory_has_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(ValueError, match=r"is to keep 0.0 GiB of blocks in shared memory, where .* GiB are free \(No"):
         shared_suite(tmp_path).engine()
+
+
+def test_a_tier_larger_than_shared_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=1 << 14, f_frsize=4096))
+    options = OffloadOptions(size=1, shared=True, shared_folder=tmp_path / "memory")
+    with pytest.raises(
+        ValueError,
+        match=r"1.0 GiB of blocks are to be kept in shared memory, and .*/memory has room for 0.1 GiB: lower",
+    ):
+        check_options(options, 1, 1)
+    check_options(OffloadOptions(size=1, shared_folder=tmp_path), 1, 1)
 
 
 def test_shelves_of_engines_that_are_gone_make_room(tmp_path, monkeypatch):
