@@ -60,7 +60,7 @@ class OffloadScheduler(BlockScheduler):
         self._index = self._make_index()
         self._shelf = Shelf.claim(options.shared_folder, self.blocks_name, setup.engine_id) if options.shared else None
         self._neighbours = NoNeighbours()
-        self._disk = NoDisk() if options.disk_folder is None else DiskTier(options, self._parts)
+        self._disk = NoDisk() if options.disk is None else DiskTier(options, self._parts)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         self._transfers = Transfers()
         self._fetches: list[Fetch] = []  # that the next message has
@@ -221,7 +221,7 @@ class OffloadScheduler(BlockScheduler):
     @property
     def _num_free(self) -> int:
         """Slots that are to be free, so that blocks that need one need not wait for the disk."""
-        if self._options.disk_folder is None:
+        if self._options.disk is None:
             return 0
         step = self.setup.max_num_batched_tokens // (self._parts * self.layout.grain)
         most = int(self._num_blocks * _MOST_FREE_SHARE)

@@ -43,7 +43,7 @@ class DiskTier(NoDisk):
 
     def __init__(self, options: OffloadOptions, parts: int) -> None:
         self._files = files_of(options)
-        self._folder = options.disk_folder
+        self._folder = options.disk
         self._parts = parts
         self._spaces: Sequence[str] = ()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="offload-lookup")
@@ -104,9 +104,9 @@ class DiskTier(NoDisk):
 
 def files_of(options: OffloadOptions) -> BlockFiles:
     """The files below the folder of the options, which there must be."""
-    if options.disk_folder is None:
+    if options.disk is None:
         raise ValueError("the offload connector has no disk_folder")
-    return BlockFiles(options.disk_folder, max_bytes=options.disk_bytes, owner="offload", setting="disk_size")
+    return BlockFiles(options.disk, max_bytes=options.disk_bytes, owner="offload", setting="disk_size")
 
 
 def file_key(key: bytes, part: int, parts: int) -> bytes:

@@ -45,9 +45,9 @@ class OffloadOptions(BaseModel):
         description="The folder of shared memory, in which a folder of this user is made.",
     )
     keep: bool = Field(False, description="Leave what is in shared memory there for the next engine after a clean end.")
-    disk_folder: Path | None = Field(
-        None,
-        description="Where blocks go that host memory has no room for; made when missing; default: nowhere.",
+    disk_folder: str = Field(
+        "",
+        description="Where blocks go that host memory has no room for; made when missing; empty: nowhere.",
     )
     disk_size: float = Field(
         64.0,
@@ -57,10 +57,15 @@ class OffloadOptions(BaseModel):
     )
     disk_threads: int = Field(4, ge=1, le=64, description="Threads of each worker that fetch blocks; one more writes.")
 
-    @field_validator("disk_folder", "shared_folder")
+    @field_validator("shared_folder")
     @classmethod
-    def _make_absolute(cls, folder: Path | None) -> Path | None:
-        return None if folder is None else folder.expanduser().absolute()
+    def _make_absolute(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
+
+    @property
+    def disk(self) -> Path | None:
+        """The folder of the disk, if there is one."""
+        return Path(self.disk_folder).expanduser().absolute() if self.disk_folder else None
 
     @property
     def disk_bytes(self) -> int:

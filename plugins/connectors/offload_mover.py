@@ -37,7 +37,7 @@ class TierMover:
     """Blocks have `parts` rows of `slab` each; `space` is the name of this worker's blocks on the disk."""
 
     def __init__(self, options: OffloadOptions, parts: int, slab: Callable[[], HostSlab]) -> None:
-        self._files: BlockFiles | None = None if options.disk_folder is None else files_of(options)
+        self._files: BlockFiles | None = None if options.disk is None else files_of(options)
         self._parts = parts
         self._slab = slab
         self._readers = ThreadPoolExecutor(options.disk_threads, thread_name_prefix="offload-fetch")

@@ -43,7 +43,7 @@ class Suite(ConnectorSuite):
 def suite_of(folder, *, share=0.3, seed=0, **options):
     made = Suite()
     made.folder, made.share, made.seed = folder, share, seed
-    made.options = {"size": 0.01, "disk_folder": None, **options}
+    made.options = {"size": 0.01, "disk_folder": "", **options}
     return made
 
 

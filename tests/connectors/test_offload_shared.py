@@ -49,7 +49,7 @@ def shared_suite(folder, *, share=0.3, seed=0, **options):
     made.folder, made.share, made.seed = folder, share, seed
     made.options = {
         "size": room(64),
-        "disk_folder": None,
+        "disk_folder": "",
         "shared": True,
         "shared_folder": str(folder / "memory"),
         **options,
@@ -469,7 +469,7 @@ def test_random_lives(tmp_path, seed):
         size=room(16 * len(windows)),
         block_size=draw.choice([0, 8]),
         policy=draw.choice(["lru", "arc"]),
-        disk_folder=str(tmp_path / "disk") if draw.random() < 0.4 else None,
+        disk_folder=str(tmp_path / "disk") if draw.random() < 0.4 else "",
     )
     layout = make_layout(num_blocks=40 * len(windows), windows=windows, ranks=ranks)
 
