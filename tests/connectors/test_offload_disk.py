@@ -120,13 +120,14 @@ def test_used_blocks_that_are_about_to_go_stay(tmp_path):
     engine.run(request("next", [1, 2], 2))
     assert keys
     assert all(side._index.has(key) for key in keys)
-    side._index.use(keys)
-    side._index.release(keys)
+    side._index.leave, used = leave, list(keys)
+    side._index.use(used)
+    side._index.release(used)
     worker._mover.ended, worker._mover._writer = told, writer
     for one in worker._mover._batches:
         one.moves = [writer.submit(*work) for work in held[: len(one.moves)]]
     rest(engine)
-    assert all(side._index.has(key) for key in keys)
+    assert all(side._index.has(key) for key in used)
     engine.check()
     engine.close()
 
