@@ -158,9 +158,12 @@ class ShelfReader:
     def _read(self, slots: range) -> None:
         data = os.pread(self._file, SLOT.size * len(slots), SLOTS_AT + SLOT.size * slots.start)
         found = np.frombuffer(data[: len(data) // SLOT.size * SLOT.size], SLOTS)
-        for place in np.flatnonzero(found["state"] == PUBLISHED).tolist():
-            one = found[place]
-            self._slots[one["key"].tobytes()[: one["size"]]] = slots.start + place
+        there = found[found["state"] == PUBLISHED]
+        keys, numbers = there["key"].tobytes(), np.flatnonzero(found["state"] == PUBLISHED) + slots.start
+        for start, size, slot in zip(
+            range(0, len(keys), MOST_KEY), there["size"].tolist(), numbers.tolist(), strict=True
+        ):
+            self._slots[keys[start : start + min(size, MOST_KEY)]] = slot
         if len(self._slots) > 2 * self._num_slots:  # most of them are of blocks that are gone
             self._slots = {}
             self._read(range(self._num_slots))
