@@ -32,6 +32,7 @@ from .offload_disk import DiskTier, NoDisk
 from .offload_index import Ledger, TierIndex
 from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_transfers import Transfer, Transfers
+from .row_forms import mesh_name, space_name
 from .shelf import Shelf
 from .shelf_index import ShelfLedger
 from .tier_sources import TierSources
@@ -58,7 +59,13 @@ class OffloadScheduler(BlockScheduler):
         self._block_bytes = 0  # of a block of the tier on all workers
         self._num_blocks = 0
         self._index = self._make_index()
-        self._shelf = Shelf.claim(options.shared_folder, self.blocks_name, setup.engine_id) if options.shared else None
+        self._shelf = (
+            Shelf.claim(
+                options.shared_folder, space_name(self.layout, self._parts), setup.engine_id, mesh_name(setup.mesh)
+            )
+            if options.shared
+            else None
+        )
         self._neighbours = NoNeighbours()
         self._disk = NoDisk() if options.disk is None else DiskTier(options, self._parts)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
@@ -229,8 +236,10 @@ class OffloadScheduler(BlockScheduler):
 
     def _share(self, shelf: Shelf, hellos: Mapping[int, Hello]) -> None:
         """Has the shelf say what the slots hold, and takes over what is there."""
-        facts = [(rank, hello.formats, hello.row_bytes) for rank, hello in sorted(hellos.items())]
-        shape = hashlib.blake2b(encode([self._parts, facts]), digest_size=16).digest()
+        facts = {hello.family for hello in hellos.values()}
+        if len(facts) > 1:  # its workers hold different layers: only an engine that divides them alike is of use
+            facts = {encode((rank, hello.formats)) for rank, hello in hellos.items()}
+        shape = hashlib.blake2b(encode(sorted(facts)), digest_size=16).digest()
         identities = [hello.identity for _, hello in sorted(hellos.items())]
         shelf.lead()
         ledger = ShelfLedger(

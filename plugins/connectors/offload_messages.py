@@ -123,7 +123,7 @@ class Hello(msgspec.Struct, frozen=True):
     """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there.
 
     `mark` is the name of a file that it left in the disk's folder, `identity` that of its rows in shared memory, if
-    there are such.
+    there are such; rows of a `family` hold the same layers, but perhaps other heads.
     """
 
     num_rows: int
@@ -131,6 +131,7 @@ class Hello(msgspec.Struct, frozen=True):
     formats: str = ""
     mark: str = ""
     identity: bytes = b""
+    family: bytes = b""
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):

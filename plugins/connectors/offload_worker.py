@@ -15,11 +15,12 @@ import torch
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
-from .block_messages import BlockStep, blocks_name
+from .block_messages import BlockStep
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_mover import TierMover
 from .row_copies import Copy, RowCopies
+from .row_forms import RowForm, form_of, mesh_name, space_name
 from .shared_slab import SharedSlab
 from .shelf import Shelf
 from .step_worker import StepWorker
@@ -46,6 +47,7 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
+        self._family = b""
         self._coming: list[Copy] = []  # loads of rows that come from elsewhere
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
@@ -63,14 +65,15 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         if caches and self._slab is None:
             device = next(iter(caches.values())).bytes.device
-            self._slab = self._make_slab(device)
+            self._slab = self._make_slab(device, form_of(self._parts, caches, self.layout))
             self._copies = RowCopies(self._slab, device, self.setup.streams)
         if self._copies is not None:
             self._copies.parts = self._parts
 
     def handshake(self) -> bytes:
         slab = self._rows()
-        return encode(Hello(slab.num_rows, self.block_bytes, self.formats, self._mover.mark(), slab.identity))
+        mark = self._mover.mark()
+        return encode(Hello(slab.num_rows, self.block_bytes, self.formats, mark, slab.identity, self._family))
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
@@ -180,13 +183,14 @@ class OffloadWorker(StepWorker):
             logger.exception("blocks could not be copied")
             copy.error = error
 
-    def _make_slab(self, device: torch.device) -> HostSlab:
+    def _make_slab(self, device: torch.device, form: RowForm) -> HostSlab:
         options, setup = self._options, self.setup
         if not options.shared:
             return HostSlab(self.block_bytes, self._share, setup.memory.pinned)
-        space = blocks_name(self.layout, setup.mesh)
-        self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id)
-        return SharedSlab(self._shelf, self.place, self.formats, self.block_bytes, self._share, device)
+        self._family = form.family
+        space = space_name(self.layout, self._num_parts)
+        self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
+        return SharedSlab(self._shelf, self.place, form, self.formats, self._share, device)
 
     def _rows(self) -> HostSlab:
         if self._slab is None:

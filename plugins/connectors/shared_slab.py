@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import secrets
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -18,25 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frame.interfaces import encode
+
+from .foreign_rows import ForeignRows
 from .host_slab import HostSlab, check_room, gib
+from .row_forms import RowForm
 from .row_sums import RowSums, seal
-from .shelf import Shelf, open_file
-from .shelf_index import FILE as INDEX, read_slot
+from .rows_file import HEAD, MAGIC, MARK, MARKS_AT, form_file, rows_file, rows_start
+from .shelf import Shelf
 
 logger = logging.getLogger("frame.connectors.offload")
 
-MAGIC = b"frameRW1"
-HEAD = struct.Struct("<8s16sQQ16s")  # magic, how bytes lie in a row, its bytes, rows, identity
-MARK = struct.Struct("<QQ")  # generation, seal
-MARKS_AT = 4096
-
 
 class SharedSlab(HostSlab):
-    """As many rows of `row_bytes` as `num_bytes` hold, for the worker at `place`, on `device`."""
+    """As many rows of this `form` as `num_bytes` hold, for the worker at `place`, on `device`; `formats` names it."""
 
     def __init__(
-        self, shelf: Shelf, place: int, formats: str, row_bytes: int, num_bytes: int, device: torch.device
+        self, shelf: Shelf, place: int, form: RowForm, formats: str, num_bytes: int, device: torch.device
     ) -> None:
+        row_bytes = form.row_bytes
         self.row_bytes = row_bytes
         self.num_rows = num_bytes // row_bytes
         self.shelf = shelf
@@ -51,6 +50,12 @@ class SharedSlab(HostSlab):
         whole = np.frombuffer(self._memory, np.uint8)
         self._rows = torch.from_numpy(whole)[self._start :].view(self.num_rows, row_bytes)
         self._sums = RowSums(row_bytes, torch.device("cpu"))
+        self._digest = form.digest
+        self._foreign = ForeignRows(shelf.space, form)
+        data = encode(form)
+        described = shelf.create(form_file(place), len(data))
+        os.pwrite(described, data, 0)
+        os.close(described)
         self._pinned = torch.from_numpy(whole) if device.type == "cuda" and pin(whole) else None
 
     def row(self, row: int) -> np.ndarray:
@@ -69,47 +74,19 @@ class SharedSlab(HostSlab):
         """Says whose the row is, which is written; without `row_sum` that is computed."""
         if row_sum is None:
             row_sum = int(self._sums(self._rows[row : row + 1]))
-        MARK.pack_into(self._memory, MARKS_AT + MARK.size * row, generation, seal(row_sum, key, generation, part))
+        MARK.pack_into(
+            self._memory, MARKS_AT + MARK.size * row, generation, seal(row_sum, key + self._digest, generation, part)
+        )
 
     def sound(self, row: int, key: bytes, generation: int, part: int) -> bool:
         """Whether the row holds what `sign` was called for."""
         mark = MARK.unpack_from(self._memory, MARKS_AT + MARK.size * row)
         row_sum = int(self._sums(self._rows[row : row + 1]))
-        return bool(mark == (generation, seal(row_sum, key, generation, part)))
+        return bool(mark == (generation, seal(row_sum, key + self._digest, generation, part)))
 
     def take(self, name: str, slot: int, generation: int, key: bytes, row: int, parts: int) -> bool:
-        """Copies the block in `slot` of another engine's shelf to `row` and those behind; False where it is not sound.
-
-        Other processes may write to that slot, or shorten or remove its file, at any time.
-        """
-        try:
-            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.shelf.space)
-        except OSError:
-            return False
-        opened = [folder]
-        try:
-            rows, index = open_file(folder, self._file), open_file(folder, INDEX)
-            opened += [one for one in (rows, index) if one is not None]
-            if rows is None or index is None:
-                return False
-            head = os.pread(rows, HEAD.size, 0)
-            if len(head) != HEAD.size or HEAD.unpack(head)[:3] != self._form[:3]:
-                return False
-            start = rows_start(HEAD.unpack(head)[3])
-            for part in range(parts):
-                there = slot * parts + part
-                out = self.row(row + part)
-                if os.preadv(rows, [out.data], start + there * self.row_bytes) != self.row_bytes:
-                    return False
-                mark = os.pread(rows, MARK.size, MARKS_AT + MARK.size * there)
-                row_sum = int(self._sums(self._rows[row + part : row + part + 1]))
-                if mark != MARK.pack(generation, seal(row_sum, key, generation, part)):
-                    return False
-            found = read_slot(index, slot)
-            return found is not None and (found[0], found[2]) == (generation, key)
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+        """Copies a block of another shelf to `row` and those behind; False where it is not sound."""
+        return self._foreign.take(name, slot, generation, key, self._rows[row : row + parts])
 
     def close(self) -> None:
         if self._pinned is not None:
@@ -143,16 +120,6 @@ class SharedSlab(HostSlab):
             ) from None
         os.pwrite(descriptor, HEAD.pack(*self._form, secrets.token_bytes(16)), 0)
         return descriptor
-
-
-def rows_file(place: int) -> str:
-    """The name of the file with the rows of one worker."""
-    return f"rows-{place}"
-
-
-def rows_start(num_rows: int) -> int:
-    """Where the first of so many rows lies in the file."""
-    return -(-(MARKS_AT + MARK.size * num_rows) // 4096) * 4096
 
 
 def pin(memory: np.ndarray) -> bool:

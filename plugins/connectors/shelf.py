@@ -1,6 +1,6 @@
 """Folders of shared memory in which engines of a machine keep blocks, one folder each, that outlive the engine.
 
-    FOLDER/frame-kv-UID/SPACE/ENGINE/ alive, engine, index, rows-0, rows-1, …
+    FOLDER/frame-kv-UID/SPACE/ENGINE.MESH/ alive, engine, index, form-0, rows-0, form-1, rows-1, …
 
 Blocks reveal prompts and decide answers: only this user may enter the folder, and no link in it is followed. A process
 holds the lock of `alive` as long as it uses a shelf, so that a shelf that nobody holds is known to be of an engine that
@@ -38,11 +38,12 @@ class Shelf:
         self._hold(ALIVE)
 
     @classmethod
-    def claim(cls, folder: Path, space: str, name: str) -> Shelf:
-        """The shelf of the engine `name`: one that another process of it has claimed, one that is left over, a new one.
+    def claim(cls, folder: Path, space: str, engine: str, mesh: str) -> Shelf:
+        """The shelf of an engine: one that another process of it has claimed, one that is left over, a new one.
 
-        Raises `ValueError` where the folder cannot be used.
+        One that is left over is of an engine with the same `mesh`. Raises `ValueError` where the folder cannot be used.
         """
+        name = f"{engine}.{mesh}"
         latest = time.monotonic() + WAIT_SECONDS
         while True:
             late = time.monotonic() > latest
@@ -224,6 +225,8 @@ def _choose(space: int, name: str) -> tuple[bool, bool]:
         if other == name:
             return True, False
     for other in reversed(_oldest_first(space)):
+        if other.rpartition(".")[2] != name.rpartition(".")[2]:
+            continue
         if _is_dead(space, other):
             os.rename(other, name, src_dir_fd=space, dst_dir_fd=space)
             with suppress(FileNotFoundError):

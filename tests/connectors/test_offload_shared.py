@@ -235,7 +235,7 @@ def test_flipped_bits_are_never_used(tmp_path, count):
     bad = 0
     for path, place in draw.sample(list(places(tmp_path)), count):
         for one in shelves(tmp_path):
-            one.rename(one.with_name("engine-left"))
+            one.rename(one.with_name("engine-left.t1p1"))
         for name, content in sound.items():
             (shelves(tmp_path)[0] / name.name).write_bytes(content)
         target = shelves(tmp_path)[0] / path.name
@@ -266,6 +266,23 @@ def test_truncated_files_are_never_used(tmp_path, name, size):
     engine.close()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_form_is_never_followed(tmp_path, ranks):
+    """Of each byte of the file that says where heads lie."""
+    suite = shared_suite(tmp_path)
+    first = suite.engine(make_layout(ranks=2), ranks=2)
+    fill(first, suite, 0)
+    (path,) = files(tmp_path, "form-0")
+    sound = path.read_bytes()
+    draw = random.Random(ranks)
+    for place in draw.sample(range(len(sound)), 8):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << draw.randrange(3)]) + sound[place + 1 :])
+        second = suite.engine(make_layout(ranks=ranks), ranks=ranks)
+        again(second, suite, 0)
+        second.close()
+    first.close()
+
+
 @pytest.mark.parametrize("name", ["index", "rows-0"])
 def test_what_another_engine_damages_or_removes_is_never_used(tmp_path, name):
     suite = shared_suite(tmp_path)
@@ -285,6 +302,27 @@ def test_what_another_engine_damages_or_removes_is_never_used(tmp_path, name):
     second.check()
     kill(first)
     second.close()
+
+
+@pytest.mark.parametrize("shape", [{}, {"windows": (0, 6)}, {"latents": 2}], ids=str)
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_engines_of_other_numbers_of_ranks_read_what_fits(tmp_path, first, second, shape):
+    suite = shared_suite(tmp_path, size=room(200))
+    giver = suite.engine(make_layout(200, ranks=first, **shape), ranks=first)
+    fill(giver, suite, 0, 1)
+    taker = suite.engine(make_layout(200, ranks=second, **shape), ranks=second)
+    assert again(taker, suite, 0) == [20]
+    assert counters(taker)["offload_shared_read_bytes"] > 0
+    assert "offload_shared_failed_blocks" not in counters(taker)
+    kill(giver)
+    assert again(taker, suite, 1) == [20]
+    assert "offload_shared_failed_blocks" not in counters(taker)
+    fill(taker, suite, 2)
+    kill(taker)
+    next_one = suite.engine(make_layout(200, ranks=first, **shape), ranks=first)
+    assert again(next_one, suite, 0, 1, 2) == [20, 20, 20]
+    assert "offload_shared_failed_blocks" not in counters(next_one)
+    next_one.close()
 
 
 def test_a_slot_that_is_written_while_it_is_read_is_not_used(tmp_path):
@@ -461,7 +499,7 @@ def test_no_descriptor_is_left(tmp_path):
 def test_random_lives(tmp_path, seed):
     """Two engines beside one another, killed and followed by others, small tiers, a disk or none: right tokens."""
     draw = random.Random(seed)
-    windows, ranks = draw.choice([(0,), (0, 6)]), draw.choice([1, 2])
+    windows = draw.choice([(0,), (0, 6)])
     suite = shared_suite(
         tmp_path,
         share=draw.choice([0.05, 0.5]),
@@ -471,9 +509,10 @@ def test_random_lives(tmp_path, seed):
         policy=draw.choice(["lru", "arc"]),
         disk_folder=str(tmp_path / "disk") if draw.random() < 0.4 else "",
     )
-    layout = make_layout(num_blocks=40 * len(windows), windows=windows, ranks=ranks)
 
     def make():
+        ranks = draw.choice([1, 2])
+        layout = make_layout(num_blocks=40 * len(windows), windows=windows, ranks=ranks)
         made = suite.engine(layout, ranks=ranks, max_num_batched_tokens=draw.choice([8, 64]), late=draw.randrange(3))
         lost = draw.sample(range(60), 2)
         for worker in made.workers.made:
@@ -496,16 +535,18 @@ def test_random_lives(tmp_path, seed):
         if draw.random() < 0.08:
             place = draw.randrange(2)
             kill(engines[place])
+            name = engines[place].connector.inner._shelf.name
+            left = [path for path in files(tmp_path) if path.parent.name == name and path.stat().st_size]
+            for path in draw.choices(left, k=draw.randrange(6)):
+                with path.open("r+b") as file:
+                    file.seek(draw.randrange(path.stat().st_size))
+                    file.write(b"x")
             engines[place] = make()
-        if draw.random() < 0.1:
-            path = draw.choice(files(tmp_path, "rows-*"))
-            with path.open("r+b") as file:
-                file.seek(draw.randrange(path.stat().st_size))
-                file.write(b"x")
     for engine in engines:
         engine.run()
         failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
-        engine.check(*(set(engine.requests) - gone - failed))
+        if names := set(engine.requests) - gone - failed:
+            engine.check(*names)
         rest(engine)
         assert not engine.connector.inner._index._readers
         engine.close()

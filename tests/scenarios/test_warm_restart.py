@@ -56,6 +56,16 @@ def test_kill_9_leaves_a_readable_tier(tmp_path, more):
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"]
 
 
+@pytest.mark.matrix
+def test_a_server_of_two_ranks_finds_what_one_of_one_stored(tmp_path):
+    with server(REAL, *arguments(tmp_path)) as first:
+        texts = [told(first, prompt) for prompt in PROMPTS]
+        with server(REAL, *arguments(tmp_path, "--tensor-parallel-size", "2")) as second:
+            assert [told(second, prompt) for prompt in PROMPTS] == texts
+            assert counted(second, "hit_tokens") > 3 * 100
+            assert counted(second, "shared_failed_blocks") == 0
+
+
 def test_a_second_server_finds_what_the_first_stored(tmp_path):
     with server(REAL, *arguments(tmp_path)) as first:
         texts = [told(first, prompt) for prompt in PROMPTS]
