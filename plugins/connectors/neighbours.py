@@ -11,6 +11,7 @@ from .shelf_index import ShelfReader
 
 #: How often the shelves are listed although their folder did not change: some were not made when it did.
 _LIST_SECONDS = 0.25
+_COARSE_NANOSECONDS = 100_000_000
 
 
 class Place(NamedTuple):
@@ -53,7 +54,8 @@ class Neighbours(NoNeighbours):
     def refresh(self) -> None:
         now, changed = time.monotonic(), os.fstat(self._shelf.space).st_mtime_ns
         if changed != self._changed or now - self._listed > _LIST_SECONDS:
-            self._listed, self._changed = now, changed
+            # its time is that of a coarse clock: it may change again without another time
+            self._listed, self._changed = now, changed if time.time_ns() - changed > _COARSE_NANOSECONDS else 0
             names = {name for name in shelf_names(self._shelf.space) if name != self._shelf.name}
             for name in self._readers.keys() - names:
                 self._readers.pop(name).close()
