@@ -190,6 +190,7 @@ class OffloadWorker(StepWorker):
         self._family = form.family
         space = space_name(self.layout, self._num_parts)
         self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
+        self._shelf.work(self.place)
         return SharedSlab(self._shelf, self.place, form, self.formats, self._share, device)
 
     def _rows(self) -> HostSlab:

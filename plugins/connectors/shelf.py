@@ -1,6 +1,6 @@
 """Folders of shared memory in which engines of a machine keep blocks, one folder each, that outlive the engine.
 
-    FOLDER/frame-kv-UID/SPACE/ENGINE.MESH/ alive, engine, index, form-0, rows-0, form-1, rows-1, …
+    FOLDER/frame-kv-UID/SPACE/ENGINE.MESH/ alive, engine, index, worker-0, form-0, rows-0, worker-1, …
 
 Blocks reveal prompts and decide answers: only this user may enter the folder, and no link in it is followed. A process
 holds the lock of `alive` as long as it uses a shelf, so that a shelf that nobody holds is known to be of an engine that
@@ -23,7 +23,7 @@ WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-ALIVE, ENGINE, LOCK = "alive", "engine", "lock"
+ALIVE, ENGINE, WORKER, LOCK = "alive", "engine", "worker-", "lock"
 
 
 class Shelf:
@@ -35,6 +35,8 @@ class Shelf:
         self._root = root
         self._folder = folder
         self._held: list[int] = []
+        self._leads = False
+        self._worker = ""
         self._hold(ALIVE)
 
     @classmethod
@@ -68,6 +70,12 @@ class Shelf:
     def lead(self) -> None:
         """Says that this process is the engine, without which workers end."""
         self._hold(ENGINE)
+        self._leads = True
+
+    def work(self, place: int) -> None:
+        """Says that this process is the worker at `place`, without which the engine ends."""
+        self._worker = f"{WORKER}{place}"
+        self._hold(self._worker)
 
     def open(self, file: str) -> int | None:
         """An open descriptor of a file of the shelf, None where there is none."""
@@ -110,13 +118,19 @@ class Shelf:
     def close(self, *, keep: bool) -> None:
         """Lets go of the shelf. Without `keep` the engine removes it; on machines without it, the last worker.
 
-        A worker whose engine died ends without haste: what its shelf holds is for the next engine.
+        Where one of them died, the other ends in order, too: then what the shelf holds is for the next engine.
         """
         if not self._held:
             return
         with suppress(OSError, ValueError), locked(self.space):
-            leads = len(self._held) > 1
-            if not keep and (leads or (ENGINE not in os.listdir(self._folder) and _locks(self._held[0]))):
+            if self._worker:
+                self.remove(self._worker)
+            there = os.listdir(self._folder)
+            if self._leads:
+                last = not any(name.startswith(WORKER) and _is_dead(self.space, self.name, name) for name in there)
+            else:
+                last = ENGINE not in there and _locks(self._held[0])
+            if last and not keep:
                 _remove(self.space, self.name)
                 self._leave_nothing()
         self.abandon()

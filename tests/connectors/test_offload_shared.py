@@ -454,6 +454,18 @@ def test_workers_whose_engine_died_leave_the_tier(tmp_path):
     engine.close()
 
 
+def test_an_engine_whose_worker_died_leaves_the_tier(tmp_path):
+    suite = shared_suite(tmp_path)
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    fill(engine, suite, 0)
+    worker_of(engine, 1)._shelf.abandon()
+    engine.close()
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    assert again(engine, suite, 0) == [20]
+    engine.close()
+    assert not list((tmp_path / "memory").iterdir())
+
+
 def test_workers_of_another_machine_leave_nothing(tmp_path):
     suite = shared_suite(tmp_path)
     engine = suite.engine(make_layout(ranks=2), ranks=2)

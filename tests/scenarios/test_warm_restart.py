@@ -53,7 +53,18 @@ def test_kill_9_leaves_a_readable_tier(tmp_path, more):
         assert "are there from an engine before this one" in running.text
         running.stop()
         assert running.process.returncode == 0, running.text
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.matrix
+def test_a_worker_that_is_killed_leaves_a_readable_tier(tmp_path):
+    with server(REAL, *arguments(tmp_path, "--tensor-parallel-size", "2")) as running:
+        first = [told(running, prompt) for prompt in PROMPTS]
+        os.kill(running.below("engine")[1], signal.SIGKILL)
+        assert [told(running, prompt) for prompt in PROMPTS] == first
+        assert counted(running, "hit_tokens") > 3 * 100
+        running.stop()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.matrix
