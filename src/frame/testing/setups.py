@@ -37,6 +37,7 @@ from frame.core.plugin_host.setups import (
     platform_setup,
 )
 from frame.tiers.policy import TierPolicySetup
+from frame.transfers.children import maker
 
 if TYPE_CHECKING:
     from frame.core.interfaces.platform import Platform
@@ -81,12 +82,13 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
             return executor_setup(config, _MAX_MODEL_LEN, [Placement()], changes["workers"])
         case "connector", "":
             made = connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
-            return replace(made, make=lambda kind, name, setup: _registry().make(kind, name, setup, config))
+            return replace(made, make=maker(_registry(), config))
         case "connector", "worker":
             platform = _cpu(config)
-            return connector_worker_setup(
+            beside = connector_worker_setup(
                 config, _MAX_MODEL_LEN, layout, Placement(), platform, engine_id="engine-under-test"
             )
+            return replace(beside, make=maker(_registry(), config))
     return None
 
 
