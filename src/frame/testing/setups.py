@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,14 +83,21 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
             return executor_setup(config, _MAX_MODEL_LEN, [Placement()], changes["workers"])
         case "connector", "":
             made = connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
-            return replace(made, make=maker(_registry(), config))
+            return replace(made, make=_maker(config))
         case "connector", "worker":
             platform = _cpu(config)
             beside = connector_worker_setup(
                 config, _MAX_MODEL_LEN, layout, Placement(), platform, engine_id="engine-under-test"
             )
-            return replace(beside, make=maker(_registry(), config))
+            return replace(beside, make=_maker(config))
     return None
+
+
+def _maker(config: FrameConfig) -> Callable[..., Any]:
+    def make(*arguments: Any) -> Any:
+        return maker(_registry(), config)(*arguments)
+
+    return make
 
 
 def _cpu(config: FrameConfig) -> Platform:

@@ -1,0 +1,101 @@
+"""Random lives of two engines with faults at random messages: see `tests/connectors/faults.py`."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from frame.testing.fake_cache import VOCAB
+from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
+
+#: Runs of each connector.
+QUICK, MATRIX = 20, 400
+PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(3)]
+SHAPES = ({}, {"windows": (0, 6)}, {"num_blocks": 24})
+
+prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 2), st.integers(1, 45))
+places = st.integers(0, 1)
+counts = st.integers(1, 6)
+deeds = st.one_of(
+    st.tuples(st.just("add"), places, prompts, counts),
+    st.tuples(st.just("hand"), places, prompts, counts),
+    st.tuples(st.just("step"), st.integers(1, 8)),
+    st.tuples(st.just("abort"), places),
+    st.tuples(st.just("reset"), places, st.booleans()),
+    st.tuples(st.just("kill"), places),
+)
+
+
+def faults_of(connector):
+    of_place = [
+        st.builds(Fault, st.just(place), st.integers(0, 30), st.sampled_from(KINDS[place])) for place in PLACES[connector]
+    ]
+    return st.lists(st.one_of(of_place), min_size=1, max_size=6)
+
+
+def lives(connector):
+    return st.fixed_dictionaries(
+        {
+            "faults": faults_of(connector),
+            "deeds": st.lists(deeds, min_size=3, max_size=12),
+            "ranks": st.sampled_from((1, 1, 2)),
+            "held": st.sampled_from(HELD),
+            "late": st.booleans(),
+            "policy": st.sampled_from(("recompute", "recompute", "fail")),
+            "shape": st.sampled_from(SHAPES),
+        }
+    )
+
+
+def live(connector, life):
+    """One life: deeds in order, then rest, then the same prompts once more."""
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(tuple(life["faults"]))
+        keys = ("ranks", "held", "late", "policy", "shape")
+        with World(connector, Path(folder), faults, **{key: life[key] for key in keys}) as world:
+            used = []
+            for name, *arguments in life["deeds"]:
+                if name in ("add", "hand"):
+                    used.append(arguments[1])
+                if name == "reset":
+                    world.reset(arguments[0], connector=arguments[1])
+                else:
+                    getattr(world, name)(*arguments)
+            world.check()
+            for place in (0, 1):  # what was stored meanwhile is right
+                world.reset(place, connector=False)
+                for prompt in used[:4]:
+                    world.add(place, prompt, 2)
+            world.check()
+
+
+def run_lives(connector, count):
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(life=lives(connector))
+    def lived(life):
+        live(connector, life)
+
+    lived()
+
+
+@pytest.mark.parametrize("connector", PLACES)
+def test_no_fault_yields_a_wrong_token_or_leaves_something(connector):
+    run_lives(connector, QUICK)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("connector", PLACES)
+def test_no_fault_of_many_yields_a_wrong_token_or_leaves_something(connector):
+    run_lives(connector, MATRIX)
