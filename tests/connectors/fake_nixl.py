@@ -116,7 +116,9 @@ class FakeAgent:
 
     def _peer_of(self, read):
         for agent in self.module.agents.values():
-            if all(any(first <= row[1] and row[1] + row[2] <= last for first, last in agent.regions) for row in read.rows):
+            if all(
+                any(first <= row[1] and row[1] + row[2] <= last for first, last in agent.regions) for row in read.rows
+            ):
                 return self._living(agent.name)
         raise RuntimeError("nixlRemoteDisconnectError")
 
@@ -129,5 +131,3 @@ class FakeAgent:
     def _fail(self, where):
         if self.module.fault("call") is not None:
             raise RuntimeError(f"nixl fails to {where}")
-
-

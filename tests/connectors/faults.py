@@ -46,7 +46,8 @@ from tests.connectors.nixl_pairs import ASKS, SECRET
 #: Where faults happen → their kinds there.
 KINDS = {
     "step": ("drop", "truncate", "kill", "slow"),
-    "answer": ("drop", "kill", "slow"),
+    "answer": ("kill", "slow"),
+    "sample": ("drop",),
     "wire": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
     "file": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
     "copy": ("kill", "delay", "slow"),
@@ -55,16 +56,16 @@ KINDS = {
 }
 #: Connector → where its messages pass.
 PLACES = {
-    "disk": ("step", "answer", "file"),
-    "peer": ("step", "answer", "wire"),
-    "offload": ("step", "answer", "copy"),
-    "nixl": ("step", "answer", "wire", "read", "call"),
-    "multi": ("step", "answer", "file", "wire", "copy", "read", "call"),
+    "disk": ("step", "answer", "sample", "file"),
+    "peer": ("step", "answer", "sample", "wire"),
+    "offload": ("step", "answer", "sample", "copy"),
+    "nixl": ("step", "answer", "sample", "wire", "read", "call"),
+    "multi": ("step", "answer", "sample", "file", "wire", "copy", "read", "call"),
 }
 #: What `multi` holds, by the number of a case.
 HELD = (("offload", "disk"), ("disk", "disk"), ("offload", "nixl"), ("peer", "disk"), ("nixl", "peer", "offload"))
 _PAUSE_SECONDS = 0.002
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 6.0
 #: Of leases and answers here: short, as each lost message costs them.
 _LEASE_SECONDS, _MARGIN_SECONDS, _ANSWER_SECONDS = 0.4, 0.05, 0.1
 
@@ -137,11 +138,7 @@ class FaultyWorker(ConnectorWorker):
             raise FaultError("a step fails at its end")
         if kind == "slow":
             time.sleep(_PAUSE_SECONDS)
-        report = self.inner.end_step(finished)
-        if kind == "drop":
-            self.kept = report
-            raise FaultError("a step fails behind the connector")
-        return report
+        return self.inner.end_step(finished)
 
     def handshake(self):
         return self.inner.handshake()
@@ -346,8 +343,20 @@ class World:
         for side in sides_of(engine.connector.inner):
             if type(side).__name__ == "NixlScheduler":
                 side._holds._seconds = _LEASE_SECONDS
-        engine.params = {}
+        for worker in engine.workers.made:
+            worker.sample = self.faulty_sample(worker.sample)
         return engine
+
+    def faulty_sample(self, sample):
+        """A step that fails behind the connector's part in it."""
+
+        def samples(masks=b""):
+            handle = sample(masks)
+            if self.faults.at("sample") is not None:
+                raise FaultError("a step fails behind the connector")
+            return handle
+
+        return samples
 
     def add(self, place, prompt, count, params=None):
         """A new request; returns its name."""
@@ -412,9 +421,11 @@ class World:
         """Ends all faults, lets everything come to rest, and looks at all tokens and blocks."""
         self.faults.active = False
         self.until(lambda: not any(engine.busy for engine in self.engines))
-        may_fail = self.faults.any_at("step", "answer") or self.policy == "fail"
+        may_fail = self.faults.any_at("step", "answer", "sample") or self.policy == "fail"
         for engine in self.engines:
-            failed = {name for name, outputs in engine.outputs.items() if outputs and outputs[-1].finish_reason == "error"}
+            failed = {
+                name for name, outputs in engine.outputs.items() if outputs and outputs[-1].finish_reason == "error"
+            }
             assert may_fail or not failed, f"{sorted(failed)} ended with an error"
             gone = failed | self.aborted
             whole = [name for name in engine.requests if name not in gone]

@@ -7,8 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from frame.testing.fake_cache import VOCAB
 from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
@@ -33,7 +32,8 @@ deeds = st.one_of(
 
 def faults_of(connector):
     of_place = [
-        st.builds(Fault, st.just(place), st.integers(0, 30), st.sampled_from(KINDS[place])) for place in PLACES[connector]
+        st.builds(Fault, st.just(place), st.integers(0, 30), st.sampled_from(KINDS[place]))
+        for place in PLACES[connector]
     ]
     return st.lists(st.one_of(of_place), min_size=1, max_size=6)
 

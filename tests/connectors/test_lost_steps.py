@@ -6,6 +6,7 @@ import pytest
 
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
 
 
 def suite_of(name, folder, **options):
@@ -37,3 +38,38 @@ def test_blocks_behind_a_lost_step_are_not_saved(tmp_path, lost, budget):
             other.begin_step(message)
             other.end_step([])
     assert len(list(tmp_path.rglob("*.kv"))) == lost * budget // 4
+
+
+@pytest.mark.parametrize("where", ["begin_step", "end_step", "sample"])
+def test_what_one_rank_reported_of_a_step_that_failed_on_the_other_is_told_again(tmp_path, where):
+    """The first rank has said that its saves ended; nobody would give the blocks back."""
+    suite = suite_of("offload", tmp_path, size=0.001)
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    first, second = engine.workers.made
+    engine.add(request("a", suite.prompt(30), 1))
+    while not engine.held:
+        engine.step()
+    told = []
+    end = first.transfer.end_step
+
+    def ends(finished):
+        report = end(finished)
+        told.extend(report.notes)
+        return report
+
+    first.transfer.end_step = ends
+    of = second if where == "sample" else second.transfer
+    does = getattr(of, where)
+
+    def fails(*arguments):
+        if told and not failed:
+            failed.append(where)
+            raise RuntimeError("a step fails on one rank")
+        return does(*arguments)
+
+    failed = []
+    setattr(of, where, fails)
+    engine.run()
+    assert failed
+    engine.check()
+    engine.close()

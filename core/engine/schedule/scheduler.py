@@ -355,6 +355,7 @@ class Scheduler:
         plan repeats the removals and additions that workers learnt from this plan alone.
         """
         step, living = self._launched(plan), self.living(plan)
+        self._transfers.lose(plan)
         self._kv.checkpoints.drop()
         self.adapters.lose(plan)
         guilty = self.quarantine.blame(living)

@@ -16,6 +16,8 @@ from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorSch
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import encode
 
+from .untold import LOST
+
 logger = logging.getLogger("frame.engine")
 
 _FAILED = object()
@@ -38,6 +40,8 @@ class Transfers:
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
         self._contents = WeakKeyDictionary[Request, bytes]()
+        self._lost: set[int] = set()  # steps that failed, of which some workers may have reported
+        self._asked: dict[int, set[int]] = {}  # by step: those whose reports its plan asks for again
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
@@ -74,6 +78,9 @@ class Transfers:
 
     def attach(self, plan: StepPlan) -> bool:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
+        if self._lost:
+            self._asked[plan.step] = set(self._lost)
+            plan.extras = {**plan.extras, LOST: encode(sorted(self._lost))}
         if not self.active or self._silent:
             return True
         try:
@@ -86,11 +93,18 @@ class Transfers:
             plan.extras = {**plan.extras, "connector": message}
         return True
 
-    def report(self, report: TransferReport) -> list[str]:
-        """Passes the report to the connector, and adds the numbers that are in it then to the metrics.
+    def lose(self, plan: StepPlan) -> None:
+        """A launched step failed on some worker: what the others reported of it is asked for again."""
+        self._asked.pop(plan.step, None)
+        if self.active:
+            self._lost.add(plan.step)
+
+    def report(self, report: TransferReport, plan: StepPlan) -> list[str]:
+        """Passes the report of a step to the connector, and adds the numbers that are in it then to the metrics.
 
         Returns the ids of ended requests whose blocks it gives back.
         """
+        self._lost -= self._asked.pop(plan.step, set())
         released: list[str] = []
         try:
             released = list(self.connector.update(report) or ())
