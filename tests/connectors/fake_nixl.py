@@ -92,7 +92,7 @@ class FakeAgent:
             peer = self._peer_of(read)
             rows = read.rows if read.kind not in ("kill", "truncate") else read.rows[: len(read.rows) // 2]
             for to, source, size in rows:
-                assert any(first <= to and to + size <= last for first, last in self.regions)
+                assert self.has(to, size)
                 ctypes.memmove(to, source, size)
             if read.kind == "kill":
                 raise RuntimeError("nixlRemoteDisconnectError")
@@ -114,11 +114,12 @@ class FakeAgent:
             found, self.notices = self.notices, {}
         return found
 
+    def has(self, address, size):
+        return any(first <= address and address + size <= last for first, last in self.regions)
+
     def _peer_of(self, read):
         for agent in self.module.agents.values():
-            if all(
-                any(first <= row[1] and row[1] + row[2] <= last for first, last in agent.regions) for row in read.rows
-            ):
+            if all(agent.has(source, size) for _, source, size in read.rows):
                 return self._living(agent.name)
         raise RuntimeError("nixlRemoteDisconnectError")
 

@@ -8,6 +8,7 @@ descriptor or file.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from frame.core.interfaces.mesh import Placement
+from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import ConnectorWorker
 from frame.plugins.connectors import (
@@ -248,6 +250,15 @@ class Suite(ConnectorSuite):
         self.plugin, self.folder, self.options, self.faults = plugin, folder, options, faults
         self.seed, self.late = seed, late
 
+    @staticmethod
+    @functools.cache
+    def installed():
+        """What is installed, read once for all lives."""
+        return Registry.load()
+
+    def registry(self):
+        return self.installed()
+
     def worker_side(self, config, layout, rank=0):
         changes = {"streams": LateStreams(0.5, self.seed + rank)} if self.late else {}
         placement = Placement(rank=rank, local_rank=rank, mesh=mesh_of(config))
@@ -275,8 +286,8 @@ class World:
     def __enter__(self):
         self.stack = ExitStack()
         enter = self.stack.enter_context
-        gc.collect()
         self.threads, self.descriptors = set(threading.enumerate()), os.listdir("/proc/self/fd")
+        enter(patch("frame.testing.setups._registry", Suite.installed))
         faulty = faulty_send(self.faults, peer_wire.send)
         for module in (peer_wire, peer_client, peer_server, nixl_wire):
             enter(patch.object(module, "send", faulty))
@@ -380,6 +391,15 @@ class World:
         self.until(lambda: engine.ended(name))
         self.add(1 - place, prompt, count, engine.outputs[name][-1].kv_transfer)
 
+    def share(self, place, prompt, count):
+        """Has one engine compute a prompt, and the other one, or itself when it has forgotten it, go on from there."""
+        name = self.add(place, prompt, count)
+        self.until(lambda: self.engines[place].ended(name))
+        self.step(3)
+        self.reset(place, connector=False)
+        self.add(1 - place, prompt, count)
+        self.add(place, prompt, count)
+
     def abort(self, place):
         """Aborts the newest request of an engine that has not ended."""
         engine = self.engines[place]
@@ -423,9 +443,8 @@ class World:
         self.until(lambda: not any(engine.busy for engine in self.engines))
         may_fail = self.faults.any_at("step", "answer", "sample") or self.policy == "fail"
         for engine in self.engines:
-            failed = {
-                name for name, outputs in engine.outputs.items() if outputs and outputs[-1].finish_reason == "error"
-            }
+            ends = {name: outputs[-1].finish_reason for name, outputs in engine.outputs.items() if outputs}
+            failed = {name for name, reason in ends.items() if reason == "error"}
             assert may_fail or not failed, f"{sorted(failed)} ended with an error"
             gone = failed | self.aborted
             whole = [name for name in engine.requests if name not in gone]
@@ -443,11 +462,11 @@ class World:
         """No thread, descriptor, socket or unfinished file."""
         latest = time.monotonic() + 5
         while True:
-            gc.collect()
             threads = [one.name for one in set(threading.enumerate()) - self.threads]
             descriptors = len(os.listdir("/proc/self/fd")) - len(self.descriptors)
             if (not threads and descriptors <= 0) or time.monotonic() > latest:
                 break
+            gc.collect()
             time.sleep(0.005)
         assert not threads, f"threads are left: {threads}"
         assert descriptors <= 0, f"{descriptors} descriptors are left"

@@ -14,15 +14,19 @@ from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
 
 #: Runs of each connector.
 QUICK, MATRIX = 20, 400
-PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(3)]
+PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(5)]
 SHAPES = ({}, {"windows": (0, 6)}, {"num_blocks": 24})
+#: Place → the last message to which something happens: most lives have about so many.
+LAST = {"step": 30, "answer": 30, "sample": 30, "wire": 20, "file": 24, "copy": 8, "read": 2, "call": 8}
+STEPS = ("step", "answer", "sample")
 
-prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 2), st.integers(1, 45))
+prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 4), st.integers(5, 45))
 places = st.integers(0, 1)
 counts = st.integers(1, 6)
 deeds = st.one_of(
-    st.tuples(st.just("add"), places, prompts, counts),
     st.tuples(st.just("hand"), places, prompts, counts),
+    st.tuples(st.just("add"), places, prompts, counts),
+    st.tuples(st.just("share"), places, prompts, counts),
     st.tuples(st.just("step"), st.integers(1, 8)),
     st.tuples(st.just("abort"), places),
     st.tuples(st.just("reset"), places, st.booleans()),
@@ -31,11 +35,13 @@ deeds = st.one_of(
 
 
 def faults_of(connector):
-    of_place = [
-        st.builds(Fault, st.just(place), st.integers(0, 30), st.sampled_from(KINDS[place]))
+    own = [place for place in PLACES[connector] if place not in STEPS]
+    of_place = {
+        place: st.builds(Fault, st.just(place), st.integers(0, LAST[place]), st.sampled_from(KINDS[place]))
         for place in PLACES[connector]
-    ]
-    return st.lists(st.one_of(of_place), min_size=1, max_size=6)
+    }
+    apart = st.one_of([of_place[place] for place in own])
+    return st.lists(st.one_of(apart, apart, st.one_of([of_place[place] for place in STEPS])), min_size=1, max_size=6)
 
 
 def lives(connector):
@@ -60,7 +66,7 @@ def live(connector, life):
         with World(connector, Path(folder), faults, **{key: life[key] for key in keys}) as world:
             used = []
             for name, *arguments in life["deeds"]:
-                if name in ("add", "hand"):
+                if name in ("add", "hand", "share"):
                     used.append(arguments[1])
                 if name == "reset":
                     world.reset(arguments[0], connector=arguments[1])
