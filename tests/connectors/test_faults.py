@@ -23,15 +23,18 @@ STEPS = ("step", "answer", "sample")
 prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 4), st.integers(5, 45))
 places = st.integers(0, 1)
 counts = st.integers(1, 6)
-deeds = st.one_of(
+exchanges = st.one_of(
     st.tuples(st.just("hand"), places, prompts, counts),
-    st.tuples(st.just("add"), places, prompts, counts),
     st.tuples(st.just("share"), places, prompts, counts),
+)
+others = st.one_of(
+    st.tuples(st.just("add"), places, prompts, counts),
     st.tuples(st.just("step"), st.integers(1, 8)),
     st.tuples(st.just("abort"), places),
     st.tuples(st.just("reset"), places, st.booleans()),
     st.tuples(st.just("kill"), places),
 )
+deeds = st.one_of(exchanges, exchanges, others)
 
 
 def faults_of(connector):

@@ -220,7 +220,7 @@ def frame(message):
         frame(Welcome()),
         struct.pack("<I", 1 << 30),
     ],
-    ids=["hangs up", "silent", "short", "no bytes", "few bytes", "other kind", "long"],
+    ids=["hangs up", "silent", "short", "no bytes", "few bytes", "few sums", "other kind", "long"],
 )
 def test_a_peer_that_fails_in_the_middle_costs_a_pause(tmp_path, answer, client):
     liar = Liar(str(tmp_path / "liar"), [answer])
