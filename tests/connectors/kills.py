@@ -1,8 +1,8 @@
 """Kills engines while one reads the other's blocks: `python kills.py FOLDER COUNT SEED CONNECTOR…` prints JSON.
 
-Each engine is a process, forked from this one, over fake workers whose cache tells what each block is of; sockets, files
-and NIXL agents are real. Which of the two dies, and when, is drawn. The other one must finish all its requests with the
-right tokens and get its blocks back; then another engine takes the dead one's place.
+Each engine is a process, forked from this one, over fake workers whose cache tells what each block is of; sockets,
+files and NIXL agents are real. Each of the two dies in turn, at a moment that is drawn. The other one must finish all
+its requests with the right tokens and get its blocks back; then another engine takes the dead one's place.
 """
 
 from __future__ import annotations

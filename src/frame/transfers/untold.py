@@ -24,7 +24,7 @@ class UntoldReports:
     def told(self, plan: StepPlan, report: TransferReport) -> TransferReport:
         """What is to be told in the step of `plan`: `report`, and those of the lost steps that it names."""
         if lost := plan.extras.get(LOST):
-            for step in decode(lost, list[int]):
+            for step in reversed(decode(lost, list[int])):
                 if (earlier := self._reports.pop(step, None)) is not None:
                     report = joined(earlier, report)
         if report != self._nothing:
