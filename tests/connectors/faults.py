@@ -51,6 +51,7 @@ KINDS = {
     "answer": ("kill", "slow"),
     "sample": ("drop",),
     "wire": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
+    "blocks": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
     "file": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
     "copy": ("kill", "delay", "slow"),
     "read": ("drop", "delay", "duplicate", "truncate", "kill", "slow"),
@@ -59,17 +60,17 @@ KINDS = {
 #: Connector → where its messages pass.
 PLACES = {
     "disk": ("step", "answer", "sample", "file"),
-    "peer": ("step", "answer", "sample", "wire"),
+    "peer": ("step", "answer", "sample", "wire", "blocks"),
     "offload": ("step", "answer", "sample", "copy"),
     "nixl": ("step", "answer", "sample", "wire", "read", "call"),
-    "multi": ("step", "answer", "sample", "file", "wire", "copy", "read", "call"),
+    "multi": ("step", "answer", "sample", "file", "wire", "blocks", "copy", "read", "call"),
 }
 #: What `multi` holds, by the number of a case.
 HELD = (("offload", "disk"), ("disk", "disk"), ("offload", "nixl"), ("peer", "disk"), ("nixl", "peer", "offload"))
 _PAUSE_SECONDS = 0.002
 _PATIENCE_SECONDS = 6.0
 #: Of leases and answers here: short, as each lost message costs them.
-_LEASE_SECONDS, _MARGIN_SECONDS, _ANSWER_SECONDS = 0.4, 0.05, 0.1
+_LEASE_SECONDS, _MARGIN_SECONDS, _ANSWER_SECONDS = 0.6, 0.05, 0.4
 
 
 class FaultError(RuntimeError):
@@ -153,7 +154,7 @@ def faulty_send(faults, send):
     """`peer_wire.send` over a connection that loses, changes, repeats and cuts frames."""
 
     def sends(connection, message, payload=b""):
-        kind = faults.at("wire")
+        kind = faults.at("blocks" if payload else "wire")
         if kind in (None, "delay"):
             time.sleep(_PAUSE_SECONDS if kind else 0)
             return send(connection, message, payload)
@@ -438,7 +439,8 @@ class World:
         )
 
     def check(self):
-        """Ends all faults, lets everything come to rest, and looks at all tokens and blocks."""
+        """Lets all requests end, ends all faults, lets everything come to rest, and looks at all tokens and blocks."""
+        self.until(lambda: not any(engine.engine.scheduler.lifecycle.requests for engine in self.engines))
         self.faults.active = False
         self.until(lambda: not any(engine.busy for engine in self.engines))
         may_fail = self.faults.any_at("step", "answer", "sample") or self.policy == "fail"

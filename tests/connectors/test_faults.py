@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
+from frame.plugins.connectors import block_files, peer_client, peer_server
 from frame.testing.fake_cache import VOCAB
 from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
 
@@ -17,7 +18,7 @@ QUICK, PART, PARTS = 20, 40, 10
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(5)]
 SHAPES = ({}, {"windows": (0, 6)}, {"num_blocks": 24})
 #: Place → the last message to which something happens: most lives have about so many.
-LAST = {"step": 30, "answer": 30, "sample": 30, "wire": 20, "file": 24, "copy": 8, "read": 2, "call": 8}
+LAST = {"step": 30, "answer": 30, "sample": 30, "wire": 14, "blocks": 3, "file": 24, "copy": 8, "read": 2, "call": 8}
 STEPS = ("step", "answer", "sample")
 
 prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 4), st.integers(5, 45))
@@ -97,6 +98,33 @@ def run_lives(connector, count):
         live(connector, life)
 
     lived()
+
+
+def life_of(*faults, deeds=(("share", 1, PROMPTS[0][:22], 4),), ranks=1):
+    return {
+        "faults": faults,
+        "deeds": deeds,
+        "ranks": ranks,
+        "held": HELD[0],
+        "late": False,
+        "policy": "recompute",
+        "shape": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("connector", "place", "module", "name"),
+    [("peer", "blocks", peer_client, "checksum"), ("disk", "file", block_files, "_checksum")],
+)
+def test_a_block_that_changes_would_be_noticed(monkeypatch, connector, place, module, name):
+    """A check of the lives themselves: without its checksums a connector fails them."""
+    life = life_of(*(Fault(place, number, "flip") for number in range(5)))
+    live(connector, life)
+    sums = {"peer": lambda *_: b"", "disk": lambda *_: bytes(16)}[connector]
+    monkeypatch.setattr(module, name, sums)
+    monkeypatch.setattr(peer_server, "checksum", sums)
+    with pytest.raises(AssertionError, match="got other tokens than without a connector"):
+        live(connector, life)
 
 
 @pytest.mark.parametrize("connector", PLACES)
