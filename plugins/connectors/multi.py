@@ -168,6 +168,8 @@ class MultiScheduler(ConnectorScheduler):
         for part, own in zip(self._parts, rounds, strict=True):
             for reports in list(own.values()) or [{}]:
                 merged = part.merge.merge(reports)
+                told = {*merged.received, *self._ended}
+                merged.received += [name for name in report.received if name in part.loading and name not in told]
                 released |= self._update(part, merged)
                 for name, value in merged.counters.items():
                     report.counters[part.metric(name)] = report.counters.get(part.metric(name), 0.0) + value

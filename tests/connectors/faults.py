@@ -443,6 +443,7 @@ class World:
         self.until(lambda: not any(engine.engine.scheduler.lifecycle.requests for engine in self.engines))
         self.faults.active = False
         self.until(lambda: not any(engine.busy for engine in self.engines))
+        self.give_up_abandoned()
         may_fail = self.faults.any_at("step", "answer", "sample") or self.policy == "fail"
         for engine in self.engines:
             ends = {name: outputs[-1].finish_reason for name, outputs in engine.outputs.items() if outputs}
@@ -459,6 +460,16 @@ class World:
             assert not missing, f"frame's own fault: finished was not called for {sorted(missing)}"
             faults = [fault for side in engine.sides for fault in side.faults]
             assert not faults, faults
+
+    def give_up_abandoned(self):
+        """A worker side that raised in the midst of a message may have begun its loads: their blocks go back late."""
+        for engine in self.engines:
+            lifecycle = engine.engine.scheduler.lifecycle
+            if lifecycle.abandoned:
+                halves = [one for one in self.faults.happened if (one.place, one.kind) == ("step", "truncate")]
+                assert halves, f"loads of {list(lifecycle.abandoned)} never end"
+                while lifecycle.await_abandoned(missed=True):
+                    pass
 
     def check_nothing_is_left(self):
         """No thread, descriptor, socket or unfinished file."""

@@ -7,6 +7,7 @@ import pytest
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from tests.connectors.test_offload import lose_steps
 
 
 def suite_of(name, folder, **options):
@@ -71,5 +72,23 @@ def test_what_one_rank_reported_of_a_step_that_failed_on_the_other_is_told_again
     setattr(of, where, fails)
     engine.run()
     assert failed
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["disk", "multi"])
+def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, name):
+    """The connector's worker side never hears of the load, so it never says that it ended."""
+    disk = {"folder": str(tmp_path / "disk")}
+    options = {"connectors": [{"kv_connector": "disk", "options": disk}]} if name == "multi" else disk
+    suite, layout = suite_of(name, tmp_path, **options), make_layout(ranks=2)
+    suite.fill(suite.prompt(40), layout=layout, ranks=2)
+    engine = suite.engine(layout, ranks=2)
+    for worker in engine.workers.made:
+        lose_steps(worker, [0])
+    engine.run(request("again", suite.prompt(40)))
+    engine.check()
+    assert not engine.engine.scheduler.lifecycle.abandoned
+    engine.run(request("later", suite.prompt(40)[:30] + [1] * 10))
     engine.check()
     engine.close()

@@ -104,13 +104,13 @@ def test_what_a_connector_reported_in_a_step_that_failed_is_told_with_a_later_on
     runner.execute(plan(2, new(0, [5, 6], [1])))  # which another worker fails behind
     assert runner.sample().result().transfer.received == ["3"]
     later = plan(3)
-    later.extras = {LOST: encode([0, 1, 2])}
+    later.extras = {LOST: encode([(0, []), (1, ["x"]), (2, [])])}
     runner.execute(later)
     report = runner.sample().result().transfer
     assert report.received == report.sent == ["1", "2", "3", "4"]
     assert (report.counters, report.gauges) == ({"steps": 4.0}, {"step": 4.0})
     again = plan(4)
-    again.extras = {LOST: encode([0, 1, 2])}  # it was on its way before the answer came
+    again.extras = {LOST: encode([(0, []), (1, ["x"]), (2, [])])}  # it was on its way before the answer came
     runner.execute(again)
     assert runner.sample().result().transfer.received == ["5"]
     for step in range(5, 400):
@@ -183,3 +183,18 @@ def test_weights_that_sleep_dropped_are_read_in_place(engine: Any, monkeypatch: 
     engine.core.call("wake_up")
     (after,) = engine.collective_rpc(lambda worker: list(worker.model.parameters()))
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_loads_of_a_step_that_failed_before_the_connector_heard_of_it_are_told_as_ended_once(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "connector", Reports())
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_apply_changes", fail)
+        with pytest.raises(RuntimeError, match="a processor failed"):
+            runner.execute(plan(1000))
+    for step, received in ((1001, ["a", "1"]), (1002, ["2"])):
+        one = plan(step)
+        one.extras = {LOST: encode([(1000, ["a"])])}
+        runner.execute(one)
+        assert runner.sample().result().transfer.received == received

@@ -146,6 +146,7 @@ class Runner:
         self._apply_changes(plan)
         inputs = self.device.graphs.run(shape, "writes", partial(self._write, plan, shape))
         self._copy_blocks(plan.copies)
+        self._untold.begin(plan)
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         hidden = None
         if inputs is not None:

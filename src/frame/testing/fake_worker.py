@@ -127,6 +127,7 @@ class FakeWorker:
         self.unanswered.append(plan)
         for copy in plan.copies:
             self.memory.copy(copy)
+        self.untold.begin(plan)
         self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
         rows = [self.slots[slot] for slot in plan.slots.tolist()]
         starts = [self._begin(plan, row, resident) for row, resident in enumerate(rows)]

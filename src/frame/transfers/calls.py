@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,8 +40,9 @@ class Transfers:
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
         self._contents = WeakKeyDictionary[Request, bytes]()
-        self._lost: set[int] = set()  # steps that failed, of which some workers may have reported
-        self._asked: dict[int, set[int]] = {}  # by step: those whose reports its plan asks for again
+        # steps that failed, of which some workers may have reported: the requests whose loads they were to begin
+        self._lost: dict[int, list[str]] = {}
+        self._asked: dict[int, set[int]] = {}  # by step: those that its plan asks about
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
@@ -80,7 +81,7 @@ class Transfers:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
         if self._lost:
             self._asked[plan.step] = set(self._lost)
-            plan.extras = {**plan.extras, LOST: encode(sorted(self._lost))}
+            plan.extras = {**plan.extras, LOST: encode(sorted(self._lost.items()))}
         if not self.active or self._silent:
             return True
         try:
@@ -93,18 +94,24 @@ class Transfers:
             plan.extras = {**plan.extras, "connector": message}
         return True
 
-    def lose(self, plan: StepPlan) -> None:
-        """A launched step failed on some worker: what the others reported of it is asked for again."""
+    @property
+    def asks(self) -> bool:
+        """Whether workers must be asked if loads ended that steps which failed were to begin."""
+        return any(self._lost.values())
+
+    def lose(self, plan: StepPlan, loads: Sequence[Request]) -> None:
+        """A launched step failed on some worker: what the others reported of it, and of its `loads`, is asked for."""
         self._asked.pop(plan.step, None)
         if self.active:
-            self._lost.add(plan.step)
+            self._lost[plan.step] = [request.request_id for request in loads]
 
     def report(self, report: TransferReport, plan: StepPlan) -> list[str]:
         """Passes the report of a step to the connector, and adds the numbers that are in it then to the metrics.
 
         Returns the ids of ended requests whose blocks it gives back.
         """
-        self._lost -= self._asked.pop(plan.step, set())
+        for step in self._asked.pop(plan.step, ()):
+            self._lost.pop(step, None)
         released: list[str] = []
         try:
             released = list(self.connector.update(report) or ())
