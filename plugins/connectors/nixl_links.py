@@ -116,6 +116,8 @@ class Link:
             self._connection = socket.create_connection(place, timeout=self._timeout)
         except OSError as error:
             raise PeerError(f"no connection: {error.strerror or error}") from None
+        if self._closed:  # `close` did not see this connection
+            raise PeerError("it was closed")
         channel = call(self._connection, self._secret, self._timeout)
         channel.send(Introduce(self._source.engine, self._facts), self._timeout)
         answer: Answer = channel.receive(Done | Refused, self._timeout)

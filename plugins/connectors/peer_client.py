@@ -91,6 +91,8 @@ class PeerClient:
                 self._connection = self._connect()
             except OSError as error:
                 raise PeerError(f"it cannot be reached: {error}") from None
+            if self.resting:  # `close` did not see this connection
+                raise PeerError("it was closed")
             introduce(self._connection, self._secret, self.space, self._timeout)
         return self._connection
 

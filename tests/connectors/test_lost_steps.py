@@ -10,9 +10,9 @@ from frame.testing.fake_cache import make_layout
 from tests.connectors.test_offload import lose_steps
 
 
-def suite_of(name, folder, **options):
+def suite_of(name, path, **options):
     made = type("Suite", (ConnectorSuite,), {"plugin": name, "options": options})()
-    made.folder = folder
+    made.folder = path
     return made
 
 
