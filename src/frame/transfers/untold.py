@@ -28,7 +28,7 @@ class UntoldReports:
         self._heard[plan.step] = None
         for known in (self._heard, self._reports):
             while known and next(iter(known)) <= plan.step - _KEPT_STEPS:
-                del known[next(iter(known))]  # type: ignore[attr-defined]
+                del known[next(iter(known))]
 
     def told(self, plan: StepPlan, report: TransferReport) -> TransferReport:
         """What is to be told in the step of `plan`: `report`, and what the engine does not know of the lost steps.
