@@ -70,7 +70,7 @@ HELD = (("offload", "disk"), ("disk", "disk"), ("offload", "nixl"), ("peer", "di
 _PAUSE_SECONDS = 0.002
 _PATIENCE_SECONDS = 6.0
 #: Of leases and answers here: short, as each lost message costs them.
-_LEASE_SECONDS, _MARGIN_SECONDS, _ANSWER_SECONDS = 0.6, 0.05, 0.4
+_LEASE_SECONDS, _MARGIN_SECONDS, _ANSWER_SECONDS = 0.4, 0.05, 0.25
 
 
 class FaultError(RuntimeError):

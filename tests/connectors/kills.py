@@ -7,6 +7,7 @@ its requests with the right tokens and get its blocks back; then another engine 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -46,6 +47,7 @@ def options_of(name, folder, place):
 
 def serve(pipe, connector, folder, place):
     """The process of an engine: does what it is told, and tells what has happened."""
+    faulthandler.enable()
     nixl_agent.MARGIN_SECONDS = nixl_pulls.MARGIN_SECONDS = _MARGIN_SECONDS
     block_worker.BATCH = 4  # many fetches, in whose midst it may happen
     suite = Suite(connector, folder, options_of(connector, folder, place), Faults(), 0, False)
@@ -98,7 +100,11 @@ class Process:
         while True:
             if not self.pipe.poll(max(0.0, latest - time.monotonic())):
                 raise RuntimeError(f"an engine never told {key!r}")
-            told = self.pipe.recv()
+            try:
+                told = self.pipe.recv()
+            except EOFError:
+                self.process.join()
+                raise RuntimeError(f"an engine that nobody killed ended with {self.process.exitcode}") from None
             if key in told:
                 return told
 
