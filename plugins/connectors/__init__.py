@@ -67,4 +67,22 @@ def frame_kv_connectors() -> list[Provider]:
             aliases=("MooncakeConnector",),
             tags={"worker": f"{here}.mooncake_worker:MooncakeWorker", "stores": "no"},
         ),
+        Provider(
+            "multi",
+            f"{here}.multi:MultiScheduler",
+            api=">=0.2.dev46,<0.3",
+            summary="several connectors at once: the first that has a prompt loads it, all save",
+            options=f"{here}.multi_messages:MultiOptions",
+            aliases=("MultiConnector",),
+            tags={"worker": f"{here}.multi_worker:MultiWorker", "children": "connectors", "stores": "no"},
+        ),
+        Provider(
+            "decode-bench",
+            f"{here}.decode_bench:DecodeBenchScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="made-up blocks instead of prompts that are computed, to load-test the decoding",
+            options=f"{here}.decode_bench_messages:DecodeBenchOptions",
+            aliases=("DecodeBenchConnector",),
+            tags={"worker": f"{here}.decode_bench_worker:DecodeBenchWorker", "stores": "no"},
+        ),
     ]

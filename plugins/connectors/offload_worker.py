@@ -233,6 +233,8 @@ class OffloadWorker(StepWorker):
         """From the blocks of `copy.moves` to host memory."""
         if self._copies is not None:
             self._copies.write(copy)
+        elif copy.finite is not None:
+            copy.finite.fill_(True)  # this stage of a pipeline keeps no tokens
 
     def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int) -> HostSlab:
         options, setup = self._options, self.setup
