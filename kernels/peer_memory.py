@@ -86,7 +86,7 @@ class PeerMemory:
     def _open(self, handle: bytes) -> int:
         if len(handle) != 64:
             raise PeerMemoryError("it has no handle")
-        address, given = ctypes.c_uint64(), _Handle.from_buffer_copy(handle)
+        address, given = ctypes.c_uint64(), Handle.from_buffer_copy(handle)
         lazily_enabled = ctypes.c_uint(1)
         check("cuIpcOpenMemHandle", driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), given, lazily_enabled))
         self._opened.append(address.value)
@@ -122,7 +122,7 @@ def write_pattern(addresses: Tensor, rank: int) -> None:
     _write_pattern[(1,)](addresses, RANK=rank, SIZE=len(addresses), num_warps=1)
 
 
-class _Handle(ctypes.Structure):
+class Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_byte * 64),)
 
 

@@ -55,7 +55,7 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
     from frame.interfaces import Mesh, Placement
     from frame.kernels import all_reduce as kernels
     from frame.plugins.platforms.cuda.collectives import CudaCollectives, PeerGroup
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
     from frame.plugins.platforms.torch_collectives import TorchGroup
 
     device = torch.device("cuda", rank)

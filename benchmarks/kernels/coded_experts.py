@@ -36,7 +36,7 @@ from frame.interfaces import Gating, RouterSpec
 from frame.kernels import coded_experts, experts
 from frame.kernels.expert_launch import Launch, Tile, coded_launch
 from frame.ops import CodedWeights
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.plugins.quantization.codebook import FP4
 
 OSS = Gating(alpha=1.702, shift=1.0, limit=7.0)

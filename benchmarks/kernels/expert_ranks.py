@@ -61,7 +61,7 @@ class Ranks:
     def ops(self) -> Any:
         """Those of the platform."""
         if self.device.type == "cuda":
-            from frame.plugins.platforms.cuda.platform import CudaOps
+            from frame.plugins.platforms.cuda.ops import CudaOps
 
             return CudaOps(device=self.device)
         from frame.plugins.platforms.cpu_ops import CpuOps

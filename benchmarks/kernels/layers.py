@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.kernels.linear_invariant import microseconds, random
 from frame.core.ops import Norm, Ops
 from frame.interfaces import RouterSpec
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 
 COPY_BYTES_PER_MICROSECOND = 4.27e6
 HEAD_DIM = 128

@@ -48,6 +48,16 @@ class NixlOptions(BaseModel):
     max_held_share: float = Field(
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for decode engines at a time."
     )
+    direct: bool = Field(
+        True,
+        description="Whether blocks in another GPU of this machine are read by one kernel where this process can map "
+        "them, and not through NIXL.",
+    )
+    host_buffer: bool = Field(
+        False,
+        description="Exchange blocks through host memory, of which it takes as much as the KV cache has, because NIXL "
+        "cannot reach the device's; so it is in any case on devices other than CPUs and CUDA GPUs.",
+    )
     ucx_config: str | None = Field(
         None,
         description="Settings of NIXL's UCX backend, such as NET_DEVICES=mlx5_0:1; default: NET_DEVICES=lo with a "
@@ -68,7 +78,7 @@ class NixlOptions(BaseModel):
 
     def allows(self, host: str, own: str) -> bool:
         """Whether blocks may be pulled from `host`, which a request names; `own` is this machine's address."""
-        return any(_matches(host, text) for text in self.peers or [own])
+        return any(matches(host, text) for text in self.peers or [own])
 
     def backend_config(self, own: str) -> str:
         """What the UCX backend is told: without a word from the user it stays on a loopback address."""
@@ -83,7 +93,8 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else bool(address.is_loopback)
 
 
-def _matches(host: str, text: str) -> bool:
+def matches(host: str, text: str) -> bool:
+    """Whether `host` is `text`, or lies in the network that it names."""
     if "/" not in text:
         return host == text
     address = _address(host)

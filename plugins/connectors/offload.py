@@ -24,13 +24,14 @@ from frame.interfaces import (
     encode,
 )
 
-from .block_messages import BlockStep, Move
+from .block_messages import BlockStep, Move, state_key
 from .block_scheduler import BlockScheduler
 from .device_blocks import blocks_of, given_blocks
 from .neighbours import Neighbours, NoNeighbours
 from .offload_disk import DiskTier, NoDisk
 from .offload_index import Ledger, TierIndex
 from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_states import StateRows
 from .offload_transfers import Transfer, Transfers
 from .row_forms import mesh_name, space_name
 from .shelf import Shelf
@@ -58,7 +59,9 @@ class OffloadScheduler(BlockScheduler):
         self._num_workers = 0
         self._block_bytes = 0  # of a block of the tier on all workers
         self._num_blocks = 0
-        self._index = self._make_index()
+        self._index = self._make_index(0, self._parts)
+        self._state_bytes = self._num_states = 0  # as of blocks
+        self._rows = StateRows(self._make_index(0, 1), 0)
         self._shelf = (
             Shelf.claim(
                 options.shared_folder, space_name(self.layout, self._parts), setup.engine_id, mesh_name(setup.mesh)
@@ -85,33 +88,48 @@ class OffloadScheduler(BlockScheduler):
         self._disk.connect(self.spaces, {rank: hello.mark for rank, hello in by_rank.items()})
         self._num_workers = len(hellos)
         self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
-        self._num_blocks = min(hello.num_rows for hello in hellos) // self._parts
+        # a pipeline stage may have no layers that keep tokens, or none that keep states
+        rows = [hello.num_rows for hello in hellos if hello.row_bytes]
+        self._num_blocks = min(rows, default=0) // self._parts
         size = self._parts * self.layout.grain
-        if not self._num_blocks:
+        self._state_bytes = sum(hello.state_bytes for hello in hellos)
+        self._num_states = min((hello.num_states for hello in hellos if hello.state_bytes), default=0)
+        if self._state_bytes and not self._num_states:
+            raise ValueError(
+                f"{self._options.size:g} GiB of host memory hold no state of a request, which takes "
+                f"{self._state_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
+            )
+        if self._block_bytes and not self._num_blocks:
             raise ValueError(
                 f"{self._options.size:g} GiB of host memory hold no block of {size} tokens, which take "
                 f"{self._block_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
             )
-        self._index = self._make_index()
-        if self._shelf is not None:
+        self._index = self._make_index(self._num_blocks, self._parts)
+        self._rows = StateRows(self._make_index(self._num_states, 1), self._num_workers)
+        if self._shelf is not None and self._num_blocks:
             self._share(self._shelf, by_rank)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens, policy %s%s",
-            self._num_blocks * self._block_bytes / (1 << 30),
+            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
+            self._size_bytes / (1 << 30),
             self._num_blocks,
             size,
+            f" and {self._num_states} states" if self._num_states else "",
             self._options.policy,
             "" if self._shelf is None else f"; {self._index.num_used} of them are there from an engine before this one",
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
-        keys = self._keys(request.block_hashes, first, last)
+        hashes = request.block_hashes
+        keys = self._keys(hashes, first, last) if self._num_blocks else []
         found = self._sources.found(request.request_id, keys)
         if found is None:
             return None, False
-        count = max(0, min(last, (first // self._parts + found) * self._parts) - first) if found else 0
-        return count * self.layout.grain, count > 0
+        end = (first // self._parts + found) * self._parts
+        count = self.run(
+            first, last, lambda index: index < end, lambda index: self._rows.index.has(state_key(hashes[index]))
+        )
+        return count, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
@@ -119,34 +137,40 @@ class OffloadScheduler(BlockScheduler):
         self._disk.forget(request.request_id)
         loads = self._loads[earlier:]
         if loads:
-            keys = list(dict.fromkeys(key for move in loads if (key := self._key(request.block_hashes, move.index))))
+            tokens, states = ([move for move in loads if move.state is kind] for kind in (False, True))
+            keys = list(dict.fromkeys(key for move in tokens if (key := self._key(request.block_hashes, move.index))))
+            self._rows.use(states)
             self._fetches += self._sources.bring(keys)
             keys = [key for key in keys if self._index.knows(key)]
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
-        grain, group = self.layout.grain, self.layout.groups[0]
-        here = len(block_ids[0]) * group.block_size // grain * grain - num_external
-        self._lookups += max(0, len(request.block_hashes) * grain - here)
+        here = self.found_from(request)
+        self._lookups += max(0, len(request.block_hashes) - here) * self.layout.grain
         self._hits += num_external
 
     def build_message(self, plan: StepPlan) -> bytes:
         given = given_blocks(self.layout, plan) if self._reading else ()
         self._join = any(block in self._reading for block in given)
         message = super().build_message(plan)
-        self._index.settle({prompt.request_id for prompt in self._prompts.values()})
+        running = {prompt.request_id for prompt in self._prompts.values()}
+        self._index.settle(running)
+        self._rows.settle(running)
         return message
 
     @property
     def waits(self) -> bool:
-        return bool(self._transfers)
+        return bool(self._transfers) or self._rows.waits
 
     def message(self, step: BlockStep) -> OffloadStep:
         """Chooses the rows; saves that get none are left out."""
+        loads, state_loads = ([move for move in step.loads if move.state is kind] for kind in (False, True))
+        state_load_rows = self._rows.rows(step.number, state_loads)
+        states, state_rows = self._rows.save(step.number, step.states)
         load_rows = [
             self._index.row(self._key(self._hashes.get(move.owner, ()), move.index), move.index % self._parts)
-            for move in step.loads
+            for move in loads
         ]
-        join = self._join or any(block in self._reading for block in blocks_of(self.layout, step.loads))
+        join = self._join or any(block in self._reading for block in blocks_of(self.layout, loads))
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
         fetches, self._fetches = self._fetches, []
@@ -168,8 +192,12 @@ class OffloadScheduler(BlockScheduler):
         return OffloadStep(
             blocks_name=step.blocks_name,
             number=step.number,
-            loads=step.loads,
+            loads=loads,
             saves=[move for _, move in saves],
+            states=states,
+            state_rows=state_rows,
+            state_loads=state_loads,
+            state_load_rows=state_load_rows,
             entered=step.entered,
             known_breaks=step.known_breaks,
             load_rows=load_rows,
@@ -178,8 +206,8 @@ class OffloadScheduler(BlockScheduler):
             join=join,
             lookups=lookups,
             hits=hits,
-            used_bytes=self._index.num_used * self._block_bytes,
-            size_bytes=self._num_blocks * self._block_bytes,
+            used_bytes=self._index.num_used * self._block_bytes + self._rows.index.num_used * self._state_bytes,
+            size_bytes=self._size_bytes,
             waiting=waiting,
             fetches=fetches,
             leaves=leaves,
@@ -201,17 +229,20 @@ class OffloadScheduler(BlockScheduler):
             note = decode(data, OffloadNote)
             self._breaks[rank] = note.breaks
             for kind, number, bad in note.ended:
+                if kind == "state":
+                    self._rows.saved(number, bad)
                 transfer = self._transfers.end(number, kind, bad)
                 if transfer is not None:
-                    self._end(kind, transfer, transfer.bad.get(kind, set()))
+                    self._end(kind, number, transfer, transfer.bad.get(kind, set()))
         done = [name for name in self._held if not self._index.writes(name)]
         self._held.difference_update(done)
         return done
 
     def reset(self) -> bool:
         """False while blocks are being loaded. What runs is no longer saved, since its beginning is old."""
-        if self._used or not self._index.clear():
+        if self._used or self._rows.index.is_read or not self._index.clear():
             return False
+        self._rows.index.clear()
         self._prompts.clear()
         leaving = [key for one in self._transfers if "leave" in one.pending for key in one.leaves]
         self._disk.clear(self.blocks_name, leaving)
@@ -245,16 +276,20 @@ class OffloadScheduler(BlockScheduler):
         ledger = ShelfLedger(
             shelf, shape, hashlib.blake2b(encode(identities), digest_size=16).digest(), self._num_blocks
         )
-        self._index = self._make_index(ledger)
+        self._index = self._make_index(self._num_blocks, self._parts, ledger)
         self._index.adopt(ledger.found())
         self._neighbours = Neighbours(shelf, shape)
 
-    def _make_index(self, ledger: Ledger | None = None) -> TierIndex:
+    @property
+    def _size_bytes(self) -> int:
+        return self._num_blocks * self._block_bytes + self._num_states * self._state_bytes
+
+    def _make_index(self, num_blocks: int, parts: int, ledger: Ledger | None = None) -> TierIndex:
         if self.setup.make is None:
             raise ValueError("its scheduler side needs a setup that makes tier policies")
-        setup = TierPolicySetup(num_blocks=max(1, self._num_blocks))
+        setup = TierPolicySetup(num_blocks=max(1, num_blocks))
         policy = self.setup.make("tier-policy", self._options.policy, setup)
-        return TierIndex(self._num_blocks, self._parts, policy, ledger)
+        return TierIndex(num_blocks, parts, policy, ledger)
 
     def _key(self, hashes: Sequence[bytes], index: int) -> bytes | None:
         """The key of the block of the tier with grain `index`; None where the prompt does not fill that block."""
@@ -297,12 +332,13 @@ class OffloadScheduler(BlockScheduler):
         key = self._key(self._hashes.get(move.owner, ()), move.index)
         return key is None or self._index.knows(key)
 
-    def _end(self, kind: Kind, transfer: Transfer, bad: Container[int]) -> None:
+    def _end(self, kind: Kind, number: int, transfer: Transfer, bad: Container[int]) -> None:
         """All workers have done what a message asked for, but for the places `bad`."""
         match kind:
             case "load":
                 for keys in transfer.loads.values():
                     self._index.release(keys)
+                self._rows.loaded(number)
             case "save":
                 for place, (key, owner) in enumerate(transfer.saves):
                     self._index.end(key, owner, good=place not in bad)

@@ -77,6 +77,11 @@ class TierIndex:
         """Slots that are taken."""
         return self._num_slots - len(self._free)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether blocks are in use, so that `clear` would refuse."""
+        return bool(self._readers)
+
     def adopt(self, found: Iterable[tuple[int, bytes]]) -> None:
         """Takes over blocks that slots hold already, those used longest ago first; none may be there yet."""
         blocks = {key: TierBlock(slot, "", self._parts, unsure=True) for slot, key in found}

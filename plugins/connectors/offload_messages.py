@@ -8,11 +8,11 @@ from typing import Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from .block_messages import BlockStep
+from .block_messages import BlockStep, Move
 
-#: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
-#: memory from elsewhere, and those that leave it for the disk.
-Kind = Literal["load", "save", "fetch", "leave"]
+#: What a message asks for, and a note says the end of: loads to the device, saves from it, saves of states, blocks that
+#: come to host memory from elsewhere, and those that leave it for the disk.
+Kind = Literal["load", "save", "state", "fetch", "leave"]
 #: For the name of a shelf: this engine's own.
 HERE = "."
 
@@ -101,7 +101,9 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     the requests whose loads earlier messages asked for and no report has ended, by their numbers. `fetches` are blocks
     that come from elsewhere, before they are loaded, and `leaves` those that are written to the disk. `unsaved` blocks
     were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
-    been written to the disk. `save_marks` are the key and the generation of each row of `save_rows` in shared memory.
+    been written to the disk. States, which lie in rows of their own, are apart: `state_loads` in `state_load_rows`, and
+    `states`, to be saved, in `state_rows`. `save_marks` are the key and the generation of each row of `save_rows` in
+    shared memory.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -114,6 +116,9 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
     fetches: list[Fetch] = msgspec.field(default_factory=list)
     leaves: list[Fetch] = msgspec.field(default_factory=list)
+    state_loads: list[Move] = msgspec.field(default_factory=list)
+    state_load_rows: list[int] = msgspec.field(default_factory=list)
+    state_rows: list[int] = msgspec.field(default_factory=list)
     save_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
     unsaved: int = 0
     lost: int = 0
@@ -123,7 +128,7 @@ class Hello(msgspec.Struct, frozen=True):
     """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there.
 
     `mark` is the name of a file that it left in the disk's folder, `identity` that of its rows in shared memory, if
-    there are such; rows of a `family` hold the same layers, but perhaps other heads.
+    there are such; rows of a `family` hold the same layers, but perhaps other heads. It has room for `num_states`.
     """
 
     num_rows: int
@@ -132,6 +137,8 @@ class Hello(msgspec.Struct, frozen=True):
     mark: str = ""
     identity: bytes = b""
     family: bytes = b""
+    num_states: int = 0
+    state_bytes: int = 0
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):

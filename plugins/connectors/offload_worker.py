@@ -15,10 +15,11 @@ import torch
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
-from .block_messages import BlockStep
+from .block_messages import BlockStep, Move
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_mover import TierMover
+from .offload_states import StateCopies, share_of_states
 from .row_copies import Copy, RowCopies
 from .row_forms import RowForm, form_of, mesh_name, space_name
 from .shared_slab import SharedSlab
@@ -47,6 +48,7 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
+        self._states: StateCopies | None = None
         self._family = b""
         self._coming: list[Copy] = []  # loads of rows that come from elsewhere
         self._loading: list[Copy] = []
@@ -63,26 +65,47 @@ class OffloadWorker(StepWorker):
         if not caches:
             self._wait()
         super().register(caches)
-        if caches and self._slab is None:
+        states = share_of_states(self.layout, self._share)
+        if caches and states:
+            if self._states is None:
+                self._states = StateCopies(self.setup, self.states, states)
+            self._states.stored = self.states
+        if caches and self._slab is None and self.tokens.num_bytes:
             device = next(iter(caches.values())).bytes.device
-            self._slab = self._make_slab(device, form_of(self._parts, caches, self.layout))
+            self._slab = self._make_slab(device, form_of(self.tokens.parts, caches, self.layout), self._share - states)
             self._copies = RowCopies(self._slab, device, self.setup.streams)
         if self._copies is not None:
-            self._copies.parts = self._parts
+            self._copies.parts = self.tokens.parts
 
     def handshake(self) -> bytes:
-        slab = self._rows()
-        mark = self._mover.mark()
-        return encode(Hello(slab.num_rows, self.block_bytes, self.formats, mark, slab.identity, self._family))
+        slab, states = self._slab, self._states
+        return encode(
+            Hello(
+                num_rows=0 if slab is None else slab.num_rows,
+                row_bytes=self.tokens.num_bytes,
+                formats=self.formats,
+                mark=self._mover.mark(),
+                identity=b"" if slab is None else slab.identity,
+                family=self._family,
+                num_states=0 if states is None else states.num_rows,
+                state_bytes=self.states.num_bytes,
+            )
+        )
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
-        kinds: tuple[Kind, ...] = ("load", "save", "fetch", "leave")
+        kinds: tuple[Kind, ...] = ("load", "save", "state", "fetch", "leave")
         self._told += [(kind, number, None) for number in skipped for kind in kinds]
         if broken >= 0:
             self._told.append(("save", broken, None))
+            if self._states is not None and self._states.begun != broken:
+                self._told.append(("state", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
+
+    def save_states(self, moves: Sequence[Move]) -> None:
+        if isinstance(self._step, OffloadStep) and self._states is not None:
+            self._states.save(self._step.number, moves, self._step.state_rows, self._sound)
 
     def load(self, step: BlockStep) -> None:
         if not isinstance(step, OffloadStep):
@@ -93,12 +116,17 @@ class OffloadWorker(StepWorker):
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
         self._mover.begin(step.number, self.space, step.fetches, step.leaves)
+        states: dict[str, list[tuple[Move, int]]] = {}
         by_owner: dict[str, list[int]] = {}
         for place, move in enumerate(step.loads):
             by_owner.setdefault(move.owner, []).append(place)
+        for move, row in zip(step.state_loads, step.state_load_rows, strict=True):
+            states.setdefault(move.owner, []).append((move, row))
+            by_owner.setdefault(move.owner, [])
         for owner, places in by_owner.items():
             rows = [step.load_rows[place] for place in places]
             copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
+            copy.states = states.get(owner, [])
             self._coming.append(copy)
         self._start_loads()
         self.count("unsaved_blocks", step.unsaved)
@@ -119,6 +147,7 @@ class OffloadWorker(StepWorker):
         self._told += self._mover.ended(self.count)
         received = self._end_loads()
         self._end_saves()
+        self._end_states()
         notes = []
         if self._told or self._told_breaks != self._breaks:
             notes.append((self.rank, encode(OffloadNote(self._breaks, self._told))))
@@ -130,6 +159,8 @@ class OffloadWorker(StepWorker):
     def close(self) -> None:
         self._mover.close()
         self._wait()
+        if self._states is not None:
+            self._states.close()
         self._load_queue.close()
         self._save_queue.close()
         if self._slab is not None:
@@ -179,19 +210,22 @@ class OffloadWorker(StepWorker):
             with torch.inference_mode():
                 if self._copies is not None:
                     work(self._copies, copy)
+                if self._states is not None:
+                    for move, row in copy.states:
+                        self._states.load(move, row)
         except Exception as error:
             logger.exception("blocks could not be copied")
             copy.error = error
 
-    def _make_slab(self, device: torch.device, form: RowForm) -> HostSlab:
+    def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int) -> HostSlab:
         options, setup = self._options, self.setup
         if not options.shared:
-            return HostSlab(self.block_bytes, self._share, setup.memory.pinned)
+            return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned)
         self._family = form.family
         space = space_name(self.layout, self._num_parts)
         self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
         self._shelf.work(self.place)
-        return SharedSlab(self._shelf, self.place, form, self.formats, self._share, device)
+        return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device)
 
     def _rows(self) -> HostSlab:
         if self._slab is None:
@@ -206,8 +240,10 @@ class OffloadWorker(StepWorker):
             self._passed(copy)
             if copy.error is None:
                 self._count_copy("load", copy, len(copy.rows))
+                self.count("loaded_states", len(copy.states))
+                self.count("load_bytes", len(copy.states) * self.states.num_bytes)
             else:
-                self.fail(copy.moves)
+                self.fail([*copy.moves, *(move for move, _ in copy.states)])
             under_way = {other.number for other in (*self._coming, *self._loading)}
             if copy.number not in under_way and ("load", copy.number, []) not in self._told:
                 self._told.append(("load", copy.number, []))
@@ -229,7 +265,7 @@ class OffloadWorker(StepWorker):
             self.count("unsaved_blocks", len(copy.rows) - len(saved))
 
     def _count_copy(self, name: str, copy: Copy, num_rows: int) -> None:
-        self.count(f"{name}_bytes", num_rows * self.block_bytes)
+        self.count(f"{name}_bytes", num_rows * self.tokens.num_bytes)
         if self._first:
             self.count(f"{name}_seconds", time.monotonic() - copy.begun)
 
@@ -239,6 +275,19 @@ class OffloadWorker(StepWorker):
         except Exception as error:
             copy.error = copy.error or error
 
+    def _end_states(self) -> None:
+        if self._states is None:
+            return
+        count, unsaved, seconds = self._states.end()
+        self.count("saved_states", count)
+        self.count("unsaved_states", unsaved)
+        self.count("save_bytes", count * self.states.num_bytes)
+        self.count("save_seconds", seconds if self._first else 0)
+        self._told += [("state", number, bad) for number, bad in self._states.saved]
+        self._states.saved = []
+
     def _wait(self) -> None:
         for copy in (*self._loading, *self._saving):
             self._passed(copy)
+        if self._states is not None:
+            self._states.wait()

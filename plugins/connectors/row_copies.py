@@ -29,9 +29,9 @@ _MOST_ROWS = 256
 class Copy:
     """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
 
-    `finite` [n] says of saves which hold numbers only, and `sums` [n] are checksums of their rows, once `mark` is
-    passed. `places` are those of saves among the `total` of their message, `marks` what the rows are to be known by.
-    `error` is what a copy raised.
+    `states` are what is loaded besides, with their rows. `finite` [n] says of saves which hold numbers only, and `sums`
+    [n] are checksums of their rows, once `mark` is passed. `places` are those of saves among the `total` of their
+    message, `marks` what the rows are to be known by. `error` is what a copy raised.
     """
 
     number: int
@@ -42,6 +42,7 @@ class Copy:
     total: int = 0
     finite: Tensor | None = None
     sums: Tensor | None = None
+    states: Sequence[tuple[Move, int]] = ()
     marks: Sequence[tuple[bytes, int]] = ()
     begun: float = field(default_factory=time.monotonic)
     mark: Mark = field(default_factory=Mark)

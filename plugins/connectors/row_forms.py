@@ -99,7 +99,8 @@ def mesh_name(mesh: Mesh) -> str:
 
 def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], layout: KVLayout) -> RowForm:
     """The form of rows whose `parts` are those of `caches`, in the order of the layout."""
-    names = [layer for group in layout.groups for layer in group.layers if layer in caches]
+    groups = [group for group in layout.groups if not group.keeps_states]
+    names = [layer for group in groups for layer in group.layers if layer in caches]
     layers = [
         LayerForm(
             name,

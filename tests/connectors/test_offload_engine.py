@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 
 import pytest
+import torch
 
 from frame import LLM, LoRARequest, SamplingParams
 from frame.core.config.errors import ConfigError
@@ -61,10 +64,26 @@ def test_prompts_that_the_device_forgot_come_back(tmp_path, family, settings):
     llm.close()
 
 
+def wait_for_saves(llm, num_tokens, bytes_per_token):
+    """Steps the engine until the KV of as many tokens of prompts has been copied to host memory."""
+    deadline = time.monotonic() + 60
+    while number(llm, "save_bytes") < num_tokens * bytes_per_token:
+        assert time.monotonic() < deadline
+        complete(llm, [PROMPTS[-1]])  # fills no block
+
+
 def test_what_does_not_fit_on_the_device_is_in_host_memory(tmp_path):
     """A cache for one prompt at a time, and prompts that follow one another twice."""
     llm = llm_of(tmp_path, "llama", num_gpu_blocks_override=20)
-    first = [complete(llm, [prompt])[0] for prompt in PROMPTS]
+    config = json.loads((tmp_path / "config.json").read_text())
+    heads = config["num_key_value_heads"] * config["head_dim"]
+    bytes_per_token = config["num_hidden_layers"] * 2 * heads * torch.float32.itemsize
+    first, num_tokens = [], 0
+    for prompt, size in zip(PROMPTS, SIZES, strict=True):
+        first.append(complete(llm, [prompt])[0])
+        # while half of the device's blocks are being copied, a prompt is not saved
+        num_tokens += size // BLOCK_SIZE * BLOCK_SIZE
+        wait_for_saves(llm, num_tokens, bytes_per_token)
     again = [complete(llm, [prompt]) for prompt in PROMPTS]
     assert [tokens for tokens, _ in again] == first
     assert [cached for _, (cached,) in again] == CACHED

@@ -252,7 +252,7 @@ def test_decodes_have_small_tiles_and_prompts_tall_ones() -> None:
 
 
 def ops_of_the_platform() -> Ops:
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     return CudaOps()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from frame.core.ops import adapters as reference
 from frame.interfaces import Gating
 from frame.kernels import expert_adapters as kernels
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.testing.op_cases import GATINGS, Draw, adapted_experts_case
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from frame.interfaces import Gating, RouterSpec
 from frame.kernels import experts as kernels, routing
 from frame.kernels.expert_launch import Launch, Tile, invariant_launch, rule, vector_launch
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
 pytestmark = pytest.mark.gpu

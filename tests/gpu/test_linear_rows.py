@@ -14,7 +14,7 @@ from frame.kernels.activation import silu_mul
 from frame.kernels.linear_invariant import linear_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 
 pytestmark = [
     pytest.mark.gpu,

@@ -88,7 +88,7 @@ def test_weights_put_together(kind: str) -> None:
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_ops_of_the_platform(rows: int) -> None:
     """As steps call them: of few rows and of many, deterministic too."""
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     ops = CudaOps()
     for kind in TABLED:
@@ -108,7 +108,7 @@ def test_blocks_of_files(kind: str, rows: int) -> None:
     from types import SimpleNamespace
 
     from frame.plugins.gguf.held import held_as
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     draw = torch.Generator().manual_seed(rows)
     block = BY_NAME[kind]

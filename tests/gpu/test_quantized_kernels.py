@@ -173,7 +173,7 @@ def test_rounded_products(codes: torch.dtype, block: tuple[int, int], rows: int)
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_ops_of_the_platform(rows: int) -> None:
     """As steps call them: captured or not, with and without rounding, deterministic too."""
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     ops, depth = CudaOps(), 512
     x = torch.randn(rows, depth).to(DTYPE).to(DEVICE)

@@ -14,6 +14,7 @@ from frame.kernels import (
     activation,
     adapters,
     all_reduce,
+    block_copies,
     coded_experts,
     coded_rows,
     expert_adapters,
@@ -43,7 +44,7 @@ from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.superblocks import SUPER, sizes_of
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
 
 from .ahead import DEVICE, H200
@@ -490,6 +491,10 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["sums over 8 ranks, offset"] = partial(sums, 8, 8192, offset=1.0)
     found["exchange of 8 experts over 2 ranks, 2048"] = partial(exchanges, 2, 2048, 8)
     found["exchange of 6 experts over 8 ranks, 7168"] = partial(exchanges, 8, 7168, 6)
+    for unit in (1, 2, 4, 8, 16):
+        found[f"copied blocks, words of {unit} bytes"] = partial(copied_blocks, unit)
+    for dtype in block_copies.CHECKED:
+        found[f"copied blocks of {dtype}"] = partial(copied_blocks, 16, dtype)
     for dtype in (F16, F32):
         found[f"exchange over 4 ranks, {dtype}"] = partial(exchanges, 4, 2880, 4, dtype)
         found[f"sums over 4 ranks, {dtype}"] = partial(sums, 4, 4096, dtype)
@@ -521,9 +526,15 @@ def small_launches() -> dict[str, Callable[[], None]]:
     return found
 
 
+def copied_blocks(unit: int, dtype: torch.dtype | None = None) -> None:
+    """Blocks of KV from another GPU, or to the host with a look at what they hold."""
+    finite = None if dtype is None else _empty(9, dtype=torch.bool)
+    block_copies.copy_pieces(_empty(1000, 4, dtype=torch.int64), 64 << 10, unit, finite=finite, dtype=dtype)
+
+
 def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
     """What the adapters of a layer of three parts add, with 8 slots."""
-    spans = _empty(outputs // 64, 3, dtype=torch.int32)
+    spans = _empty(-(-outputs // adapters.SPAN), 3, dtype=torch.int32)
     weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
     numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
     adapters.add_adapters(

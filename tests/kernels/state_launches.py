@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.ops import ScanWeights, StateRows
-from frame.plugins.platforms.cuda.platform import CudaOps
+from frame.plugins.platforms.cuda.ops import CudaOps
 
 from .ahead import DEVICE
 

@@ -47,6 +47,7 @@ USUAL = (
     "delta net, single tokens",
     "mxfp4, 16 rows",
     "delta net, long prompts",
+    "copied blocks of torch.bfloat16",
 )
 #: Matrix units that products of 16-bit numbers may use on Hopper: HGMMA is a warpgroup's, HMMA a warp's.
 UNITS = {
@@ -103,6 +104,7 @@ SPILLS = {
     "experts._vector_down": 0,
     "norm._rms_norm": 0,
     "rotary._rotary": 0,
+    "block_copies._copy_pieces": 0,
     "convolution._conv_step": 0,
     "scans._ssd_step": 0,
     "delta._delta_step": 0,

@@ -18,7 +18,7 @@ STEPS = (
     "sampling_sampler_kernels",
 )  # fmt: skip
 SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
-DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels")
+DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
 FORMATS = (
     "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels",
     "adapter_kernels",

@@ -33,7 +33,7 @@ SERVED = {"two rows", "eight rows of float16, the widest weight", WIDE}
 
 def kernels(chip: Chip, hopper_products: str, gated: bool) -> dict[str, set[str]]:
     """Which kernels of ours the product of each case launches, where nothing was measured."""
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     ops = CudaOps(hopper_products)  # type: ignore[arg-type]
     product = ops.linear_silu_mul if gated else ops.linear

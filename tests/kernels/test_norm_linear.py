@@ -27,7 +27,7 @@ def kernels(name: str, gated: bool) -> set[str]:
     """Which kernels of norms are launched."""
     import torch
 
-    from frame.plugins.platforms.cuda.platform import CudaOps
+    from frame.plugins.platforms.cuda.ops import CudaOps
 
     shape, invariant, _ = CASES[name]
     ops = CudaOps()

@@ -1,0 +1,266 @@
+"""KV that travels: from GPU to GPU, and from and to host memory, beside the same work without it.
+
+    python benchmarks/transfers.py pair --json $OUT/pair.json    # two GPUs: prefill on the second, decode on the first
+    python benchmarks/transfers.py tier --json $OUT/tier.json    # one GPU and --kv-offloading-size
+    python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 --wait 0.1
+
+The shape is that of Llama 8B with random weights; nothing is downloaded. `pair` tells the bytes a second of one long
+prompt, the seconds that it adds to the first decoded token, and the rate and gaps between tokens while many prompts
+travel, beside a decode engine that computes nothing else, and beside two engines that do both. `tier` tells what a long
+prefix costs from host memory and computed, and what stores cost steps and rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from long_prompt import SHAPES as SMALL_SHAPES
+from offline_gpu import LLAMA
+
+from frame import AsyncEngineArgs, AsyncLLM, SamplingParams
+
+SHAPES = {"llama-8b": LLAMA, "llama-1b": SMALL_SHAPES["llama-1b"], "tiny": SMALL_SHAPES["tiny"]}
+ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+class Engine:
+    """An engine process, and what its requests took. `device` is a number; requests have ids of their own."""
+
+    def __init__(self, options: argparse.Namespace, device: int, **settings: Any) -> None:
+        self._vocabulary = SHAPES[options.shape]["vocab_size"]
+        self._count = 0
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if options.platform != "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
+                self._llm = AsyncLLM.from_engine_args(
+                    AsyncEngineArgs(
+                        model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", seed=0,
+                        platform=options.platform, max_model_len=options.prompt + 1024, **settings,
+                    )
+                )  # fmt: skip
+        finally:
+            if visible is None:
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+    def prompt(self, tokens: int, seed: int) -> dict[str, Any]:
+        """A random prompt."""
+        draw = random.Random(seed)
+        return {"prompt_token_ids": [draw.randrange(100, self._vocabulary - 100) for _ in range(tokens)]}
+
+    async def ask(self, prompt: Any, tokens: int, params: dict[str, Any] | None = None) -> tuple[list[float], Any]:
+        """When the request began and each output came, and the parameters that it gave back."""
+        self._count += 1
+        wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        times, made, given = [time.perf_counter()], 0, None
+        async for output in self._llm.generate(prompt, wanted, f"r{self._count}", kv_transfer=params):
+            count = len(output.outputs[0].token_ids)
+            times += [time.perf_counter()] * (count - made)
+            made, given = count, output.kv_transfer_params
+        if made != tokens:
+            raise RuntimeError(f"{made} tokens came back, {tokens} were asked for")
+        return times, given
+
+    async def counters(self) -> dict[str, float]:
+        """What the connector has counted so far."""
+        return dict((await self._llm.stats()).connector_counters)
+
+    async def forget(self) -> None:
+        """Empties the device's prefix cache, but no tier."""
+        while not await self._llm.reset_prefix_cache():
+            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._llm.shutdown()
+
+
+@asynccontextmanager
+async def engines(*made: Engine) -> AsyncIterator[tuple[Engine, ...]]:
+    """Closes them in the end."""
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.close()
+
+
+def gaps_of(times: list[list[float]]) -> dict[str, float]:
+    """Seconds between tokens of all streams."""
+    gaps = np.concatenate([np.diff(one[1:]) for one in times])
+    return {"itl_p50": float(np.median(gaps)), "itl_p99": float(np.quantile(gaps, 0.99))}
+
+
+async def handed_over(prefill: Engine, decode: Engine, prompt: Any, tokens: int) -> tuple[list[float], float]:
+    """A prompt that one engine computes and another continues: its times there, and when the first one was done."""
+    first, params = await prefill.ask(prompt, 1, dict(ASKS))
+    times, _ = await decode.ask(prompt, tokens, params)
+    return times, first[-1]
+
+
+async def many(options: argparse.Namespace, one: Any) -> tuple[float, list[list[float]]]:
+    """All requests at once: seconds, and the times of each."""
+    start = time.perf_counter()
+    found = await asyncio.gather(*(one(number) for number in range(options.requests)))
+    return time.perf_counter() - start, found
+
+
+async def pair(options: argparse.Namespace) -> dict[str, Any]:
+    """Two engines of their own kind, then two that do both."""
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder) / "secret"
+        secret.write_text(os.urandom(32).hex())
+        given: dict[str, Any] = {"kv_connector": "nixl", "plugin": {"nixl": {"secret_file": str(secret)}}}
+        given["plugin"]["nixl"] |= {"max_held_share": 1.0}
+        producer = Engine(options, 1, kv_role="producer", max_num_batched_tokens=options.chunk, **given)
+        consumer = Engine(options, 0, kv_role="consumer", **given)
+        async with engines(producer, consumer) as (prefill, decode):
+            figures |= await one_prompt(options, prefill, decode)
+            figures |= await many_prompts(options, prefill, decode)
+    async with engines(Engine(options, 0), Engine(options, 1)) as both:
+        await asyncio.gather(*(one.ask(one.prompt(options.short, 10**6), 32) for one in both))
+
+        async def plain(number: int) -> list[float]:
+            await asyncio.sleep(number * options.wait)
+            engine = both[number % 2]
+            return (await engine.ask(engine.prompt(options.short, number), options.tokens))[0]
+
+        seconds, times = await many(options, plain)
+        figures["two that do both"] = {"requests_per_second": options.requests / seconds, **gaps_of(times)}
+    return figures
+
+
+async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:
+    """The bandwidth of one long prompt, and what its way adds to the first decoded token."""
+    await handed_over(prefill, decode, prefill.prompt(options.prompt, 1), 4)  # kernels, handshake
+    found = []
+    for seed in (2, 3, 4):
+        before = await decode.counters()
+        prompt = prefill.prompt(options.prompt, seed)
+        times, done = await handed_over(prefill, decode, prompt, 32)
+        after = await decode.counters()
+        moved, seconds = (
+            after.get(f"nixl_{name}", 0.0) - before.get(f"nixl_{name}", 0.0)
+            for name in ("loaded_bytes", "load_seconds")
+        )
+        step = float(np.median(np.diff(times[2:])))
+        found.append(
+            {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
+             "added_seconds": times[1] - done - step, "step_seconds": step}
+        )  # fmt: skip
+    return {"one prompt": max(found, key=lambda one: one["rate"]), "all": found}
+
+
+async def many_prompts(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:
+    """Prompts alone, prompts that travel, and the same decodes where nothing travels."""
+    figures: dict[str, Any] = {}
+
+    async def alone(number: int) -> list[float]:
+        return (await prefill.ask(prefill.prompt(options.short, 1000 + number), 1))[0]
+
+    seconds, _ = await many(options, alone)
+    figures["prompts only"] = {"requests_per_second": options.requests / seconds}
+    place = asyncio.Semaphore(options.at_once)
+
+    async def travels(number: int) -> list[float]:
+        prompt = prefill.prompt(options.short, 2000 + number)
+        async with place:
+            _, params = await prefill.ask(prompt, 1, dict(ASKS))
+        return (await decode.ask(prompt, options.tokens, params))[0]
+
+    before = await decode.counters()
+    seconds, times = await many(options, travels)
+    after = await decode.counters()
+    moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    figures["prompts that travel"] = {"requests_per_second": options.requests / seconds, **gaps_of(times), **moved}
+
+    async def cached(number: int) -> list[float]:
+        await asyncio.sleep(number * seconds / options.requests)  # as often as they came before
+        return (await decode.ask(decode.prompt(options.short, 2000 + number), options.tokens))[0]
+
+    _, times = await many(options, cached)
+    figures["decode without transfers"] = gaps_of(times)
+    return figures
+
+
+async def tier(options: argparse.Namespace) -> dict[str, Any]:
+    """One engine without a tier, then one with it."""
+    figures: dict[str, Any] = {}
+    for name, settings in (("off", {}), ("on", {"kv_offloading_size": options.gib})):
+        async with engines(Engine(options, 0, **settings)) as (engine,):
+            await engine.ask(engine.prompt(options.prompt, 1), 4)
+            if settings:
+                figures["prefix"] = await prefix(options, engine)
+
+            async def one(number: int, engine: Engine = engine) -> list[float]:
+                await asyncio.sleep(number * options.wait)
+                return (await engine.ask(engine.prompt(options.short, 3000 + number), options.tokens))[0]
+
+            seconds, times = await many(options, one)
+            figures[name] = {"seconds": seconds, **gaps_of(times)}
+    figures["share"] = figures["off"]["seconds"] / figures["on"]["seconds"]
+    return figures
+
+
+async def prefix(options: argparse.Namespace, engine: Engine) -> dict[str, Any]:
+    """A long prompt computed, and again from host memory."""
+    prompt = engine.prompt(options.prompt, 2)
+    computed, _ = await engine.ask(prompt, 2)
+    await asyncio.sleep(1)  # its blocks are stored beside the steps
+    found = []
+    for _ in range(3):
+        await engine.forget()
+        before = await engine.counters()
+        times, _ = await engine.ask(prompt, 2)
+        after = await engine.counters()
+        moved, seconds = (
+            after.get(f"offload_{name}", 0.0) - before.get(f"offload_{name}", 0.0)
+            for name in ("load_bytes", "load_seconds")
+        )
+        found.append(
+            {"first_token": times[1] - times[0], "bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9)}
+        )
+    best = min(found, key=lambda one: one["first_token"])
+    return {"computed": computed[1] - computed[0], **best, "share": best["first_token"] / (computed[1] - computed[0])}
+
+
+def main() -> None:
+    """Reads the arguments and measures."""
+    parser = argparse.ArgumentParser(description="KV that travels, beside the same work without it.")
+    parser.add_argument("what", choices=["pair", "tier"])
+    parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
+    parser.add_argument("--platform", default="auto")
+    parser.add_argument("--prompt", type=int, default=16384, help="Tokens of the long prompt.")
+    parser.add_argument("--short", type=int, default=2048, help="Tokens of each of many prompts.")
+    parser.add_argument("--tokens", type=int, default=200, help="Tokens that follow each of them.")
+    parser.add_argument("--requests", type=int, default=128, help="How many there are.")
+    parser.add_argument("--at-once", type=int, default=8, help="Prompts that the prefill engine has at a time.")
+    parser.add_argument("--wait", type=float, default=0.05, help="Seconds between requests to engines that do both.")
+    parser.add_argument("--chunk", type=int, default=8192, help="Tokens of a step of the prefill engine.")
+    parser.add_argument("--gib", type=float, default=32.0, help="Host memory of the tier.")
+    parser.add_argument("--json", type=Path, help="Where the figures are written.")
+    options = parser.parse_args()
+    figures = asyncio.run(pair(options) if options.what == "pair" else tier(options))
+    print(json.dumps(figures, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
