@@ -1,0 +1,37 @@
+"""The contract of connectors for `lmcache`, with a server that speaks LMCache's protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from frame.testing import ConnectorSuite
+
+from tests.connectors.lmcache_server import FakeServer
+
+pytest.importorskip("zmq")
+
+
+class TestLMCache(ConnectorSuite):
+    plugin = "lmcache"
+    chunk = 8
+
+    @property
+    def shares(self):
+        return True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, _own_folder):
+        self.server = FakeServer(self.chunk)
+        self.options = {"server": self.server.address, "lookup_seconds": 20}
+        yield
+        assert not any(self.server.locks.values()), "read locks were not given back"
+        self.server.close()
+
+    def damage(self):
+        for name in self.server.objects:
+            self.server.damage(name)
+        return bool(self.server.objects)
+
+    def damage_one(self, draw):
+        self.server.damage(draw.choice(list(self.server.objects)))
+        return True
