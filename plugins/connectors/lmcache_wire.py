@@ -195,11 +195,12 @@ class Client:
                 socket.create_connection((host, port), self._timeout).close()
             except OSError as error:
                 raise LMCacheError(f"it cannot be reached: {error}") from None
-            made = self._connection = self._zmq.Context.instance().socket(self._zmq.DEALER)
+            made: Any = self._zmq.Context.instance().socket(self._zmq.DEALER)
             made.setsockopt(self._zmq.LINGER, 0)
             made.setsockopt(self._zmq.MAXMSGSIZE, MAX_FRAME)
             made.setsockopt(self._zmq.IPV6, 1)
             made.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+            self._connection = made
         return self._connection
 
     def _hang_up(self) -> None:
