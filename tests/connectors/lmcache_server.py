@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import socket
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -192,3 +195,50 @@ class FakeServer:
         offset, length = self.objects[name]
         last = os.pread(self.memory, 1, offset + length - 1)
         os.pwrite(self.memory, bytes([last[0] ^ 1]), offset + length - 1)
+
+
+class RealServer:
+    """LMCache's own server, from the virtual environment `folder`; its output goes to `log`."""
+
+    def __init__(self, folder, chunk, log, size_gb=0.03125):
+        self.name = f"lmcache_l1_pool_test_{secrets.token_hex(6)}"
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.log = log
+        with open(log, "wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    Path(folder) / "bin/python", "-m", "lmcache.v1.multiprocess.server",
+                    "--host", "127.0.0.1", "--port", str(self.port), "--chunk-size", str(chunk),
+                    "--supported-transfer-mode", "engine_driven", "--shm-name", self.name, "--no-l1-use-lazy",
+                    "--l1-size-gb", str(size_gb), "--eviction-policy", "LRU", "--disable-observability",
+                ],
+                stdout=out, stderr=out, cwd=folder,
+                env={**os.environ, "LMCACHE_TRACK_USAGE": "false", "PYTHONPATH": ""},
+            )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                break
+            except OSError:
+                assert self.process.poll() is None, Path(log).read_text()
+                assert time.monotonic() < deadline, Path(log).read_text()
+                time.sleep(0.1)
+
+    @property
+    def address(self):
+        return f"tcp:127.0.0.1:{self.port}"
+
+    def clear(self):
+        """Has it forget all objects."""
+        with zmq.Context.instance().socket(zmq.DEALER) as asking:
+            asking.setsockopt(zmq.LINGER, 0)
+            asking.connect(f"tcp://127.0.0.1:{self.port}")
+            asking.send_multipart([encode(1), encode(20), encode(True)])
+            assert asking.poll(60_000)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        (Path("/dev/shm") / self.name).unlink(missing_ok=True)

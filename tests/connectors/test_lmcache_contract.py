@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from frame.testing import ConnectorSuite
-
 from tests.connectors.lmcache_server import FakeServer
 
 pytest.importorskip("zmq")
 
 
-class TestLMCache(ConnectorSuite):
+class LMCacheCase(ConnectorSuite):
+    """Engines of one server."""
+
     plugin = "lmcache"
     chunk = 8
 
@@ -19,6 +20,14 @@ class TestLMCache(ConnectorSuite):
     def shares(self):
         return True
 
+    def engine(self, layout=None, broken_steps=(), **settings):
+        """The first step of an engine that only stores is the first that computes: it waits for no answer."""
+        if 0 in broken_steps:
+            settings["kv_role"] = "producer"
+        return super().engine(layout, broken_steps, **settings)
+
+
+class TestLMCache(LMCacheCase):
     @pytest.fixture(autouse=True)
     def _server(self, _own_folder):
         self.server = FakeServer(self.chunk)
@@ -26,12 +35,6 @@ class TestLMCache(ConnectorSuite):
         yield
         assert not any(self.server.locks.values()), "read locks were not given back"
         self.server.close()
-
-    def engine(self, layout=None, broken_steps=(), **settings):
-        """The first step of an engine that only stores is the first that computes: it waits for no answer."""
-        if 0 in broken_steps:
-            settings["kv_role"] = "producer"
-        return super().engine(layout, broken_steps, **settings)
 
     def damage(self):
         for name in self.server.objects:
