@@ -103,7 +103,7 @@ class Lookups:
         if geometry is None or prompt.unit != geometry.unit or self._resting:
             return None
         lookup = Lookup(prompt, geometry, time.monotonic() + self._options.lookup_seconds)
-        self._threads.submit(self._run, lambda client: self._look(client, lookup))
+        self._threads.submit(self._run, lambda client: self._look(client, lookup), lambda: lookup.answer(0))
         return lookup
 
     def seek(self) -> None:
@@ -144,11 +144,13 @@ class Lookups:
         if not self._closed:
             self._threads.submit(self._run, job)
 
-    def _run(self, job: Callable[[Client], None]) -> None:
-        """Has a client do something; a failure costs the server's help for a while."""
+    def _run(self, job: Callable[[Client], None], otherwise: Callable[[], object] = lambda: None) -> None:
+        """Has a client do something, or `otherwise` while the server rests, as it does for a while after a failure."""
         client = self._clients.get()
         try:
-            if not self._resting:
+            if self._resting:
+                otherwise()
+            else:
                 job(client)
         except LMCacheError as error:
             client.fail(error)

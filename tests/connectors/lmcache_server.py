@@ -36,13 +36,14 @@ class FakeServer:
     """As LMCache's server in its mode `engine_driven`, of one pool of shared memory.
 
     `answers[operation]` is called with the answer that the server would give, and returns what it gives instead: any
-    value, bytes that are sent as they are, a list of frames, or `SILENCE`.
+    value, bytes that are sent as they are, a list of frames, or `SILENCE`. Without `apart` it takes a model or a salt
+    for another one.
     """
 
     SILENCE = object()
 
-    def __init__(self, chunk=8, size=1 << 22, port=0):
-        self.chunk, self.size = chunk, size
+    def __init__(self, chunk=8, size=1 << 22, port=0, apart=True):
+        self.chunk, self.size, self.apart = chunk, size, apart
         self.name = f"lmcache_l1_pool_test_{secrets.token_hex(6)}"
         self.path = Path("/dev/shm") / self.name
         self.memory = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -109,10 +110,11 @@ class FakeServer:
                 session.append(hashlib.sha256(above + b"".join(one.to_bytes(4, "big") for one in ids)).digest())
             above = session[place]
             hashes.append(above)
+        apart = (key["model_name"], key["cache_salt"], key["world_size"])
         if workers is None:
             workers = range(key["world_size"]) if key["worker_id"] is None else [key["worker_id"]]
         return [
-            [(one, key["model_name"], key["cache_salt"], key["world_size"], worker) for worker in workers]
+            [(one, *(apart if self.apart else ()), worker) for worker in workers]
             for one in hashes[key["start"] // self.chunk :]
         ]
 
