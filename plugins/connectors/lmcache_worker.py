@@ -141,13 +141,15 @@ class LMCacheWorker(LoadingWorker):
     def _store_whole(self) -> None:
         """Has the thread store the units that are whole, those that follow each other in a prompt together."""
         geometry, runs = self._geometry, list[list[Unit]]()
+        if geometry is None:
+            return
         for name in [name for name, unit in self._units.items() if not unit.missing]:
             unit = self._units.pop(name)
             if runs and runs[-1][-1].prompt is unit.prompt and runs[-1][-1].index + 1 == unit.index:
                 runs[-1].append(unit)
             else:
                 runs.append([unit])
-        for run in runs if geometry is not None else ():
+        for run in runs:
             size = sum(unit.data.nbytes for unit in run)
             with self._lock:
                 self._waiting_bytes += size

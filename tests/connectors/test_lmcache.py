@@ -366,6 +366,24 @@ def test_objects_of_other_prompts_are_refused(server, transfers):
     assert not transfers.resting, "the server did nothing wrong"
 
 
+@pytest.mark.parametrize("what", OBJECTS)
+def test_places_that_are_wrong_are_neither_written_nor_read(server, transfers, what):
+    if what == "others' place":
+        pytest.skip("the server gives a place, and what others have there is found to be wrong")
+    prompt = a_prompt()
+    assert transfers.store(prompt, GEOMETRY, 0, units_of(1))
+    looked_up(server, prompt)
+    held = server.path.read_bytes()
+    server.answers["prepare_store"] = server.answers["prepare_retrieve"] = changed(OBJECTS[what])
+    assert not transfers.store(prompt, GEOMETRY, 1, units_of(1, seed=1))
+    assert transfers.resting
+    assert server.path.read_bytes() == held, "something was written"
+    other = Transfers(LMCacheOptions(server=server.address, retry_seconds=60), 0)
+    assert other.fetch(prompt, GEOMETRY, 0, units_of(1, seed=2)) == [False]
+    assert other.resting
+    other.close()
+
+
 def test_a_place_that_was_reserved_too_long_ago_is_not_written(server, transfers, monkeypatch):
     monkeypatch.setattr(lmcache_transfers, "WRITE_SECONDS", -1.0)
     assert not transfers.store(a_prompt(), GEOMETRY, 0, units_of(2))
