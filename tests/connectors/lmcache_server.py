@@ -202,9 +202,9 @@ class FakeServer:
 class RealServer:
     """LMCache's own server, from the virtual environment `folder`; its output goes to `log`."""
 
-    def __init__(self, folder, chunk, log, size_gb=0.03125):
+    def __init__(self, folder, chunk, log, size_gb=0.03125, port=0):
         self.name = f"lmcache_l1_pool_test_{secrets.token_hex(6)}"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
+        with socket.create_server(("127.0.0.1", port)) as probe:
             self.port = probe.getsockname()[1]
         self.log = log
         with open(log, "wb") as out:

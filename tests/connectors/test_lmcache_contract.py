@@ -44,3 +44,9 @@ class TestLMCache(LMCacheCase):
     def damage_one(self, draw):
         self.server.damage(draw.choice(list(self.server.objects)))
         return True
+
+    def test_a_real_model_gives_the_same_logits(self):
+        pytest.skip("tests/connectors/test_lmcache_engine.py has real models")
+
+    def test_a_real_model_on_two_ranks_gives_the_same_tokens(self):
+        pytest.skip("tests/connectors/test_lmcache_engine.py has real models")
