@@ -111,6 +111,6 @@ class TestFaults(ConnectorEngines):
             prompts = [self.prompt(40, seed=seed) for seed in range(60)]
             for seed, prompt in enumerate(prompts):
                 engine.run(request(f"{turn} {seed}", prompt))
+        self.until_found(engine, 24)
         engine.check()
         engine.close()
-        self.until_found(self.engine(), 24)
