@@ -63,12 +63,14 @@ PARTS = (
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
                                    "tests/gpu/test_cascade.py tests/gpu/test_library.py") + " -n 8", 400),
-    Part("graphs", gpu_tests("tests/gpu/test_doctor.py tests/gpu/test_graphs.py tests/gpu/test_leaks.py"), 400,
+    Part("graphs", gpu_tests("tests/gpu/test_doctor.py tests/gpu/test_graphs.py tests/gpu/test_leaks.py "
+                             "tests/gpu/test_weight_offload.py"), 500,
          "pytest -q -p no:cacheprovider tests/engine/test_leaks.py"),
     Part("libraries", gpu_tests("tests/gpu/test_attention_libraries.py") + " -n 8", 150),
     Part("exchanges", gpu_tests("tests/gpu/test_expert_exchanges.py tests/gpu/test_expert_exchange_kernels.py "
                                 "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                 "tests/gpu/test_block_copies.py"), 300, devices=4),
+    Part("transfer-tests", gpu_tests("tests/gpu/test_transfers.py"), 200, devices=2),
     Part("block-copies", f"python {_KERNELS}/block_copies.py --json {{json}}", 90, devices=2),
     Part("transfers-pair", "python benchmarks/transfers.py pair --json {json}", 240,
          "python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 "
@@ -85,6 +87,8 @@ PARTS = (
     Part("expert-balance", "python benchmarks/expert_balance.py --json {json}", 560,
          "python benchmarks/expert_balance.py --shape tiny --platform cpu --batch 4 --steps 60 --interval 20 "
          "--redundant 2 --rows 4 --json {json}", devices=2),
+    Part("offload-speed", "python benchmarks/weight_offload.py --json {json}", 300,
+         "python benchmarks/weight_offload.py --shape tiny --platform cpu --gib 0.01 --steps 4 --json {json}"),
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
          "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
@@ -143,7 +147,7 @@ PARTS = (
 PLANS = {
     "tests": (
         *("two-devices", "new-kernels", "engine-tests", "kernel-tests", "graphs", "start", "libraries"),
-        "exchanges",
+        *("exchanges", "transfer-tests"),
     ),
     "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),
     "transfers": ("block-copies", "transfers-pair", "transfers-tier"),

@@ -1,10 +1,10 @@
 """Adapters in Triton: y += (x Aᵀ) Bᵀ with the matrices of each token's slot; see `frame.core.ops.adapters`.
 
 Two launches for a layer, whatever tensors it puts together and however many adapters its tokens have. Programs are
-laid out over slots, and over as many blocks of tokens as all tokens of the step would fill; those whose slot has fewer
-end at once, so that a launch depends on the number of tokens alone and a captured one serves every batch of that size.
-*Down* divides the inputs into pieces, whose sums *up* adds in a fixed order. No result depends on other tokens. Knows
-no layer.
+laid out over the most blocks of tokens of one slot that so many tokens can fill, and find theirs on the device; some
+have none and end at once, so that a launch depends on the number of tokens alone and a captured one serves every batch
+of that size. *Down* divides the inputs into pieces, whose sums *up* adds in a fixed order. No result depends on other
+tokens. Knows no layer.
 """
 
 from __future__ import annotations
@@ -17,32 +17,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Tokens of a program, inputs that it reads at a time, most pieces of the inputs, and outputs of a span.
-_TOKENS, _INPUTS, _PIECES, _SPAN = 16, 128, 8, 64
+#: Tokens of a program, inputs that it reads at a time, most pieces of the inputs, and most outputs of a span.
+_TOKENS, _INPUTS, _PIECES, SPAN = 16, 128, 8, 128
 _BLOCK = 512
 
 
 @triton.jit
-def _mine(order, starts, BLOCK: tl.constexpr):
-    """The tokens of a program's block of its slot, and which of them there are."""
-    slot = tl.program_id(2)
-    first = tl.load(starts + slot + 1) + tl.program_id(0) * BLOCK
-    end = tl.load(starts + slot + 2)
+def _mine(order, starts, num_slots, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
+    """A program's slot, the tokens of its block there, which of them there are, and whether it has a block at all."""
+    slots = tl.arange(0, SLOTS)
+    real = slots < num_slots
+    firsts = tl.load(starts + 1 + slots, mask=real, other=0)
+    ends = tl.load(starts + 2 + slots, mask=real, other=0)
+    blocks = tl.cdiv(ends - firsts, BLOCK)
+    until = tl.cumsum(blocks, 0)
+    number = tl.program_id(0)
+    slot = tl.sum((real & (until <= number)).to(tl.int32), 0)
+    own = slots == slot
+    first = tl.sum(tl.where(own, firsts + (number - until + blocks) * BLOCK, 0), 0)
     place = first + tl.arange(0, BLOCK)
-    kept = place < end
-    return tl.load(order + place, mask=kept, other=0).to(tl.int64), kept, first < end
+    kept = place < tl.sum(tl.where(own, ends, 0), 0)
+    tokens = tl.load(order + place, mask=kept, other=0).to(tl.int64)
+    return slot.to(tl.int64), tokens, kept, slot < num_slots
 
 
 @triton.jit
 def _down(
-    x, stride_x, weights, sums, stride_sums, order, starts, num_inputs, num_rows, piece_size,
-    TOKENS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, ROW_BLOCKS: tl.constexpr,
+    x, stride_x, weights, sums, stride_sums, order, starts, num_slots, num_inputs, num_rows, piece_size,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, ROW_BLOCKS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    tokens, kept, any_token = _mine(order, starts, TOKENS)
+    slot, tokens, kept, any_token = _mine(order, starts, num_slots, TOKENS, SLOTS)
     if any_token:
         piece, block = tl.program_id(1) // ROW_BLOCKS, tl.program_id(1) % ROW_BLOCKS
         rows = block * ROWS + tl.arange(0, ROWS)
-        own = weights + tl.program_id(2).to(tl.int64) * num_rows * num_inputs
+        own = weights + slot * num_rows * num_inputs
         total = tl.zeros((TOKENS, ROWS), tl.float32)
         for start in range(piece * piece_size, tl.minimum((piece + 1) * piece_size, num_inputs), INPUTS):
             lanes = start + tl.arange(0, INPUTS)
@@ -62,15 +70,15 @@ def _down(
 
 @triton.jit
 def _up(
-    y, stride_y, weights, sums, stride_sums, spans, order, starts, num_outputs, num_rows, rank,
-    TOKENS: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr,
+    y, stride_y, weights, sums, stride_sums, spans, order, starts, num_slots, num_outputs, num_rows, rank,
+    TOKENS: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    tokens, kept, any_token = _mine(order, starts, TOKENS)
+    slot, tokens, kept, any_token = _mine(order, starts, num_slots, TOKENS, SLOTS)
     if any_token:
         span = spans + tl.program_id(1) * 3
         outputs = tl.load(span) + tl.arange(0, SPAN)
         inside = outputs < tl.load(span + 1)
-        own = weights + (tl.program_id(2).to(tl.int64) * num_outputs + outputs[None, :]) * rank
+        own = weights + (slot * num_outputs + outputs[None, :]) * rank
         places = sums + tokens[:, None] * num_rows + tl.load(span + 2) * rank
         added = tl.zeros((TOKENS, SPAN), tl.float32)
         for first in range(0, rank, RANK):
@@ -96,23 +104,25 @@ def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
     num_outputs, rank = weights.up.shape[1:]
     if num_tokens == 0 or len(weights.spans) == 0:
         return y
-    blocks = triton.cdiv(num_tokens, _TOKENS)
+    blocks = num_tokens // _TOKENS + min(num_slots, num_tokens)
+    slots = triton.next_power_of_2(num_slots)
     piece_size = max(_INPUTS, triton.cdiv(triton.cdiv(num_inputs, _PIECES), _INPUTS) * _INPUTS)
     pieces = triton.cdiv(num_inputs, piece_size)
     rows = min(64, max(16, triton.next_power_of_2(num_rows)))
     row_blocks = triton.cdiv(num_rows, rows)
     sums = torch.empty(pieces, num_tokens, num_rows, dtype=torch.float32, device=x.device)
-    _down[(blocks, pieces * row_blocks, num_slots)](
-        x, x.stride(0), weights.down, sums, sums.stride(0), groups.order, groups.starts, num_inputs, num_rows,
-        piece_size, TOKENS=_TOKENS, ROWS=rows, INPUTS=_INPUTS, ROW_BLOCKS=row_blocks, num_warps=4,
+    _down[(blocks, pieces * row_blocks)](
+        x, x.stride(0), weights.down, sums, sums.stride(0), groups.order, groups.starts, num_slots, num_inputs,
+        num_rows, piece_size, TOKENS=_TOKENS, ROWS=rows, INPUTS=_INPUTS, ROW_BLOCKS=row_blocks, SLOTS=slots,
+        num_warps=4,
     )  # fmt: skip
     if weights.gather is not None:
         inner = weights.gather(reduce(torch.add, sums.unbind(0)).to(x.dtype))  # in the order of *up*
         sums, num_rows, pieces = inner.float()[None].contiguous(), inner.shape[1], 1
-    _up[(blocks, len(weights.spans), num_slots)](
-        y, y.stride(0), weights.up, sums, sums.stride(0), weights.spans, groups.order, groups.starts, num_outputs,
-        num_rows, rank, TOKENS=_TOKENS, RANK=min(64, max(16, triton.next_power_of_2(rank))), SPAN=_SPAN, PIECES=pieces,
-        num_warps=4,
+    _up[(blocks, len(weights.spans))](
+        y, y.stride(0), weights.up, sums, sums.stride(0), weights.spans, groups.order, groups.starts, num_slots,
+        num_outputs, num_rows, rank, TOKENS=_TOKENS, RANK=min(64, max(16, triton.next_power_of_2(rank))), SPAN=SPAN,
+        PIECES=pieces, SLOTS=slots, num_warps=4, num_stages=1 if rank < 64 else 2,
     )  # fmt: skip
     return y
 

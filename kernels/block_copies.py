@@ -13,8 +13,8 @@ from torch import Tensor
 
 #: Bytes that a program has under way: 16 for each of its threads, four times.
 _BYTES = 32 << 10
-#: Programs that fill the way to another GPU, and those that fill the way to the host; steps run on what they leave.
-PEER_PROGRAMS, HOST_PROGRAMS = 48, 8
+#: Programs that fill the way to another GPU; steps run on the multiprocessors that they leave.
+PROGRAMS = 48
 #: Types of words, by their bytes.
 _WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 #: By type: the exponent, all of whose bits are set in what is no number, its lowest bit, and the bit above it.
@@ -59,7 +59,7 @@ def copy_pieces(
     most: int,
     unit: int,
     *,
-    programs: int = PEER_PROGRAMS,
+    programs: int = PROGRAMS,
     finite: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:

@@ -31,11 +31,11 @@ def export(region: Tensor) -> bytes:
 
 
 class SharedMemory:
-    """Regions of another process that this one has opened on `device`."""
+    """Regions of other processes that this one has opened on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._opened: dict[bytes, int] = {}  # by the driver's handle, which regions may share: the address here
+        self._opened: dict[bytes, tuple[int, int]] = {}  # (address here, how often) by the driver's handle
 
     def open(self, handle: bytes) -> tuple[int, int]:
         """The address here, and the bytes, of the region that `export` gave a handle of.
@@ -45,22 +45,25 @@ class SharedMemory:
         if len(handle) != HANDLE_BYTES:
             raise PeerMemoryError(f"a handle has {HANDLE_BYTES} bytes, got {len(handle)}")
         given, start, size = _FORM.unpack(handle)
-        if given not in self._opened:
+        address, count = self._opened.get(given, (0, 0))
+        if not count:  # several regions may share it, and the driver opens it once
             _enter(self._device)
-            address, lazily_enabled = ctypes.c_uint64(), ctypes.c_uint(1)
-            opened = driver().cuIpcOpenMemHandle_v2(
-                ctypes.byref(address), Handle.from_buffer_copy(given), lazily_enabled
-            )
-            check("cuIpcOpenMemHandle", opened)
-            self._opened[given] = address.value
-        return self._opened[given] + start, size
+            found, lazily_enabled = ctypes.c_uint64(), ctypes.c_uint(1)
+            done = driver().cuIpcOpenMemHandle_v2(ctypes.byref(found), Handle.from_buffer_copy(given), lazily_enabled)
+            check("cuIpcOpenMemHandle", done)
+            address = found.value
+        self._opened[given] = address, count + 1
+        return address + start, size
 
-    def close(self) -> None:
-        """Gives all regions back; nothing may read them any more. May be called twice."""
+    def release(self, handle: bytes) -> None:
+        """Gives back what `open` gave, once for each time; nothing may read it any more."""
+        given = _FORM.unpack(handle)[0]
+        address, count = self._opened.pop(given)
+        if count > 1:
+            self._opened[given] = address, count - 1
+            return
         _enter(self._device)
-        while self._opened:
-            _, address = self._opened.popitem()
-            driver().cuIpcCloseMemHandle(ctypes.c_uint64(address))
+        check("cuIpcCloseMemHandle", driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)))
 
 
 def _enter(device: torch.device) -> None:

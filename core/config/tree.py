@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic_core import PydanticSerializationError
 
 from frame.kv_events.settings import KVEventsConfig
+from frame.weight_offload.settings import WeightOffloadConfig
 
 from .adapters import AdapterConfig
 from .data_parallel import MOST_RANKS, DataParallelConfig
@@ -281,6 +282,7 @@ class FrameConfig(Section):
     attention: AttentionConfig = AttentionConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
+    weight_offload: WeightOffloadConfig = WeightOffloadConfig()
     transfer: TransferConfig = TransferConfig()
     kv_events: KVEventsConfig = KVEventsConfig()
     adapters: AdapterConfig = AdapterConfig()

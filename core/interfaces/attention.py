@@ -131,8 +131,8 @@ class BlockFormat:
     """How one block of a layer lies in memory, in one piece, and how a backend sees all blocks of it.
 
     `shape` are the axes of a block, `order` these axes as they lie in memory, outermost first. In the tensor that the
-    backend gets the axis of blocks stands at `block_axis`. `head_axis` is the axis of `shape` for KV heads; None where
-    heads have no axis of their own. Raises `ValueError` where `order` is no permutation.
+    backend gets the axis of blocks stands at `block_axis`. `head_axis` is the axis of `shape` for KV heads,
+    `token_axis` that for tokens; None where they have none of their own. Raises `ValueError` for what cannot be.
     """
 
     shape: tuple[int, ...]
@@ -140,14 +140,16 @@ class BlockFormat:
     dtype: torch.dtype
     block_axis: int = 0
     head_axis: int | None = None
+    token_axis: int | None = None
 
     def __post_init__(self) -> None:
         if sorted(self.order) != list(range(len(self.shape))):
             raise ValueError(f"order {self.order} is not a permutation of the {len(self.shape)} axes of {self.shape}")
         if not 0 <= self.block_axis <= len(self.shape):
             raise ValueError(f"block_axis must be in [0, {len(self.shape)}], got {self.block_axis}")
-        if not 0 <= (self.head_axis or 0) < len(self.shape):
-            raise ValueError(f"head_axis must be in [0, {len(self.shape) - 1}], got {self.head_axis}")
+        if not all(0 <= (axis or 0) < len(self.shape) for axis in (self.head_axis, self.token_axis)):
+            axes = f"{self.head_axis} and {self.token_axis}"
+            raise ValueError(f"head_axis and token_axis must be in [0, {len(self.shape) - 1}], got {axes}")
 
     @property
     def num_bytes(self) -> int:
@@ -254,7 +256,7 @@ class AttentionBackend(CacheBackend):
         `forward` then gets a cache of [2, num_blocks, block_size, num_kv_heads, head_dim].
         """
         shape = (2, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        return BlockFormat(shape, (0, 1, 2, 3), spec.kv_dtype, block_axis=1, head_axis=2)
+        return BlockFormat(shape, (0, 1, 2, 3), spec.kv_dtype, block_axis=1, head_axis=2, token_axis=1)
 
     @abstractmethod
     def forward(

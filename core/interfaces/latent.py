@@ -105,8 +105,8 @@ class LatentBackend(CacheBackend):
         With 8-bit floats it gets bytes: those of the first `rank` numbers of a latent, then those of the others.
         """
         if spec.kv_dtype.itemsize == 1:
-            return BlockFormat((spec.block_size, spec.rank + spec.turned_bytes), (0, 1), torch.uint8)
-        return BlockFormat((spec.block_size, spec.width), (0, 1), spec.kv_dtype)
+            return BlockFormat((spec.block_size, spec.rank + spec.turned_bytes), (0, 1), torch.uint8, token_axis=0)
+        return BlockFormat((spec.block_size, spec.width), (0, 1), spec.kv_dtype, token_axis=0)
 
     @abstractmethod
     def forward(
@@ -152,7 +152,7 @@ class IndexBackend(CacheBackend):
     @classmethod
     def kv_format(cls, spec: IndexSpec) -> BlockFormat:
         """`forward` gets a cache of [num_blocks, block_size, head_dim]."""
-        return BlockFormat((spec.block_size, spec.head_dim), (0, 1), spec.kv_dtype)
+        return BlockFormat((spec.block_size, spec.head_dim), (0, 1), spec.kv_dtype, token_axis=0)
 
     @abstractmethod
     def forward(

@@ -71,6 +71,10 @@ class Mark:
     def wait(self) -> None:
         """Blocks until the queue has done all that; raises what the work given since the mark before raised."""
 
+    def before_main(self) -> None:
+        """Has work that is launched on the main queue from now on run after all that; may raise as `wait` does."""
+        self.wait()
+
 
 class SideQueue:
     """Runs work beside the steps, in the order in which it is given; here before `run` returns."""
@@ -80,10 +84,7 @@ class SideQueue:
         work()
 
     def join(self) -> None:
-        """Work launched on the main queue from now on runs after all that `run` was given; raises what that raised.
-
-        Not what a mark raises.
-        """
+        """What the main queue is given from now on runs after all that `run` was given; raises what no mark raises."""
 
     def mark(self) -> Mark:
         """A mark behind all that `run` was given, and so behind what the main queue held at the last `run`."""
@@ -136,6 +137,8 @@ class Memory(ABC):
 
     #: whether the worker runs the largest step once before it asks `kv_bytes`, so that the counters include its memory
     needs_profile: bool = False
+    #: whether weights may be kept in host memory (`pinned`), and copied from there by side queues
+    offloads: bool = False
 
     @abstractmethod
     def snapshot(self) -> MemorySnapshot:

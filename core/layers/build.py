@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from frame.weight_offload.null import NoOffload
+
 from ..interfaces.adapters import NoAdapters
 from ..interfaces.attention import AttentionKind, AttentionSpec
 from ..interfaces.collectives import Groups, SingleGroup
@@ -41,11 +43,11 @@ class Build:
     `config` is the Hugging Face configuration object of the (text) model. `max_model_len` counts the tokens of the
     longest request, prompt and output, which is the length of position tables; 0 is what the checkpoint says. `caches`
     holds every layer with a cache by its name, those of other stages too, in the order in which they were made.
-    `own_caches` are those of this stage.
-    `pipeline_layers` are the layers of each pipeline stage; empty: evenly. `exchange` makes what moves the tokens of a
-    layer of experts, with so many slots on each rank, between data ranks; None where each rank has all tokens.
-    Where experts are balanced, each layer has `redundant_experts` more slots than experts; else that is None.
-    `methods` gives each layer who holds its weights and multiplies by them.
+    `own_caches` are those of this stage. `pipeline_layers` are the layers of each pipeline stage; empty: evenly.
+    `exchange` makes what moves the tokens of a layer of experts, with so many slots on each rank, between data ranks;
+    None where each rank has all tokens. Where experts are balanced, each layer has `redundant_experts` more slots than
+    experts; else that is None.
+    `methods` gives each layer who holds its weights and multiplies by them, `offload` keeps some in host memory.
     """
 
     config: Any
@@ -61,6 +63,7 @@ class Build:
     exchange: Callable[[ExpertSpec, int], ExpertExchange] | None = None
     redundant_experts: int | None = None
     methods: Methods = field(default_factory=Methods)
+    offload: NoOffload = field(default_factory=NoOffload)
     running: RunningStep = field(default_factory=RunningStep, init=False)
     caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
     own_caches: dict[str, CachedLayer] = field(default_factory=dict, init=False)
@@ -81,7 +84,7 @@ class Build:
         present, absent = list[nn.Module](), list[nn.Module]()
         for index in range(count):  # in one order, so that the layers with a cache have one order on all ranks
             if index in here:
-                present.append(make(index))
+                present.append(self.offload.layer(make(index), len(here)))
             else:
                 with self._without_memory():
                     absent.append(make(index))

@@ -36,7 +36,7 @@ class MethodLayer(nn.Module):
     def __init__(self, build: Build) -> None:
         super().__init__()
         self.ops, self.dtype, self.device = build.ops, build.dtype, build.device
-        self._loading = False
+        self.loading = False
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """An uninitialised parameter where the layer computes, of the model's dtype unless another is given."""
@@ -49,15 +49,15 @@ class MethodLayer(nn.Module):
 
     def begin_load(self) -> None:
         """Called before the first of the layer's tensors arrives; further calls do nothing."""
-        if not self._loading:
-            self._loading = True
+        if not self.loading:
+            self.loading = True
             self.unpack_weights()
             self.method.begin_load(self)
 
     def finish_load(self) -> None:
         """Called when the last of them has arrived, and after each loading of other layers."""
-        if self._loading:
-            self._loading = False
+        if self.loading:
+            self.loading = False
             self.method.finish_load(self)
         self.method.pack(self)
 

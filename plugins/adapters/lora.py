@@ -40,7 +40,7 @@ from .peft import Matrices, Taken, read_adapter
 logger = logging.getLogger("frame.adapters")
 
 #: Most outputs of a span of `AdapterWeights`: a kernel's program computes one.
-SPAN = 64
+SPAN = 128
 
 
 class LoraAdapters(Adapters):

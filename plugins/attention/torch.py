@@ -109,7 +109,7 @@ class TorchAttention(AttentionBackend):
     def kv_format(cls, spec: AttentionSpec) -> BlockFormat:
         """A token's key and value are one piece, and tokens lie at even distances."""
         shape = (2, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        return BlockFormat(shape, (1, 0, 2, 3), spec.kv_dtype, block_axis=1, head_axis=2)
+        return BlockFormat(shape, (1, 0, 2, 3), spec.kv_dtype, block_axis=1, head_axis=2, token_axis=1)
 
     def plan(self, batch: GroupBatch) -> TorchPlan | OwnRows | PartialRows:
         if self.spec.returns_lse:

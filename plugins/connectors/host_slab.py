@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
+from frame.links.host_memory import host_memory as _memory
+
 #: Most bytes of a piece, unless one row needs more.
 PIECE_BYTES = 256 << 20
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
 
 
 class HostSlab:
@@ -51,42 +44,25 @@ class HostSlab:
             place += count
 
 
-def check_size(num_bytes: int) -> None:
-    """Raises `ValueError`, one sentence, where this machine has less memory than that."""
+def check_size(num_bytes: int, advice: str = "lower kv_offloading_size") -> None:
+    """Raises `ValueError`, one sentence that ends with `advice`, where this machine has less memory than that."""
     total, _ = _memory()
     if num_bytes > total:
         raise ValueError(
-            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: "
-            "lower kv_offloading_size"
+            f"{_gib(num_bytes)} of blocks are to be kept, and this machine has {_gib(total)} of memory: {advice}"
         )
 
 
-def check_room(num_bytes: int) -> None:
-    """Raises `ValueError`, one sentence, where a worker cannot have so much of this machine's memory now."""
-    check_size(num_bytes)
+def check_room(num_bytes: int, advice: str = "lower kv_offloading_size") -> None:
+    """Raises `ValueError`, as `check_size`, where a worker cannot have so much of this machine's memory now."""
+    check_size(num_bytes, advice)
     _, available = _memory()
     if num_bytes > available:
         raise ValueError(
             f"this worker is to keep {_gib(num_bytes)} of blocks, and {_gib(available)} of this machine's memory are "
-            "available: lower kv_offloading_size, or end what else uses it"
+            f"available: {advice}, or end what else uses it"
         )
 
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.1f} GiB"
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of memory that this machine, or this process' container, has in all, and that may still be taken."""
-    with open("/proc/meminfo") as file:
-        sizes = dict(line.split(":") for line in file)
-    total, available = (int(sizes[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    for limit_file, usage_file, stat_file in _CGROUPS:
-        try:
-            limit, usage = int(Path(limit_file).read_text()), int(Path(usage_file).read_text())
-            cached = dict(line.split() for line in Path(stat_file).read_text().splitlines())
-        except (OSError, ValueError):
-            continue  # there is none, or it is "max"
-        total = min(total, limit)
-        available = min(available, max(0, limit - usage + int(cached.get("inactive_file", 0))))
-    return total, available

@@ -14,9 +14,10 @@ from frame.interfaces import ConnectorScheduler, ConnectorSetup, RequestView, St
 
 from .nixl_holds import Holds
 from .nixl_listener import NixlListener
-from .nixl_messages import MAX_BLOCKS, Facts, Load, NixlNote, NixlStep, WorkerFacts, machine
+from .nixl_messages import MAX_BLOCKS, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_options import NixlOptions
 from .nixl_pulls import Pulls, whole_tokens
+from .nixl_shapes import Facts
 
 logger = logging.getLogger("frame.connectors.nixl")
 
@@ -32,12 +33,13 @@ class NixlScheduler(ConnectorScheduler):
         self._options = options
         self._secret = options.secret()
         most = int((self.layout.pools[0] - 1) * options.max_held_share)
-        self._holds = Holds(self.layout, options.lease_seconds, most, setup.mesh.size)
+        self._holds = Holds(self.layout, options.lease_seconds, most)
         self._workers: list[WorkerFacts] = []
         self._listener: NixlListener | None = None
         self._pulls: Pulls | None = None
         self._failed: set[str] = set()  # whose loads failed at some rank
         self._loads: list[Load] = []  # that the next step begins
+        self._given: dict[str, list[list[int]]] = {}  # what it copies to host memory for others
         self._told_holds = False
         self._warned = False
 
@@ -51,9 +53,10 @@ class NixlScheduler(ConnectorScheduler):
                 "the nixl connector was given no secret_file, so this engine exchanges KV blocks with no other"
             )
             return
-        facts = Facts.of(self.layout, setup.mesh, [worker.formats for worker in self._workers])
+        shapes = [worker.shape for worker in self._workers]
+        facts = Facts.of(self.layout, shapes, exact=setup.deterministic)
         if setup.role != "producer":
-            self._pulls = Pulls(self.layout, setup.mesh.size, options, self._secret, setup.address, facts)
+            self._pulls = Pulls(self.layout, options, self._secret, setup.address, facts)
         if setup.role != "consumer":
             self._listener = NixlListener(
                 setup.address,
@@ -76,8 +79,9 @@ class NixlScheduler(ConnectorScheduler):
     def build_message(self, plan: StepPlan) -> bytes:
         del plan
         loads, self._loads = self._loads, []
+        given, self._given = self._given, {}
         deadlines = {} if self._pulls is None else self._pulls.renew()
-        step = NixlStep(loads=loads, deadlines=deadlines, holds=self._holds.num_blocks > 0)
+        step = NixlStep(loads=loads, given=given, deadlines=deadlines, holds=self._holds.num_blocks > 0)
         if not (step.loads or step.deadlines or step.holds or self._told_holds):
             return b""
         self._told_holds = step.holds
@@ -96,8 +100,10 @@ class NixlScheduler(ConnectorScheduler):
         for rank, data in report.notes:
             note = decode(data, NixlNote)
             self._failed.update(note.failed)
-            for notice in note.notices:
-                self._holds.read(notice[:-1], notice[-1] if notice else -1)
+            for notice in filter(None, map(Notice.of, note.notices)):
+                self._holds.read(notice)
+            for name in note.given:
+                self._holds.given(name, rank)
             if note.facts is not None:
                 self._workers[rank] = note.facts
         for name in report.received:
@@ -120,18 +126,22 @@ class NixlScheduler(ConnectorScheduler):
             self._listener = None
 
     def _hold(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        num_tokens = whole_tokens(request, self.layout)
+        # all but the last one: the other engine's blocks may be shorter
+        num_tokens = request.prompt_len - 1 if whole_tokens(request, self.layout) else 0
         blocks = [
             [int(block) for block in table[: group.blocks_for(num_tokens)]]
             for table, group in zip(block_ids, self.layout.groups, strict=True)
         ]
         if self._listener is None or num_tokens == 0 or sum(map(len, blocks)) > MAX_BLOCKS:
             return False, None
-        if not self._holds.add(request.request_id, request.content, request.token_ids[:num_tokens], blocks):
+        buffered = [rank for rank, worker in enumerate(self._workers) if worker.buffered]
+        if not self._holds.add(request.request_id, request.content, request.token_ids[:num_tokens], blocks, buffered):
             if not self._warned:
                 logger.warning("as much of the KV cache as max_held_share allows is kept; further blocks are not")
             self._warned = True
             return False, None
+        if buffered:
+            self._given[request.request_id] = blocks
         return True, {
             "do_remote_prefill": True,
             "do_remote_decode": False,

@@ -1,5 +1,7 @@
 """A worker's NIXL agent: the memory that others may read, and reads of theirs. One thread owns all of it.
 
+Memory of another GPU that this one can map is read past NIXL (see `nixl_direct`).
+
 Only this file imports nixl. Knows no request but by name, and no KV group.
 """
 
@@ -18,6 +20,8 @@ import numpy as np
 
 from frame.interfaces import Mark
 
+from .nixl_direct import Direct, Opened
+from .nixl_maps import MAX_ROWS, Rows
 from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -32,32 +36,30 @@ _RELEASE_SECONDS = 10.0
 
 @dataclass
 class Read:
-    """Reads blocks of another worker: `theirs` into `ours`, places in the tables of layers and blocks.
+    """Reads the memory of another worker that `rows` gives, which is called in the agent's thread.
 
-    Begins once `mark` is passed: before that, steps that were launched may still use the blocks.
+    Begins once `mark` is passed: before that, steps that were launched may still use the blocks. The other worker gets
+    `notice` when all was read.
     """
 
     owner: str
     peer: AgentFacts
-    ours: np.ndarray
-    theirs: np.ndarray
+    rows: Callable[[], Rows]
     notice: bytes
     deadline: float
     mark: Mark
     handle: Any = None
+    copy: Mark | None = None  # of a read past NIXL
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
 
-
-@dataclass
-class Peer:
-    """Another engine's worker, by the name that NIXL knows it by, and the table of its blocks."""
-
-    name: str
-    table: Any
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker's blocks may be written to."""
+        return self.handle is not None or self.copy is not None
 
 
 class Agent:
-    """See the module. `layers` lie in the memory `regions`, pairs (address, bytes).
+    """See the module. `layers` lie in the memory `regions`, pairs (address, bytes), which `direct` offers past NIXL.
 
     Raises `ValueError` when NIXL is missing or cannot have the memory.
     """
@@ -70,12 +72,15 @@ class Agent:
         *,
         memory: str,
         backend_config: str,
+        direct: Callable[[], Direct | None] = lambda: None,
     ) -> None:
         self._layers = list(layers)
         self._memory = memory
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: list[Read] = []
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
+        self._make_direct = direct
+        self.num_direct = 0  # reads that went past NIXL and have ended
         self._lock = threading.Lock()
         self._ended: list[tuple[str, bool]] = []
         self._notices: list[bytes] = []
@@ -142,11 +147,13 @@ class Agent:
         logging.getLogger("nixl").setLevel(logging.WARNING)
         self._nixl = agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=True, backends=[]))
         agent.create_backend("UCX", {"engine_config": backend_config} if backend_config else {})
-        device = self._layers[0].device if self._layers else 0
-        rows = [(address, size, device, "") for address, size in regions]
+        self._device = _device(self._layers)
+        rows = [(address, size, self._device, "") for address, size in regions]
         self._registered = agent.register_memory(rows, self._memory) if rows else None
-        self._table = agent.prep_xfer_dlist("NIXL_INIT_AGENT", _table(self._layers), self._memory) if rows else None
-        self.facts = AgentFacts(name, agent.get_agent_metadata(), self._memory, self._layers)  # type: ignore[arg-type]
+        self._direct = self._make_direct()
+        offer = None if self._direct is None else self._direct.offer
+        metadata = agent.get_agent_metadata()
+        self.facts = AgentFacts(name, metadata, self._memory, self._layers, offer)  # type: ignore[arg-type]
 
     def _serve(self) -> None:
         while True:
@@ -189,6 +196,8 @@ class Agent:
         A read that began is over only once NIXL says so: until then it may write to this worker's blocks.
         """
         late = time.monotonic() > read.deadline - MARGIN_SECONDS
+        if read.copy is not None:
+            return self._end_copy(read, read.copy, late)
         if read.handle is None:
             if late or self._closing:
                 return False
@@ -203,14 +212,42 @@ class Agent:
 
     def _begin(self, read: Read) -> bool | None:
         try:
-            peer = self._peer(read.peer)
-            read.handle = self._nixl.make_prepped_xfer(
-                "READ", self._table, read.ours, peer.table, read.theirs, read.notice
+            name, rows = self._meet(read.peer), read.rows()
+            if not len(rows.sizes):
+                self._nixl.send_notif(name, read.notice)
+                return True
+            if len(rows.sizes) > MAX_ROWS:
+                raise ValueError(f"they are {len(rows.sizes)} pieces of memory")
+            opened = self._peers[name]
+            if self._direct is not None and opened is not None:
+                read.copy = self._direct.read(opened, rows)
+                return None
+            ours, theirs = (
+                self._nixl.get_xfer_descs(_descriptors(places, rows.sizes, device), memory)
+                for places, device, memory in (
+                    (rows.ours, self._device, self._memory),
+                    (rows.theirs, _device(read.peer.layers), read.peer.memory),
+                )
             )
+            read.handle = self._nixl.initialize_xfer("READ", ours, theirs, name, read.notice)
             state = self._nixl.transfer(read.handle)
         except Exception as error:
             return self._fail(read, error)
         return self._judge(read, state)
+
+    def _end_copy(self, read: Read, copy: Mark, late: bool) -> bool | None:
+        """As `_advance`; a copy that began cannot be stopped."""
+        if not copy.done():
+            return None
+        try:
+            copy.wait()
+        except Exception as error:
+            read.copy = None
+            return self._fail(read, error)
+        self.num_direct += 1
+        with suppress(Exception):  # without a word the other side keeps the blocks until the lease ends
+            self._nixl.send_notif(read.peer.name, read.notice)
+        return not late
 
     def _judge(self, read: Read, state: str) -> bool | None:
         late = time.monotonic() > read.deadline - MARGIN_SECONDS
@@ -232,7 +269,7 @@ class Agent:
         started = read.failed_at or 0.0
         if read.handle is not None and not self._released(read) and time.monotonic() < started + _RELEASE_SECONDS:
             return None
-        others = (other for other in self._reads if other is not read and other.handle is not None)
+        others = (other for other in self._reads if other is not read and other.has_begun)
         if all(other.peer.name != read.peer.name for other in others):
             self._forget(read.peer.name)
         return False
@@ -244,31 +281,26 @@ class Agent:
             return False
         return True
 
-    def _peer(self, facts: AgentFacts) -> Peer:
-        peer = self._peers.get(facts.name)
-        if peer is None:
-            if [(layer.size, facts.memory) for layer in facts.layers] != [
-                (one.size, self._memory) for one in self._layers
-            ]:
-                raise ValueError("its layers have blocks of other sizes, or lie in another kind of memory")
-            if len(self._peers) >= _MAX_PEERS and not any(read.handle is not None for read in self._reads):
+    def _meet(self, facts: AgentFacts) -> str:
+        """The name that NIXL knows another worker by."""
+        if facts.name not in self._peers:
+            if len(self._peers) >= _MAX_PEERS and not any(read.has_begun for read in self._reads):
                 for name in list(self._peers):
                     self._forget(name)
             found = self._nixl.add_remote_agent(facts.metadata)
             name = found.decode() if isinstance(found, bytes) else found
             if name != facts.name:
                 raise ValueError("what it says of its agent is of another one")
-            table = self._nixl.prep_xfer_dlist(name, _table(facts.layers), self._memory)
-            peer = self._peers[name] = Peer(name, table)
-        return peer
+            self._peers[name] = None if self._direct is None else self._direct.open(facts.offer)
+        return facts.name
 
     def _forget(self, name: str) -> None:
-        peer = self._peers.pop(name, None)
-        if peer is not None:
+        if name in self._peers:
+            opened = self._peers.pop(name)
+            if opened is not None:
+                opened.close()
             with suppress(Exception):
-                self._nixl.release_dlist_handle(peer.table)
-            with suppress(Exception):
-                self._nixl.remove_remote_agent(peer.name)
+                self._nixl.remove_remote_agent(name)
 
     def _shut(self) -> None:
         self._closing = True
@@ -283,12 +315,14 @@ class Agent:
             self._forget(name)
         with suppress(Exception):
             if self._registered is not None:
-                self._nixl.release_dlist_handle(self._table)
                 self._nixl.deregister_memory(self._registered)
         del self._nixl
 
 
-def _table(layers: Sequence[LayerMemory]) -> np.ndarray:
-    """NIXL's list of the places of blocks, a row for each layer: blocks are numbered through all layers."""
-    rows = [(one.address, one.size, one.device, one.stride, one.count) for one in layers]
-    return np.array(rows, np.uint64).reshape(-1, 5)
+def _device(layers: Sequence[LayerMemory]) -> int:
+    return layers[0].device if layers else 0
+
+
+def _descriptors(places: np.ndarray, sizes: np.ndarray, device: int) -> np.ndarray:
+    """NIXL's list of pieces of memory."""
+    return np.stack([places, sizes, np.full_like(places, device)], axis=1).astype(np.uint64)

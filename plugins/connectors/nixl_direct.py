@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from frame.interfaces import Mark
 
+from .nixl_maps import Rows
 from .pieces import copy_pieces
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -66,8 +67,8 @@ class Sharing(ABC):
         """The address here, and the bytes, of memory that another process exported; raises `RuntimeError`."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Gives back all that was opened."""
+    def release(self, handle: bytes) -> None:
+        """Gives back what `open` gave, once for each time; nothing reads it any more."""
 
     @abstractmethod
     def copy(self, table: np.ndarray) -> Mark:
@@ -92,13 +93,12 @@ class CudaSharing(Sharing):
     def open(self, handle: bytes) -> tuple[int, int]:
         return self._memory.open(handle)
 
-    def close(self) -> None:
-        self._stream.synchronize()
-        self._memory.close()
+    def release(self, handle: bytes) -> None:
+        self._memory.release(handle)
 
     def copy(self, table: np.ndarray) -> Mark:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            copy_pieces(table, self._device, to_host=False)
+            copy_pieces(table, self._device)
             return _Passed(self._stream.record_event())
 
 
@@ -123,15 +123,14 @@ def sharing_of(device: torch.device) -> Sharing | None:
 class Direct:
     """A worker's regions as others may map them (`offer`, None where they cannot), and theirs as this one does."""
 
-    def __init__(self, sharing: Sharing, machine: str, regions: Mapping[int, Tensor], device: torch.device) -> None:
+    def __init__(self, sharing: Sharing, machine: str, regions: Sequence[Tensor], device: torch.device) -> None:
         self._sharing = sharing
         self._machine = machine
         self._probe = torch.frombuffer(bytearray(secrets.token_bytes(_PROBE_BYTES)), dtype=torch.uint8).to(device)
         self.offer: Offer | None = None
         try:
-            exported = [_region(sharing, tensor) for tensor in (*regions.values(), self._probe)]
-            probe = bytes(self._probe.tolist())
-            self.offer = Offer(machine, exported[:-1], exported[-1], probe)
+            exported = [_region(sharing, tensor) for tensor in (*regions, self._probe)]
+            self.offer = Offer(machine, exported[:-1], exported[-1], bytes(self._probe.tolist()))
         except (RuntimeError, ValueError) as error:
             logger.info("other engines of this machine read blocks here through NIXL alone: %s", error)
 
@@ -139,53 +138,63 @@ class Direct:
         """Another worker's memory; None where this one cannot map it, or does not read there what that one wrote."""
         if offer is None or offer.machine != self._machine or self.offer is None:
             return None
+        opened = Opened(self._sharing)
         try:
-            opened = Opened([(one.address, one.size, self._sharing.open(one.handle)) for one in offer.regions])
-            start, size = self._sharing.open(offer.probed.handle)
+            start, size = opened.map(offer.probed)
             found = torch.zeros_like(self._probe)
             if size < _PROBE_BYTES:
                 raise RuntimeError("the memory that was opened is too small")
             self._sharing.copy(np.array([[start, found.data_ptr(), _PROBE_BYTES, 0]], np.int64)).wait()
             if bytes(found.tolist()) != offer.probe:
                 raise RuntimeError("what is read there is not what was written")
+            for region in offer.regions:
+                opened.add(region)
         except (RuntimeError, ValueError) as error:
             logger.info("blocks of another engine of this machine are read through NIXL: %s", error)
+            opened.close()
             return None
         return opened
 
-    def read(self, opened: Opened, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> Mark:
-        """Begins to copy pieces of `sizes` bytes from addresses of the other worker to addresses of this one.
-
-        Raises `ValueError` for what is not in memory that it offered.
-        """
-        table = np.stack([opened.addresses(sources, sizes), targets, sizes, np.zeros_like(sizes)], 1)
-        return self._sharing.copy(table.astype(np.int64))
-
-    def close(self) -> None:
-        """Ends all reads and gives the memory back."""
-        with suppress(RuntimeError):
-            self._sharing.close()
+    def read(self, opened: Opened, rows: Rows) -> Mark:
+        """Begins to read; raises `ValueError` for what is not in memory that the other worker offered."""
+        table = np.stack([opened.addresses(rows.theirs, rows.sizes), rows.ours, rows.sizes, np.zeros_like(rows.sizes)])
+        return self._sharing.copy(np.ascontiguousarray(table.T, np.int64))
 
 
 class Opened:
-    """Regions of another worker: its address of each, its bytes, and (address, bytes) of it here."""
+    """Regions of another worker that are mapped here."""
 
-    def __init__(self, regions: list[tuple[int, int, tuple[int, int]]]) -> None:
-        if any(size > found for _, size, (_, found) in regions):
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+        self._handles: list[bytes] = []
+        self._regions: list[tuple[int, int, int]] = []  # the other worker's address, the end, what to add to it here
+
+    def map(self, region: Region) -> tuple[int, int]:
+        """(address here, bytes) of a region, until `close`; raises `RuntimeError`."""
+        found = self._sharing.open(region.handle)
+        self._handles.append(region.handle)
+        return found
+
+    def add(self, region: Region) -> None:
+        """Maps a region that `addresses` then knows."""
+        here, size = self.map(region)
+        if size < region.size:
             raise ValueError("the memory that was opened is smaller than what was offered")
-        ordered = sorted(regions)
-        self._starts = np.array([address for address, _, _ in ordered], np.int64)
-        self._ends = np.array([address + size for address, size, _ in ordered], np.int64)
-        self._moves = np.array([here - address for address, _, (here, _) in ordered], np.int64)
+        self._regions = sorted([*self._regions, (region.address, region.address + region.size, here - region.address)])
 
     def addresses(self, theirs: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """Where pieces at addresses of the other worker lie here; raises `ValueError` for those that lie nowhere."""
-        places = np.searchsorted(self._starts, theirs, side="right") - 1
-        if not len(theirs):
-            return theirs
-        if (places < 0).any() or (theirs + sizes > self._ends[places]).any():
+        starts, ends, moves = np.array(self._regions or [(0, 0, 0)], np.int64).T
+        places = np.maximum(np.searchsorted(starts, theirs, side="right") - 1, 0)
+        if ((theirs < starts[places]) | (theirs + sizes > ends[places])).any():
             raise ValueError("blocks lie outside of the memory that was offered")
-        return theirs + self._moves[places]
+        return np.asarray(theirs + moves[places])
+
+    def close(self) -> None:
+        """Gives the regions back; nothing reads them any more. May be called twice."""
+        while self._handles:
+            with suppress(RuntimeError):
+                self._sharing.release(self._handles.pop())
 
 
 def _region(sharing: Sharing, tensor: Tensor) -> Region:

@@ -16,72 +16,95 @@ from dataclasses import dataclass, field
 
 from frame.interfaces import KVLayout
 
-from .nixl_messages import digest
+from .nixl_messages import TICKET_BYTES, Notice, digest
 
 #: How often one lease can be renewed: a reader that hangs must not keep blocks for ever.
 MAX_RENEWALS = 20
 #: Leases of one request's blocks at a time.
 _MAX_LEASES = 8
+#: How long a reader waits until blocks that were computed just now can be read.
+_GIVEN_SECONDS = 1.0
 
 
 @dataclass
 class Hold:
-    """The blocks of a request that ended; `leases` are the open ones: the ranks that have read all, by ticket."""
+    """The blocks of a request that ended; `leases` are the open ones: the readers that have read all, by ticket.
+
+    They may be read once no rank of `awaits` has still to give them to its agent.
+    """
 
     content: bytes
     token_ids: array[int]
     blocks: list[list[int]]
     deadline: float
-    leases: dict[bytes, set[int]] = field(default_factory=dict)
+    leases: dict[bytes, set[Notice]] = field(default_factory=dict)
     renewals: int = 0
     count: int = 0  # of its blocks
+    awaits: set[int] = field(default_factory=set)
     done: bool = False  # somebody has read it, or needs it no more
 
 
 class Holds:
-    """See the module. Any thread may call it. `num_ranks` read each lease's blocks."""
+    """See the module. Any thread may call it."""
 
     def __init__(
         self,
         layout: KVLayout,
         seconds: float,
         max_blocks: int,
-        num_ranks: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
         self._seconds = seconds
         self._max_blocks = max_blocks
-        self._num_ranks = num_ranks
         self._clock = clock
         self._holds: dict[str, Hold] = {}
         self._count = 0
         self._owners: dict[bytes, str] = {}  # of open leases, by ticket
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     @property
     def num_blocks(self) -> int:
         """Blocks that are kept, one that several requests share counted for each."""
         return self._count
 
-    def add(self, request_id: str, content: bytes, token_ids: Sequence[int], blocks: list[list[int]]) -> bool:
-        """Keeps the blocks of `token_ids`, whole grains; False where too many are kept already."""
+    def add(
+        self,
+        request_id: str,
+        content: bytes,
+        token_ids: Sequence[int],
+        blocks: list[list[int]],
+        awaits: Sequence[int] = (),
+    ) -> bool:
+        """Keeps the blocks of `token_ids`, which ranks `awaits` must give first; False where too many are kept."""
         with self._lock:
             count = sum(1 for group in blocks for block in group if block)
             if self._count + count > self._max_blocks or request_id in self._holds:
                 return False
             self._count += count
             deadline = self._clock() + self._seconds
-            self._holds[request_id] = Hold(content, array("i", token_ids), blocks, deadline, count=count)
+            tokens = array("i", token_ids)
+            self._holds[request_id] = Hold(content, tokens, blocks, deadline, count=count, awaits=set(awaits))
             return True
+
+    def given(self, request_id: str, rank: int) -> None:
+        """Called when others can read a request's blocks on that rank."""
+        with self._lock:
+            if request_id in self._holds:
+                self._holds[request_id].awaits.discard(rank)
+                self._lock.notify_all()
 
     def lease(self, request_id: str, num_tokens: int, shown: bytes) -> tuple[bytes, list[list[int]], float] | None:
         """Returns (ticket, blocks, seconds) where the caller knows the tokens; None where it may read nothing."""
         with self._lock:
             hold = self._known(request_id, num_tokens, shown)
-            if hold is None or len(hold.leases) >= _MAX_LEASES:
+            if hold is not None and hold.awaits:
+                awaits = hold.awaits
+                self._lock.wait_for(lambda: not awaits, _GIVEN_SECONDS)
+                hold = self._known(request_id, num_tokens, shown)
+            if hold is None or hold.awaits or len(hold.leases) >= _MAX_LEASES:
                 return None
-            ticket = secrets.token_bytes(16)
+            ticket = secrets.token_bytes(TICKET_BYTES)
             hold.leases[ticket] = set()
             self._owners[ticket] = request_id
             hold.deadline = self._clock() + self._seconds
@@ -105,16 +128,20 @@ class Holds:
             if hold is not None:
                 self._close(hold, ticket)
 
-    def read(self, ticket: bytes, rank: int) -> None:
-        """Called when the reader of that rank has read all; an unknown ticket is ignored."""
+    def read(self, notice: Notice) -> None:
+        """Called when one of a lease's readers has read all; an unknown ticket is ignored.
+
+        The blocks go back once all have: each rank's are read by some of them.
+        """
         with self._lock:
-            hold = self._holds.get(self._owners.get(ticket, ""))
-            if hold is None or not 0 <= rank < self._num_ranks:
+            hold = self._holds.get(self._owners.get(notice.ticket, ""))
+            if hold is None or notice.reader >= notice.num_readers:
                 return
-            ranks = hold.leases[ticket]
-            ranks.add(rank)
-            if len(ranks) == self._num_ranks:
-                self._close(hold, ticket)
+            read = hold.leases[notice.ticket]
+            if all(one.num_readers == notice.num_readers for one in read):
+                read.add(notice)
+            if len(read) == notice.num_readers:
+                self._close(hold, notice.ticket)
 
     def collect(self) -> list[str]:
         """Ids of the requests whose blocks nobody reads any more; they are forgotten."""
@@ -144,8 +171,9 @@ class Holds:
         hold = self._holds.get(request_id)
         if hold is None or hold.deadline <= self._clock():
             return None
-        whole = 0 < num_tokens <= len(hold.token_ids) and num_tokens % self._layout.grain == 0
-        if not whole or not hmac.compare_digest(shown, digest(hold.content, hold.token_ids[:num_tokens])):
+        if not 0 < num_tokens <= len(hold.token_ids):
+            return None
+        if not hmac.compare_digest(shown, digest(hold.content, hold.token_ids[:num_tokens])):
             return None
         return hold
 

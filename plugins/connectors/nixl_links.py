@@ -7,13 +7,17 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from frame.interfaces import encode
+
 from .callers import hang_up
-from .nixl_messages import Facts
-from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Question, Refused, Renewed, call
+from .nixl_maps import check_orders, groups_of, pieces
+from .nixl_messages import Fit
+from .nixl_shapes import Facts, difference
+from .nixl_wire import Answer, Channel, Done, Granted, Introduce, Met, Question, Refused, Renewed, call
 from .peer_wire import PeerError
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -46,10 +50,23 @@ class Source:
         return cls(engine, request, host, port)
 
 
+@dataclass(frozen=True)
+class Acquaintance:
+    """What is known of another engine: `fit` is for the workers, `groups` are pairs of groups that share layers.
+
+    The first of these is this engine's.
+    """
+
+    theirs: Facts
+    fit: bytes
+    groups: Sequence[tuple[int, int]]
+
+
 class Link:
     """The connection to one prefill engine. Any thread may ask; one waits for the other.
 
-    `tell` is called with why there is no connection, or "" when there is one.
+    `tell` is called with why there is no connection, or "" when there is one. Once there was one, `met` is what is
+    known of the other engine.
     """
 
     def __init__(
@@ -71,6 +88,7 @@ class Link:
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._rests_until = 0.0
+        self.met: Acquaintance | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -84,7 +102,7 @@ class Link:
                 answer = self._ask(question)
             except PeerError:
                 self._drop()
-                if not kept:
+                if not kept or self._closed:
                     raise
                 answer = self._ask(question)  # the connection that was kept had ended meanwhile
         if isinstance(answer, Refused):
@@ -116,11 +134,21 @@ class Link:
             self._connection = socket.create_connection(place, timeout=self._timeout)
         except OSError as error:
             raise PeerError(f"no connection: {error.strerror or error}") from None
+        if self._closed:
+            raise PeerError("it was closed")  # between the check and now, so that it found no connection to end
         channel = call(self._connection, self._secret, self._timeout)
         channel.send(Introduce(self._source.engine, self._facts), self._timeout)
-        answer: Answer = channel.receive(Done | Refused, self._timeout)
+        answer: Met | Refused = channel.receive(Met | Refused, self._timeout)
         if isinstance(answer, Refused):
             raise PeerError(answer.reason)
+        if (differs := difference(answer.facts, self._facts)) is not None:
+            raise PeerError(f"the engines differ in {differs}")
+        try:
+            check_orders(answer.facts, self._facts)
+            found = [pieces(answer.facts, self._facts, rank) for rank in range(len(self._facts.ranks))]
+        except ValueError as error:
+            raise PeerError(f"the engines differ in {error}") from None
+        self.met = Acquaintance(answer.facts, encode(Fit(answer.facts, found)), groups_of(answer.facts, self._facts))
         self._channel = channel
         self._tell(self._source, "")
         return channel

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from .callers import Callers
 from .nixl_holds import Holds
-from .nixl_messages import AgentFacts, Facts
+from .nixl_messages import AgentFacts
+from .nixl_shapes import Facts, difference
 from .nixl_wire import (
     Answer,
     Channel,
@@ -15,6 +16,7 @@ from .nixl_wire import (
     Granted,
     Introduce,
     Lease,
+    Met,
     Question,
     Refused,
     Release,
@@ -73,9 +75,9 @@ class NixlListener:
         """Nothing of this engine's memory is told before the caller is known to fit."""
         caller: Introduce = channel.receive(Introduce, _SEND_SECONDS)
         wrong = "it is another engine" if caller.engine != self._engine else None
-        if wrong is None and (difference := self._facts.difference(caller.facts)) is not None:
-            wrong = f"the engines differ in {difference}"
-        channel.send(Done() if wrong is None else Refused(wrong), _SEND_SECONDS)
+        if wrong is None and (differs := difference(self._facts, caller.facts)) is not None:
+            wrong = f"the engines differ in {differs}"
+        channel.send(Met(self._facts) if wrong is None else Refused(wrong), _SEND_SECONDS)
         return wrong is None
 
     def _answer(self, question: Question) -> Answer:

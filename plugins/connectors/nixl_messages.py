@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from frame.interfaces import KVLayout, Mesh, encode
+from .nixl_direct import Offer
+from .nixl_maps import Piece
+from .nixl_shapes import MAX_LAYERS, Facts, RankShape
 
-VERSION = 1
 #: What arrives later than this before its lease ends counts as not arrived.
 MARGIN_SECONDS = 1.0
-#: Most layers of a rank, and bytes of what a NIXL agent says of itself.
-MAX_LAYERS, MAX_METADATA = 4096, 1 << 19
+#: Most bytes of what a NIXL agent says of itself.
+MAX_METADATA = 1 << 19
 #: Most block ids of one request, over all KV groups.
 MAX_BLOCKS = 65_536
+TICKET_BYTES = 16
+_NUMBERS = struct.Struct("<II")
 
 
 class LayerMemory(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +45,7 @@ class AgentFacts(msgspec.Struct, frozen=True):
     metadata: bytes
     memory: Literal["DRAM", "VRAM"]
     layers: list[LayerMemory]
+    offer: Offer | None = None
 
     def __post_init__(self) -> None:
         if len(self.metadata) > MAX_METADATA or len(self.layers) > MAX_LAYERS or len(self.name) > 256:
@@ -48,70 +53,82 @@ class AgentFacts(msgspec.Struct, frozen=True):
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent."""
+    """What a worker tells its engine: the machine whose clock it reads, how its blocks lie in memory, its agent.
+
+    `buffered`: the agent reaches host memory, to which blocks must be copied before others read them.
+    """
 
     machine: str
-    formats: str
+    shape: RankShape
     agent: AgentFacts
+    buffered: bool = False
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What must be equal in two engines that exchange blocks; compared before anything else is read."""
+class Fit(msgspec.Struct, frozen=True):
+    """What another engine is, and the `pieces` of it that each rank of this one reads."""
 
-    version: int
-    model: str
-    grain: int
-    groups: str
-    tensor: int
-    pipeline: int
-    formats: list[str]
-
-    @classmethod
-    def of(cls, layout: KVLayout, mesh: Mesh, formats: Sequence[str]) -> Facts:
-        """Those of an engine; `formats` are its workers', by rank."""
-        groups = hashlib.sha256(encode(layout.groups)).hexdigest()
-        return cls(VERSION, layout.model, layout.grain, groups, mesh.tensor, mesh.pipeline, list(formats))
-
-    def difference(self, other: Facts) -> str | None:
-        """The first thing in which `other` differs, in words; None where nothing does."""
-        words = {
-            "version": "the version of the protocol",
-            "model": "the model",
-            "grain": "the block size",
-            "groups": "what layers keep",
-            "tensor": "tensor_parallel_size",
-            "pipeline": "pipeline_parallel_size",
-            "formats": "the format of blocks (attention backend or element type)",
-        }
-        return next((text for name, text in words.items() if getattr(self, name) != getattr(other, name)), None)
+    theirs: Facts
+    pieces: list[list[Piece]]
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Blocks that each worker reads from the same rank of another engine: `theirs[g][i]` into `ours[g][i]`.
+    """Blocks of another engine, of which `fit` is the encoded `Fit`, that the workers read.
 
-    The lease ends at `deadline` of this machine's clock; `notice` is told to the other side when all was read.
+    They hold tokens `start` to before `stop`. `ours[g]` are those of group g here, from the first of these tokens on;
+    `blocks[g]` are those of the other engine's group g, from the one with the first token on. 0: needed by nobody. The
+    lease of `ticket` ends at `deadline` of this machine's clock.
     """
 
     owner: str
     agents: list[AgentFacts]
-    notice: bytes
+    fit: bytes
+    ticket: bytes
+    start: int
+    stop: int
     ours: list[list[int]]
-    theirs: list[list[int]]
+    blocks: list[list[int]]
     deadline: float
 
 
+class Notice(NamedTuple):
+    """What a reader tells the rank that it has read from: it is one of `num_readers` of a lease."""
+
+    ticket: bytes
+    reader: int
+    num_readers: int
+
+    def packed(self) -> bytes:
+        """As bytes, of which the first are the ticket."""
+        return self.ticket + _NUMBERS.pack(self.reader, self.num_readers)
+
+    @classmethod
+    def of(cls, data: bytes) -> Notice | None:
+        """That of bytes that anybody may have sent; None where they are none."""
+        if len(data) != TICKET_BYTES + _NUMBERS.size:
+            return None
+        return cls(data[:TICKET_BYTES], *_NUMBERS.unpack(data[TICKET_BYTES:]))
+
+
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here."""
+    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here.
+
+    `given` are blocks that others may read once they are in host memory, by the request whose they are.
+    """
 
     loads: list[Load] = []
+    given: dict[str, list[list[int]]] = {}
     deadlines: dict[str, float] = {}
     holds: bool = False
 
 
 class NixlNote(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new."""
+    """A worker's word to the scheduler side: notices that came, owners of loads that failed, its agent if it is new.
+
+    `given` are the requests of a step's `given` whose blocks may be read now.
+    """
 
     notices: list[bytes] = []
+    given: list[str] = []
     failed: list[str] = []
     facts: WorkerFacts | None = None
 

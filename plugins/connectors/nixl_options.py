@@ -48,6 +48,16 @@ class NixlOptions(BaseModel):
     max_held_share: float = Field(
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for decode engines at a time."
     )
+    direct: bool = Field(
+        True,
+        description="Whether blocks in another GPU of this machine are read by one kernel where this process can map "
+        "them, and not through NIXL.",
+    )
+    host_buffer: bool = Field(
+        False,
+        description="Exchange blocks through host memory, of which it takes as much as the KV cache has, because NIXL "
+        "cannot reach the device's; so it is in any case on devices other than CPUs and CUDA GPUs.",
+    )
     ucx_config: str | None = Field(
         None,
         description="Settings of NIXL's UCX backend, such as NET_DEVICES=mlx5_0:1; default: NET_DEVICES=lo with a "

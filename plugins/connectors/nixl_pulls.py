@@ -8,42 +8,52 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from frame.interfaces import KVLayout, RequestView
 
 from .nixl_holds import MAX_RENEWALS
-from .nixl_links import Links, Source
-from .nixl_messages import MARGIN_SECONDS, AgentFacts, Facts, Load, digest
+from .nixl_links import Acquaintance, Links, Source
+from .nixl_messages import MARGIN_SECONDS, AgentFacts, Load, digest
 from .nixl_options import NixlOptions
+from .nixl_shapes import Facts
 from .nixl_wire import Done, Granted, Lease, Release, Renew, Renewed
 from .peer_wire import PeerError
 
 logger = logging.getLogger("frame.connectors.nixl")
 
 _THREADS = 8
+_CLOSE_SECONDS = 2.0
 #: Leases are renewed when this part of them is left.
 _RENEW_AT = 0.5
 
 
 @dataclass
 class Grant:
-    """What a prefill engine granted; `deadline` is by this machine's clock, counted from before it was asked."""
+    """What a prefill engine granted, of which `met` is known.
+
+    `deadline` is by this machine's clock, counted from before it was asked.
+    """
 
     ticket: bytes
     blocks: list[list[int]]
     agents: list[AgentFacts]
+    met: Acquaintance
     deadline: float
     seconds: float
 
 
 @dataclass
 class Pull:
-    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there."""
+    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there.
+
+    `digest` shows that this engine knows the first `num_shown` of them.
+    """
 
     source: Source
     num_tokens: int
+    num_shown: int
     digest: bytes
     asked: Future[Grant | None] | None = None
     patience: float = 0.0
@@ -56,11 +66,8 @@ class Pull:
 class Pulls:
     """See the module. `address` is this machine's, `facts` are this engine's."""
 
-    def __init__(
-        self, layout: KVLayout, num_ranks: int, options: NixlOptions, secret: bytes, address: str, facts: Facts
-    ) -> None:
+    def __init__(self, layout: KVLayout, options: NixlOptions, secret: bytes, address: str, facts: Facts) -> None:
         self._layout = layout
-        self._num_ranks = num_ranks
         self._options = options
         self._address = address
         self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
@@ -68,6 +75,7 @@ class Pulls:
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
         self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins
         self._loading: dict[str, Pull] = {}  # whose blocks are being read, also of ended requests
+        self._told: set[Future[None]] = set()  # what other engines are being told
         self._warned: set[str] = set()
 
     def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
@@ -100,14 +108,27 @@ class Pulls:
         if grant is None or not num_external:
             self._release(pull)
             return None
-        ours, theirs = [], []
-        for table, there, group in zip(block_ids, grant.blocks, self._layout.groups, strict=True):
-            first, last = ((pull.num_tokens - num) // group.block_size for num in (num_external, 0))
-            pairs = [(int(table[place]), there[place]) for place in range(first, last) if table[place]]
-            ours.append([one for one, _ in pairs])
-            theirs.append([other for _, other in pairs])
+        start, stop = pull.num_tokens - num_external, pull.num_tokens
+        ours = [
+            [int(block) for block in table[start // group.block_size : stop // group.block_size]]
+            for table, group in zip(block_ids, self._layout.groups, strict=True)
+        ]
+        theirs = [
+            blocks[start // group.block_size :]
+            for blocks, group in zip(grant.blocks, grant.met.theirs.groups, strict=True)
+        ]
         self._loading[request.request_id] = pull
-        return Load(request.request_id, grant.agents, grant.ticket, ours, theirs, grant.deadline)
+        return Load(
+            request.request_id,
+            grant.agents,
+            grant.met.fit,
+            grant.ticket,
+            start,
+            stop,
+            ours,
+            theirs,
+            grant.deadline,
+        )
 
     def renew(self) -> dict[str, float]:
         """Asks for more time where reads take long; returns the ends of leases that are known since the last call."""
@@ -149,7 +170,12 @@ class Pulls:
             self._release(pull)
 
     def close(self) -> None:
-        """Ends all connections and threads."""
+        """Gives back what was leased, for a second or two where the other side says nothing; ends all threads."""
+        waiting = [pull for pull in self._pulls.values() if pull is not None and not pull.over]
+        for pull in [*waiting, *self._loading.values()]:
+            pull.over = True
+            self._release(pull)
+        wait(self._told.copy(), _CLOSE_SECONDS)
         self._links.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -170,7 +196,9 @@ class Pulls:
         if not self._options.allows(source.host, self._address):
             self._warn(f"host {source.host}", f"{source.host!r} is none of the hosts of `peers`; prompts are computed")
             return None
-        return Pull(source, num_tokens, digest(request.content, request.token_ids[:num_tokens])) if num_tokens else None
+        # it needs no whole block, and must show that it knows the prompt all the same, to have the others given back
+        shown = num_tokens or request.prompt_len - 1
+        return Pull(source, num_tokens, shown, digest(request.content, request.token_ids[:shown]))
 
     def _is_pulled(self, source: Source) -> bool:
         asked = (pull for pull in self._pulls.values() if pull is not None and pull.asked is not None and not pull.over)
@@ -178,23 +206,29 @@ class Pulls:
 
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
         """Whether the blocks are there that tokens from `num_tokens` on read."""
-        for group, blocks in zip(self._layout.groups, grant.blocks, strict=True):
-            needed = blocks[group.specs[0].first_needed(num_tokens) // group.block_size :]
-            if len(blocks) != group.blocks_for(num_tokens) or not all(needed):
+        groups = grant.met.theirs.groups
+        for blocks, group in zip(grant.blocks, groups, strict=True):
+            if len(blocks) != -(-num_tokens // group.block_size):
+                return False
+        for here, there in grant.met.groups:
+            first = self._layout.groups[here].specs[0].first_needed(num_tokens)
+            if not all(grant.blocks[there][first // groups[there].block_size :]):
                 return False
         return True
 
     def _ask(self, pull: Pull) -> Grant | None:
         """Runs in a thread."""
         start = time.monotonic()
+        link = self._links.to(pull.source)
         try:
-            found = self._links.to(pull.source).ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
+            found = link.ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
         except PeerError as error:
             logger.debug("no blocks of request %s: %s", pull.source.request, error)
             return None
-        if len(found.blocks) != len(self._layout.groups) or len(found.agents) != self._num_ranks:
+        met = link.met
+        if met is None or len(found.blocks) != len(met.theirs.groups) or len(found.agents) != len(met.theirs.ranks):
             return None
-        return Grant(found.ticket, found.blocks, found.agents, start + found.seconds, found.seconds)
+        return Grant(found.ticket, found.blocks, found.agents, met, start + found.seconds, found.seconds)
 
     def _ask_more(self, source: Source, ticket: bytes) -> float | None:
         """Runs in a thread: the end of the lease."""
@@ -208,13 +242,15 @@ class Pulls:
         """Tells the other engine, in a thread, that nothing, or nothing more, is read."""
         if pull.asked is not None and pull.asked.cancel():
             pull.asked = None
-        self._threads.submit(self._tell, pull)
+        told = self._threads.submit(self._tell, pull)
+        self._told.add(told)
+        told.add_done_callback(self._told.discard)
 
     def _tell(self, pull: Pull) -> None:
         grant = None if pull.asked is None else pull.asked.result()  # it was begun before this
         ticket = b"" if grant is None else grant.ticket
         try:
-            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_tokens, pull.digest, ticket), Done)
+            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_shown, pull.digest, ticket), Done)
         except PeerError as error:
             logger.debug("request %s was not released: %s", pull.source.request, error)
 

@@ -15,7 +15,8 @@ import msgspec
 
 from frame.interfaces import decode, encode
 
-from .nixl_messages import VERSION, AgentFacts, Facts
+from .nixl_messages import AgentFacts
+from .nixl_shapes import VERSION, Facts
 from .peer_wire import Challenge, PeerError, receive, send
 
 _NONCE_BYTES = 32
@@ -78,6 +79,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """The answer to one that fits: what this engine is."""
+
+    facts: Facts
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The answer yes."""
 
@@ -98,7 +105,7 @@ class Granted(msgspec.Struct, frozen=True, tag=True):
 
 
 Question = Introduce | Lease | Renew | Release
-Answer = Refused | Done | Renewed | Granted
+Answer = Refused | Met | Done | Renewed | Granted
 
 
 class Channel:

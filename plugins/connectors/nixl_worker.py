@@ -6,19 +6,48 @@ failed, and this engine computes it.
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, TransferReport, decode, encode
+from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
 
 from .nixl_agent import Agent, Read
-from .nixl_messages import AgentFacts, LayerMemory, Load, NixlNote, NixlStep, WorkerFacts, machine
+from .nixl_direct import Direct, sharing_of
+from .nixl_maps import Rows, Side, of_rank, readers, rows
+from .nixl_messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
+from .nixl_mirror import Mirror
 from .nixl_options import NixlOptions
+from .nixl_shapes import BlockShape, Facts, LayerShape, RankShape
+
+logger = logging.getLogger("frame.connectors.nixl")
+
+#: Devices whose memory NIXL reaches.
+_REACHED = ("cpu", "cuda")
+#: Other engines whose facts are kept.
+_MAX_FITS = 64
+
+
+@dataclass(eq=False)
+class Loading:
+    """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not.
+
+    `put` is passed once what arrived in host memory is on the device.
+    """
+
+    load: Load
+    start: float
+    reads: int
+    arrived: bool = True
+    put: Mark = field(default_factory=Mark)
 
 
 class NixlWorker(ConnectorWorker):
@@ -26,44 +55,51 @@ class NixlWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
-        self._config = options.backend_config(setup.address)
+        self._options = options
+        self._num_direct = 0  # reads past NIXL of this agent that were reported
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
         self._untold: WorkerFacts | None = None
-        self._groups: list[int] = []  # of each layer, as the agent has them
-        self._counts: list[int] = []
-        self._loads: dict[str, Load] = {}
-        self._starts: dict[str, float] = {}
-        self._lost: list[str] = []  # owners of loads that cannot begin
+        self._loads: dict[str, Loading] = {}
+        self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
+        self._fits: dict[bytes, Fit] = {}  # of engines that blocks were read of
+        self._mirror: Mirror | None = None
+        self._putting: list[Loading] = []  # from host memory to the device
+        self._giving: dict[str, Mark] = {}  # requests whose blocks go to host memory
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        self._end_agent()
+        self._mirror = None
         if not caches and self._facts is not None:
             return
-        layers, regions, formats, memory = [], dict[int, int](), [], "DRAM"
-        self._groups, self._counts = [], []
-        for group in self.layout.groups:
-            for view in (caches[layer] for layer in group.layers if layer in caches):
-                rows = view.bytes
-                memory = "DRAM" if rows.device.type == "cpu" else "VRAM"
-                layers.append(
-                    LayerMemory(rows.data_ptr(), rows.shape[1], rows.device.index or 0, rows.stride(0), rows.shape[0])
-                )
-                storage = rows.untyped_storage()
-                regions[storage.data_ptr()] = storage.nbytes()  # layers of several groups may share it
-                formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
-                self._groups.append(view.group)
-                self._counts.append(rows.shape[0])
+        layers, regions, memory = [], dict[int, Tensor](), "DRAM"
+        views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
+        if self._options.host_buffer or any(view.bytes.device.type not in _REACHED for _, view in views):
+            self._mirror = Mirror(dict(views), self.setup.memory.pinned, self._queue)
+        for name, view in views:
+            blocks = view.bytes if self._mirror is None else self._mirror.layers[name]
+            memory = "DRAM" if blocks.device.type == "cpu" else "VRAM"
+            count, size = blocks.shape
+            layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
+            storage = blocks.untyped_storage()
+            regions[storage.data_ptr()] = blocks  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
         name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
-        self._agent = Agent(name, layers, list(regions.items()), memory=memory, backend_config=self._config)
-        format_name = hashlib.sha256(encode(formats)).hexdigest()[:16]
+        sizes = [(address, blocks.untyped_storage().nbytes()) for address, blocks in regions.items()]
+        direct = partial(self._share, list(regions.values()))
+        config = self._options.backend_config(self.setup.address)
+        self._agent = Agent(name, layers, sizes, memory=memory, backend_config=config, direct=direct)
         again = self._facts is not None
-        self._facts = WorkerFacts(machine(), format_name, self._agent.facts)
+        buffered = self._mirror is not None
+        self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts, buffered)
         self._untold = self._facts if again else None
+
+    def _share(self, regions: Sequence[Tensor]) -> Direct | None:
+        """How others of this machine reach the memory of this worker's device; None where they do not."""
+        device = regions[0].device if regions else torch.device("cpu")
+        sharing = sharing_of(device) if self._options.direct else None
+        return None if sharing is None else Direct(sharing, machine(), regions, device)
 
     def handshake(self) -> bytes:
         return encode(self._facts)
@@ -75,31 +111,37 @@ class NixlWorker(ConnectorWorker):
         self._agent.await_notices(step.holds)
         for owner, deadline in step.deadlines.items():
             self._agent.extend(owner, deadline)
+        if self._mirror is not None:
+            for owner, blocks in step.given.items():
+                self._giving[owner] = self._mirror.fetch(blocks)
         for load in step.loads:
-            self._loads[load.owner] = load
-            self._starts[load.owner] = time.monotonic()
             self._begin(self._agent, load)
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         ended, notices = ([], []) if self._agent is None else self._agent.take()
-        ended += [(owner, False) for owner in self._lost]
+        ended += self._lost
         self._lost = []
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
-        for owner, arrived in ended:
-            load, start = self._loads.pop(owner), self._starts.pop(owner)
-            blocks = [(group, block) for group, some in enumerate(load.ours) for block in some]
+        for loading in self._ended(ended):
+            owner = loading.load.owner
+            blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
             received.append(owner)
-            if arrived:
+            if loading.arrived:
                 _count(counters, "nixl_loaded_blocks", len(blocks))
-                _count(counters, "nixl_loaded_bytes", self._num_bytes(load))
-                _count(counters, "nixl_load_seconds", time.monotonic() - start)
+                _count(counters, "nixl_loaded_bytes", self._num_bytes(loading.load))
+                _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
             else:
                 failed.append(owner)
                 failed_blocks += blocks
                 _count(counters, "nixl_failed_blocks", len(blocks))
+        if self._agent is not None:
+            _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
+            self._num_direct = self._agent.num_direct
+        given = [owner for owner, mark in list(self._giving.items()) if mark.done() and self._passed(owner, mark)]
         notes = []
-        if notices or failed or self._untold is not None:
-            notes.append((self.rank, encode(NixlNote(notices=notices, failed=failed, facts=self._untold))))
+        if notices or failed or given or self._untold is not None:
+            note = NixlNote(notices=notices, failed=failed, given=given, facts=self._untold)
+            notes.append((self.rank, encode(note)))
             self._untold = None
         return TransferReport(
             received=received,
@@ -109,54 +151,136 @@ class NixlWorker(ConnectorWorker):
         )
 
     def close(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        self._end_agent()
         self._queue.close()
 
-    def _begin(self, agent: Agent, load: Load) -> None:
-        peer = load.agents[self.rank] if self.rank < len(load.agents) else None
-        if peer is None or not self._fits(peer, load):
-            self._lost.append(load.owner)
-            return
-        self._queue.run(_nothing)
-        agent.read(
-            Read(
-                load.owner,
-                peer,
-                self._places(load.ours, self._counts),
-                self._places(load.theirs, [layer.count for layer in peer.layers]),
-                load.notice + bytes([self.rank]),
-                load.deadline,
-                self._queue.mark(),
-            )
-        )
+    def _end_agent(self) -> None:
+        """Ends all reads, and the copies to and from host memory."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent, self._num_direct = None, 0
+        for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
+            with suppress(Exception):
+                mark.wait()
 
-    def _fits(self, peer: AgentFacts, load: Load) -> bool:
-        """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
-        if len(peer.layers) != len(self._groups):
+    def _ended(self, reads: Sequence[tuple[str, bool]]) -> list[Loading]:
+        """Loads that are over, of which these reads have ended now."""
+        ended = []
+        for owner, arrived in reads:
+            loading = self._loads[owner]
+            loading.reads -= 1
+            loading.arrived &= arrived
+            if loading.reads > 0:
+                continue
+            del self._loads[owner]
+            if self._mirror is not None and loading.arrived:
+                loading.put = self._mirror.put(loading.load.ours)
+                self._putting.append(loading)
+            else:
+                ended.append(loading)
+        over = [loading for loading in self._putting if loading.put.done()]
+        self._putting = [loading for loading in self._putting if loading not in over]
+        for loading in over:
+            try:
+                loading.put.wait()
+            except Exception:
+                logger.exception("blocks could not be copied from host memory")
+                loading.arrived = False
+        return ended + over
+
+    def _passed(self, owner: str, mark: Mark) -> bool:
+        """Whether a request's blocks are in host memory; what is not is never read."""
+        del self._giving[owner]
+        try:
+            mark.wait()
+        except Exception:
+            logger.exception("blocks could not be copied to host memory")
             return False
-        for group, layer in zip(self._groups, peer.layers, strict=True):
-            theirs = load.theirs[group]
-            if len(theirs) != len(load.ours[group]) or any(not 0 < block < layer.count for block in theirs):
-                return False
         return True
 
-    def _places(self, blocks: Sequence[Sequence[int]], counts: Sequence[int]) -> np.ndarray:
-        """The numbers in the agent's table of the blocks of each layer."""
-        firsts = accumulate(counts, initial=0)
-        parts = [
-            np.asarray(blocks[group], np.int32) + first for group, first in zip(self._groups, firsts, strict=False)
-        ]
-        return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+    def _begin(self, agent: Agent, load: Load) -> None:
+        fit = self._fit(load.fit)
+        from_ranks = readers(fit.pieces)
+        mine = from_ranks[self.rank]
+        self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
+        if not mine or not _covers(load, fit.theirs, mine):
+            self._lost += [(load.owner, not mine)] * max(1, len(mine))
+            return
+        self._queue.run(_nothing)
+        mark = self._queue.mark()
+        first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
+        for number, rank in enumerate(mine, first):
+            notice = Notice(load.ticket, number, count).packed()
+            wanted = partial(self._rows, load, fit, rank)
+            agent.read(Read(load.owner, load.agents[rank], wanted, notice, load.deadline, mark))
+
+    def _fit(self, data: bytes) -> Fit:
+        if data not in self._fits:
+            if len(self._fits) >= _MAX_FITS:
+                self._fits.clear()
+            self._fits[data] = decode(data, Fit)
+        return self._fits[data]
+
+    def _rows(self, load: Load, fit: Fit, rank: int) -> Rows:
+        """What to read from that rank of the other engine."""
+        own, peer, facts = self._facts, load.agents[rank], fit.theirs
+        if own is None:
+            raise ValueError("this worker has no memory")
+        tables = [np.array(blocks, np.int64) for blocks in load.ours]
+        theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
+        parts = []
+        for piece in of_rank(fit.pieces[self.rank], rank):
+            here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
+            size = self.layout.groups[here.group].block_size
+            parts.append(
+                rows(
+                    _side(here, own.agent.layers[piece.ours], own.shape.blocks[here.block], size),
+                    _side(
+                        there,
+                        peer.layers[piece.theirs],
+                        facts.blocks[there.block],
+                        facts.groups[there.group].block_size,
+                    ),
+                    (piece.first, piece.last),
+                    range(load.start, load.stop),
+                    tables[here.group],
+                    theirs[there.group],
+                )
+            )
+        return Rows.join(parts)
 
     def _num_bytes(self, load: Load) -> int:
-        layers = self._facts.agent.layers if self._facts is not None else []
-        return sum(layer.size * len(load.ours[group]) for group, layer in zip(self._groups, layers, strict=True))
+        if self._facts is None:
+            return 0
+        counts = [sum(block > 0 for block in blocks) for blocks in load.ours]
+        layers = zip(self._facts.shape.layers, self._facts.agent.layers, strict=True)
+        return sum(memory.size * counts[layer.group] for layer, memory in layers)
+
+
+def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
+    """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
+    for blocks, group in zip(load.blocks, theirs.groups, strict=True):
+        if len(blocks) != -(-load.stop // group.block_size) - load.start // group.block_size or min(blocks) < 0:
+            return False
+    most = [max(blocks) for blocks in load.blocks]
+    for rank in ranks:
+        layers = load.agents[rank].layers
+        if len(layers) != len(theirs.ranks[rank]):
+            return False
+        for shape, memory in zip(theirs.ranks[rank], layers, strict=True):
+            whole = memory.size == theirs.blocks[shape.block].num_bytes <= memory.stride
+            if not whole or most[shape.group] >= memory.count:
+                return False
+    return True
+
+
+def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
+    return Side(block, block_size, layer.first, memory.address, memory.stride)
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:
-    counters[name] = counters.get(name, 0.0) + value
+    if value:
+        counters[name] = counters.get(name, 0.0) + value
 
 
 def _nothing() -> None:

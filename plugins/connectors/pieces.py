@@ -6,38 +6,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Bytes of a piece at most: longer ones are divided, as the kernel takes equally long over each.
+_PIECE_BYTES = 128 << 10
+
 
 def has_kernel(device: torch.device) -> bool:
     """Whether `copy_pieces` runs on `device`."""
     return device.type == "cuda"
 
 
-def checked_types() -> frozenset[torch.dtype]:
-    """The types whose values `copy_pieces` can look at."""
-    from frame.kernels import block_copies
-
-    return block_copies.CHECKED
-
-
 def copy_pieces(
-    table: np.ndarray,
-    device: torch.device,
-    *,
-    to_host: bool,
-    finite: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    table: np.ndarray, device: torch.device, *, finite: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> None:
-    """Launches a copy on the current stream: `table` int64 [n, 4] is that of the kernel.
+    """Launches a copy on the current stream: `table` int64 [n, 4] and the rest are those of the kernel.
 
-    `to_host` says that one side is host memory, which is pinned. Raises `ValueError` where addresses and sizes do not
-    suit values of `dtype`.
+    Raises `ValueError` where addresses and sizes do not suit values of `dtype`.
     """
     from frame.kernels import block_copies
 
     if not len(table):
         return
+    table = _divided(table)
     every = int(np.bitwise_or.reduce(table[:, :3], axis=None))
-    programs = block_copies.HOST_PROGRAMS if to_host else block_copies.PEER_PROGRAMS
     staged = torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
     most, unit = int(table[:, 2].max()), min(16, every & -every)
-    block_copies.copy_pieces(staged, most, unit, programs=programs, finite=finite, dtype=dtype)
+    block_copies.copy_pieces(staged, most, unit, finite=finite, dtype=dtype)
+
+
+def _divided(table: np.ndarray) -> np.ndarray:
+    """The same copies, none of them longer than `_PIECE_BYTES`."""
+    counts = -(-table[:, 2] // _PIECE_BYTES)
+    if (counts == 1).all():
+        return table
+    divided = np.repeat(table, counts, axis=0)
+    starts = np.arange(len(divided)) - np.repeat(np.cumsum(counts) - counts, counts)
+    divided[:, :2] += (starts * _PIECE_BYTES)[:, None]
+    divided[:, 2] = np.minimum(divided[:, 2] - starts * _PIECE_BYTES, _PIECE_BYTES)
+    return divided

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frame.interfaces import LazyTensor, Model, WeightLoader
+from frame.weight_offload.null import moves_weights
 
 from .safetensors import SafetensorsLoader
 
@@ -53,6 +54,7 @@ class ShardedStateLoader(WeightLoader):
             yield NotedTensor(name, dtype, tuple(shape), digest)
 
     def restore(self, model: Model, fill: Callable[[Any], None]) -> int | None:
+        _require_here(model)
         facts, kind = self._facts(), type(model).__name__
         self._require_alike(facts["share"], model.share)
         wanted = state_of(model)
@@ -95,6 +97,7 @@ class ShardedStateLoader(WeightLoader):
         return facts
 
     def store(self, model: Model, source: WeightLoader, *, pattern: str = "", max_size: int = 0) -> None:
+        _require_here(model)
         share, pattern = model.share, pattern or PATTERN
         if "/" in pattern or "{rank}" not in pattern or "{part}" not in pattern:
             raise ValueError(f"pattern must be a file name with {{rank}} and {{part}}, got {pattern!r:.80}")
@@ -120,6 +123,15 @@ class ShardedStateLoader(WeightLoader):
             "tensors": {tensor.name: _noted(tensor) for tensor in source.tensors()},
         }
         (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _require_here(model: Model) -> None:
+    """Raises `ValueError` where not all weights of the model are on the device at once."""
+    if moves_weights(model):
+        raise ValueError(
+            "sharded_state stores and reads all weights of a device at once, and cpu_offload_gb keeps some in host "
+            "memory: leave cpu_offload_gb out, or load another format"
+        )
 
 
 def state_of(model: Model) -> dict[str, Tensor]:

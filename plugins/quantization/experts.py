@@ -126,11 +126,12 @@ class RoundedExperts(CodedExperts):
         slots = []
         for slot in super().weight_slots(layer):
             name = next((one for one in PARTS if slot.parameter is getattr(layer, one)), None)
-            slots.append(slot if name is None else replace(slot, take=partial(self._round, layer, name, slot.region)))
+            slots.append(slot if name is None else replace(slot, take=partial(self._round, layer, name, slot)))
         return slots
 
-    def _round(self, layer: Any, name: str, region: tuple[slice, ...], weight: Tensor) -> None:
-        codes, scales = getattr(layer, name).data[region], getattr(layer, f"{name}_scales").data[region]
+    def _round(self, layer: Any, name: str, slot: WeightSlot, weight: Tensor) -> None:
+        weight = weight.transpose(-1, -2).contiguous() if slot.transposed else weight
+        codes, scales = (getattr(layer, part).data[slot.region] for part in (name, f"{name}_scales"))
         for expert, rows in enumerate(weight.reshape(-1, *weight.shape[-2:])):
             for some in runs_of_rows(rows):
                 if self._dtype is None:

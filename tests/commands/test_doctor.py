@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ from frame.plugins.commands.doctor import memory, prediction
 from frame.plugins.commands.doctor.facts import bytes_per_token
 from frame.plugins.commands.doctor.layers import read_shape
 from frame.plugins.commands.doctor.machine import Device, find_device
-from frame.settings import Registry
+from frame.settings import ConfigError, Registry
 from frame.testing import CommandSuite, make_checkpoint
 from frame.testing.encoder_decoders import make_encoder_decoder
 from frame.testing.families import FAMILIES
@@ -348,14 +349,14 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
 
 def test_constants_are_those_of_the_platforms():
     from frame.plugins.platforms import cpu, cpu_linear, options
-    from frame.plugins.platforms.cuda import memory as cuda
+    from frame.plugins.platforms.cuda import memory as cuda_memory, platform as cuda
     from frame.plugins.platforms.cuda.graphs import cuda_graphs, piecewise as cuda_pieces, shapes
 
     assert memory.CPU_KV_BYTES == cpu.DEFAULT_KV_BYTES
     assert memory.CPU_LEAST_PACKED == cpu_linear.LEAST_PACKED
     for dtype in ("float32", "bfloat16", "float16"):
         assert memory.packs(dtype) == cpu_linear.packs(getattr(torch, dtype))
-    assert memory.CUDA_RESERVE_BYTES == cuda.RESERVE_BYTES
+    assert memory.CUDA_RESERVE_BYTES == cuda_memory.RESERVE_BYTES
     assert {
         "cpu": (cpu.CpuPlatform.default_num_seqs, cpu.CpuPlatform.default_num_batched_tokens),
         "cuda": (cuda.CudaPlatform.default_num_seqs, cuda.CudaPlatform.default_num_batched_tokens),
@@ -457,3 +458,27 @@ def held_weights(folder: str, **settings) -> tuple[int, int]:
     finally:
         llm.close()
     return found
+
+
+def test_weights_in_host_memory_leave_the_device_to_the_cache(tmp_path, capsys):
+    """By whole layers, as the engine chooses them, less the places through which they pass."""
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 1024}
+    folder = make_checkpoint(tmp_path, "llama", dtype=torch.bfloat16, **shape)
+    device = Device("cuda", "a GPU", 8 * GIB, 8 * GIB)
+    whole = plan(folder, device, plugin={"cuda": {"capture_prompts": False}})
+    made = plan(folder, device, cpu_offload_gb=1, cpu_offload_ahead=1)
+    assert made.kept.host == 4 * made.kept.ring
+    assert made.budget.parts["weights"] == made.held_bytes == whole.weights_bytes - made.kept.saved
+    assert made.budget.kv_bytes == whole.budget.kv_bytes + made.kept.saved
+    half = plan(folder, device, cpu_offload_gb=made.kept.host / 2 / GIB, cpu_offload_ahead=1)
+    assert half.kept.host * 2 == made.kept.host
+    assert plan(folder, Device("cpu", "a CPU", 8 * GIB, 8 * GIB), cpu_offload_gb=1).kept.host == 0
+    with pytest.raises(ConfigError, match="keeps 1 of 8 layers in host memory, and the device holds 3 of them"):
+        plan(folder, device, cpu_offload_gb=made.kept.host / 8 / GIB)
+    flags = ["--platform", "cuda", "--memory-gib", "8", "--cpu-offload-gb", "1"]
+    assert main(["doctor", str(folder), *flags]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"in host memory   \S+ MiB of the weights of a device, which has room for \S+ MiB of them at", text
+    )
+    assert "GiB of host memory are free for the weights of each device" in text

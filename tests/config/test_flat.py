@@ -191,6 +191,7 @@ def test_config_is_frozen_and_closed():
         ({"trust_remote_code": True}, "trust_remote_code=True cannot be honoured: no code of a checkpoint is ever run"),
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} cannot be honoured"),
         ({"kv_transfer_config": {"kv_rank": 1}}, "kv_transfer_config has no kv_rank here"),
+        ({"kv_transfer_config": {"kv_buffer_device": "tpu"}}, "no kv_buffer_device 'tpu'; there are: cuda, cpu"),
         ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
         ({"api_key": ["k", " "]}, "api_key must not be empty"),
@@ -200,6 +201,12 @@ def test_errors_are_one_sentence_with_name_and_value(settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         FrameConfig.from_flat(**settings)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("device", "plugin"), [("cpu", {"host_buffer": True, "port": 5}), ("cuda", {"port": 5})])
+def test_the_buffer_of_transfers_is_an_option_of_the_connector(device, plugin):
+    given = {"kv_connector": "nixl", "kv_buffer_device": device, "kv_connector_extra_config": {"port": 5}}
+    assert FrameConfig.from_flat(kv_transfer_config=given).plugin == {"nixl": plugin}
 
 
 def test_vllm_names_and_values_mean_the_same(caplog):

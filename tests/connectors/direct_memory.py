@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 
 from frame.interfaces import Mark
 from frame.plugins.connectors.nixl_direct import Sharing
@@ -15,7 +16,7 @@ class FakeSharing(Sharing):
     """`faults` names what goes wrong: "export", "open", "copy" (raise), "probe" (another device's memory is read)."""
 
     def __init__(self, device=None, *, faults=()):
-        self.faults, self.copied, self.closed = set(faults), 0, False
+        self.faults, self.copied, self.opened = set(faults), 0, Counter()
 
     def export(self, region):
         if "export" in self.faults:
@@ -28,10 +29,12 @@ class FakeSharing(Sharing):
         if "open" in self.faults:
             raise RuntimeError("the driver refuses it")
         address, size = _EXPORTED[handle]
+        self.opened[handle] += 1
         return address + (256 if "probe" in self.faults else 0), size
 
-    def close(self):
-        self.closed = True
+    def release(self, handle):
+        self.opened[handle] -= 1
+        assert self.opened[handle] >= 0
 
     def copy(self, table):
         if "copy" in self.faults:

@@ -21,10 +21,11 @@ def open_engine(model, secret_file, settings=None, **nixl):
     from frame.core.config.flat import from_flat
     from frame.core.plugin_host.registry import Registry
     from frame.testing.engines import SMALL, running
+    from frame.testing.thread_executor import with_threads
 
     options = {"secret_file": str(secret_file), "lease_seconds": 10, **nixl}
     plain = {**SMALL, "model": str(model), "block_size": BLOCK_SIZE, "num_threads": 1, "kv_connector": "nixl"}
-    return running(from_flat({**plain, **(settings or {}), "plugin": {"nixl": options}}), Registry.load())
+    return running(from_flat({**plain, **(settings or {}), "plugin": {"nixl": options}}), with_threads(Registry.load()))
 
 
 class Asked:
@@ -86,13 +87,13 @@ class Asked:
 class Prefill:
     """The process of a prefill engine."""
 
-    def __init__(self, model, secret_file, **settings):
+    def __init__(self, model, secret_file, environment=(), **settings):
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(model), str(secret_file), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(environment)},
         )
         self.number = 0
 

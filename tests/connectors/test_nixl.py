@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from frame.interfaces import Mark, decode, encode
-from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_pulls
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_listener, nixl_pulls
 from frame.plugins.connectors.nixl_messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
@@ -33,7 +33,7 @@ SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if name 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_whole_blocks_of_prompts_travel(pairs, shape):
-    layout = make_layout(**shape)
+    layout = make_layout(**{"num_blocks": 128, **shape})
     there, here = pairs.engine(layout), pairs.engine(layout)
     for number, length in enumerate((22, 40, 17, 33, 3)):
         prompt = pairs.prompt(length, seed=number)
@@ -49,7 +49,7 @@ def test_what_the_proxy_gets_is_what_proxies_know(pairs):
     params = pairs.prefill(there, "p", pairs.prompt(22))
     assert params["do_remote_prefill"] is True
     assert params["do_remote_decode"] is False
-    assert [len(group) for group in params["remote_block_ids"]] == [5]
+    assert [len(group) for group in params["remote_block_ids"]] == [6]
     assert (params["remote_engine_id"], params["remote_request_id"]) == ("engine-under-test", "p")
     assert (params["remote_host"], params["tp_size"]) == ("127.0.0.1", 1)
     assert 0 < params["remote_port"] < 65536
@@ -157,7 +157,7 @@ def test_more_than_the_share_is_not_kept(pairs, caplog):
     assert pairs.prefill(there, "b", pairs.prompt(40, seed=1)) is None
     assert "max_held_share" in caplog.text
     there.step()
-    assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 9
+    assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 10
     pairs.rest(there, seconds=6)
     assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 0
 
@@ -211,21 +211,27 @@ def test_another_model_is_refused_without_decoding(pairs, monkeypatch, caplog):
     """The engine that differs is told nothing of the other one's memory, and gives NIXL nothing to parse."""
     there, here = pairs.engine(), pairs.engine(make_layout(model="other"))
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    monkeypatch.setattr(nixl_agent.Agent, "_peer", None)
+    monkeypatch.setattr(nixl_agent.Agent, "_meet", None)
     asked = []
     ask = nixl_pulls.Pulls._ask
     monkeypatch.setattr(nixl_pulls.Pulls, "_ask", lambda self, pull: asked.append(ask(self, pull)))
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
     assert asked == [None]
-    assert "differ in the model" in caplog.text
+    assert "differ in the model (a hash of config.json, weights and dtype): test at the prefill engine, other at" in (
+        caplog.text
+    )
     assert there.busy
     assert "secret" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("shape", "what"),
-    [({"block_size": 2}, "the block size"), ({"layers": 3}, "what layers keep")],
-    ids=["block", "layers"],
+    [
+        ({"block_size": 6}, "the block size, and neither is a multiple of the other: 4 at the prefill engine, 6 at"),
+        ({"layers": 3}, "the number of layers that keep tokens: 2 at the prefill engine, 3 at the decode engine"),
+        ({"windows": (6,)}, "how long tokens are kept, of layer group0.layer0: all 0 at the prefill engine, window 5"),
+    ],
+    ids=["block", "layers", "window"],
 )
 def test_engines_that_do_not_fit_say_why(pairs, shape, what, caplog):
     there, here = pairs.engine(), pairs.engine(make_layout(**shape))
@@ -474,3 +480,38 @@ def test_random_lives(pairs):
     for source in sources:
         source.check()
     assert counter(here, "loaded_blocks") > 50
+
+
+@pytest.mark.parametrize("until", ["granted", "reads", "released"])
+def test_a_decode_engine_that_closes_gives_its_leases_back(pairs, monkeypatch, until):
+    """Whether a request has its lease, its blocks are being read, or were to be given back: no lease need end."""
+    there, here = pairs.engine(options={"lease_seconds": 60}), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    if until == "reads":
+        monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+    pulls = here.connector.inner._pulls
+    pairs.add(here, "d", pairs.prompt(40), params)
+    if until == "granted":
+        match = nixl_pulls.Pulls.match
+        monkeypatch.setattr(nixl_pulls.Pulls, "match", lambda *given: match(*given) and (None, False))
+        pairs.until(lambda: any(pull.asked and pull.asked.done() for pull in pulls._pulls.values()), here)
+    elif until == "reads":
+        pairs.until(lambda: pulls._loading, here)
+    else:
+        here.step()
+        here.engine.abort(["d"])
+    here.close()
+    pairs.until(lambda: not there.busy, there, seconds=4)
+
+
+def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    pairs.add(here, "d", pairs.prompt(40), params)
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+    pulls = here.connector.inner._pulls
+    pairs.until(lambda: pulls._loading, here)
+    monkeypatch.setattr(nixl_listener.NixlListener, "_answer", lambda self, question: time.sleep(4.5))
+    start = time.monotonic()
+    here.close()
+    assert time.monotonic() - start < 4

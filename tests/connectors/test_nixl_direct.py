@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from frame.plugins.connectors.nixl_direct import MAX_REGIONS, Direct, Offer, Region
+from frame.plugins.connectors.nixl_maps import Rows
 from tests.connectors.direct_memory import FakeSharing
 
 CPU = torch.device("cpu")
@@ -16,8 +17,7 @@ CPU = torch.device("cpu")
 def worker(num_regions=2, machine="here", **given):
     """A worker's memory: `num_regions` tensors of eight rows."""
     tensors = [torch.arange(64, dtype=torch.int64).view(8, 8) + 1000 * i for i in range(num_regions)]
-    regions = {one.untyped_storage().data_ptr(): one for one in tensors}
-    return tensors, Direct(FakeSharing(**given), machine, regions, CPU)
+    return tensors, Direct(FakeSharing(**given), machine, tensors, CPU)
 
 
 def test_rows_of_two_regions_are_read_in_one_go():
@@ -28,11 +28,12 @@ def test_rows_of_two_regions_are_read_in_one_go():
     opened = here.open(msgspec.msgpack.decode(msgspec.msgpack.encode(there.offer), type=Offer))
     pairs = [(theirs[0][1], ours[1][7]), (theirs[1][7], ours[0][0]), (theirs[0][0], ours[0][3])]
     sources, targets = (np.array([pair[i].data_ptr() for pair in pairs]) for i in range(2))
-    here.read(opened, sources, targets, np.full(3, 64)).wait()
+    here.read(opened, Rows(targets, sources, np.full(3, 64))).wait()
     assert all(torch.equal(source, target) for source, target in pairs)
     assert sum(int(one.count_nonzero()) for one in ours) == sum(int(one.count_nonzero()) for one, _ in pairs)
-    here.close()
-    assert here._sharing.closed
+    opened.close()
+    opened.close()
+    assert not here._sharing.opened.total()
 
 
 @pytest.mark.parametrize("start", [-8, 449, 512, 1 << 40])
@@ -41,9 +42,9 @@ def test_what_was_not_offered_is_not_read(start):
     _, here = worker(1)
     opened = here.open(there.offer)
     target = torch.zeros(8, dtype=torch.int64)
-    given = (np.array([number]) for number in (theirs[0].data_ptr() + start, target.data_ptr(), 64))
+    rows = Rows(*(np.array([number]) for number in (target.data_ptr(), theirs[0].data_ptr() + start, 64)))
     with pytest.raises(ValueError, match="outside of the memory that was offered"):
-        here.read(opened, *given)
+        here.read(opened, rows)
     assert not target.any()
 
 
@@ -52,6 +53,7 @@ def test_memory_that_cannot_be_read_rightly_is_left_to_nixl(faults):
     _, there = worker()
     _, here = worker(faults=faults)
     assert here.open(there.offer) is None
+    assert not here._sharing.opened.total()
 
 
 def test_a_worker_whose_memory_has_no_handles_offers_nothing_and_opens_nothing():
@@ -85,3 +87,18 @@ def test_an_offer_is_bounded(changes):
     data = {**msgspec.to_builtins(offer), **{name: msgspec.to_builtins(one) for name, one in changes.items()}}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(data, Offer)
+
+
+def test_long_pieces_are_divided_and_short_ones_are_not():
+    from frame.plugins.connectors.pieces import _PIECE_BYTES, _divided
+
+    short = np.array([[10, 20, 5, 1], [30, 40, _PIECE_BYTES, 2]])
+    assert _divided(short) is short
+    long = np.array([[1000, 5000, 2 * _PIECE_BYTES + 8, 7], [10, 20, 5, 1]])
+    step = _PIECE_BYTES
+    assert _divided(long).tolist() == [
+        [1000, 5000, step, 7],
+        [1000 + step, 5000 + step, step, 7],
+        [1000 + 2 * step, 5000 + 2 * step, 8, 7],
+        [10, 20, 5, 1],
+    ]

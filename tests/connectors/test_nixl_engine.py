@@ -112,6 +112,7 @@ def test_a_prefill_engine_that_dies_while_it_is_read_costs_the_computation(sides
     assert here.rest(seconds=30) == 0
 
 
+@pytest.mark.matrix
 def test_two_workers_on_each_side(secret, tmp_path):
     model = make_checkpoint(tmp_path, "llama")
     settings = {"tensor_parallel_size": 2, "executor": "process"}

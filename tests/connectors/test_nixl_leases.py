@@ -16,8 +16,9 @@ from frame.interfaces import encode
 from frame.plugins.connectors.nixl_holds import MAX_RENEWALS, Holds
 from frame.plugins.connectors.nixl_links import Links, Source
 from frame.plugins.connectors.nixl_listener import NixlListener
-from frame.plugins.connectors.nixl_messages import AgentFacts, Facts, LayerMemory, digest
+from frame.plugins.connectors.nixl_messages import AgentFacts, LayerMemory, Notice, digest
 from frame.plugins.connectors.nixl_options import NixlOptions, is_loopback
+from frame.plugins.connectors.nixl_shapes import VERSION, BlockShape, Facts, GroupShape, LayerShape
 from frame.plugins.connectors.nixl_wire import Channel, Done, Granted, Lease, Release, answer_call, call
 from frame.plugins.connectors.peer_wire import Challenge, PeerError, send
 from frame.testing.fake_cache import make_layout
@@ -25,7 +26,8 @@ from frame.testing.fake_cache import make_layout
 CONTENT, TOKENS = b"content", array("i", range(20))
 SHOWN = digest(CONTENT, TOKENS)
 BLOCKS = [[1, 2, 3, 4, 5]]
-FACTS = Facts(1, "m", 4, "g", 1, 1, ["f"])
+BLOCK = BlockShape((2, 4, 1, 8), (0, 1, 2, 3), "float32", 4, 1, 2)
+FACTS = Facts(2, "m", "", 4, [GroupShape(4, "all", 0)], [BLOCK], [[LayerShape("a", 0, 0, 0, 1, 1)]])
 
 
 class Clock:
@@ -35,23 +37,22 @@ class Clock:
         return self.now
 
 
-def make_holds(num_ranks=1, max_blocks=100, seconds=10.0):
+def make_holds(max_blocks=100, seconds=10.0):
     clock = Clock()
-    holds = Holds(make_layout(), seconds, max_blocks, num_ranks, clock)
+    holds = Holds(make_layout(), seconds, max_blocks, clock)
     assert holds.add("a", CONTENT, TOKENS, BLOCKS)
     return holds, clock
 
 
-def test_blocks_go_back_once_all_ranks_have_read_them():
-    holds, _ = make_holds(num_ranks=2)
+def test_blocks_go_back_once_all_readers_have_read_them():
+    holds, _ = make_holds()
     ticket, blocks, seconds = holds.lease("a", 20, SHOWN)
     assert (blocks, seconds) == (BLOCKS, 10.0)
-    holds.read(ticket, 0)
-    holds.read(ticket, 0)
-    holds.read(ticket, 2)
-    holds.read(b"unknown", 1)
+    for name, reader, count in ((ticket, 0, 3), (ticket, 0, 3), (ticket, 3, 3), (ticket, 1, 1), (ticket, 2, 3)):
+        holds.read(Notice(name, reader, count))
+    holds.read(Notice(b"unknown", 1, 3))
     assert holds.collect() == []
-    holds.read(ticket, 1)
+    holds.read(Notice(ticket, 1, 3))
     assert holds.collect() == ["a"]
     assert (holds.collect(), holds.num_blocks) == ([], 0)
     assert holds.lease("a", 20, SHOWN) is None
@@ -60,21 +61,22 @@ def test_blocks_go_back_once_all_ranks_have_read_them():
 def test_no_reader_ends_the_lease_of_another():
     holds, _ = make_holds()
     one, other = (holds.lease("a", 20, SHOWN)[0] for _ in range(2))
-    holds.read(one, 0)
+    holds.read(Notice(one, 0, 1))
     holds.release("a", 20, SHOWN, one)
     assert holds.collect() == []
     holds.release("a", 20, SHOWN, other)
     assert holds.collect() == ["a"]
 
 
-def test_only_whole_grains_that_the_caller_knows_are_given():
+def test_only_tokens_that_the_caller_knows_are_given():
     holds, _ = make_holds()
     assert holds.lease("a", 8, digest(CONTENT, TOKENS[:8]))[1] == [[1, 2]]
     wrong = digest(b"other", TOKENS)
     for name, count, shown in (("b", 20, SHOWN), ("a", 20, wrong), ("a", 16, SHOWN), ("a", 0, digest(CONTENT, []))):
         assert holds.lease(name, count, shown) is None
         holds.release(name, count, shown, b"")
-    for count in (7, 24, -4):
+    assert holds.lease("a", 7, digest(CONTENT, TOKENS[:7]))[1] == [[1, 2]]
+    for count in (21, 24, -4):
         assert holds.lease("a", count, digest(CONTENT, TOKENS[:count])) is None
     assert holds.collect() == []
 
@@ -99,7 +101,7 @@ def test_a_reset_waits_for_readers():
     holds, _ = make_holds()
     ticket = holds.lease("a", 20, SHOWN)[0]
     assert not holds.clear()
-    holds.read(ticket, 0)
+    holds.read(Notice(ticket, 0, 1))
     holds.add("b", CONTENT, TOKENS, BLOCKS)
     assert holds.clear()
     assert holds.lease("b", 20, SHOWN) is None
@@ -123,7 +125,7 @@ def test_blocks_never_go_back_before_a_reader_takes_its_lease_for_ended(moves):
             if move == "renew" and (more := holds.renew(ticket)) is not None:
                 leases[ticket] = before + more
             if move in ("read", "release"):
-                holds.read(ticket, 0) if move == "read" else holds.release("a", 20, SHOWN, ticket)
+                holds.read(Notice(ticket, 0, 1)) if move == "read" else holds.release("a", 20, SHOWN, ticket)
                 del leases[ticket]
         if "a" in holds.collect():
             assert all(end <= clock.now for end in leases.values())
@@ -173,7 +175,7 @@ def test_neither_side_speaks_to_one_that_does_not_know_the_secret():
         meet(caller_secret=b"t" * 16)
     one, other = socket.socketpair()
     with one, other:  # a listener that says yes to everybody
-        send(other, Challenge(1, bytes(32)))
+        send(other, Challenge(VERSION, bytes(32)))
         threading.Timer(0.05, lambda: send(other, Done())).start()
         with pytest.raises(PeerError):
             call(one, b"s" * 16, 5)
@@ -268,13 +270,22 @@ def test_what_strangers_send_changes_nothing(listener):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("the model", {"model": "n"}),
-        ("the version of the protocol", {"version": 2}),
-        ("the block size", {"grain": 8}),
-        ("what layers keep", {"groups": "h"}),
-        ("tensor_parallel_size", {"tensor": 2}),
-        ("pipeline_parallel_size", {"pipeline": 2}),
-        ("the format of blocks", {"formats": ["g"]}),
+        ("the model .*: m at the prefill engine, n at", {"model": "n"}),
+        ("the version of the protocol: 2 at the prefill engine, 3 at the decode engine", {"version": 3}),
+        ("the number of layers that keep tokens: 1 at the prefill engine, 0 at", {"ranks": [[]]}),
+        ("their layers: a at the prefill engine, b at", {"ranks": [[LayerShape("b", 0, 0, 0, 1, 1)]]}),
+        ("the number of KV heads, of layer a: 1 at the", {"ranks": [[LayerShape("a", 0, 0, 0, 1, 2)]]}),
+        ("how long tokens are kept, of layer a: all 0 at", {"groups": [GroupShape(4, "window", 3)]}),
+        ("the element type of the KV cache .*: float32 at .*, int8", {"blocks": [replace(BLOCK, dtype="int8")]}),
+        (
+            "the axes of a block.*: 2xtokensxheadsx8 at .*, 2xtokensxheadsx9 at",
+            {"blocks": [replace(BLOCK, shape=(2, 4, 1, 9))]},
+        ),
+        (
+            "the block size, and neither is a multiple of the other: 4 at .*, 6 at",
+            {"blocks": [replace(BLOCK, shape=(2, 6, 1, 8))], "groups": [GroupShape(6, "all", 0)]},
+        ),
+        ("what `deterministic` fixes .*: nothing at .*, 123 at", {"exact": "123"}),
     ],
 )
 def test_an_engine_that_does_not_fit_is_told_why_and_nothing_else(listener, name, changes, caplog):

@@ -131,6 +131,7 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("platform", "Aliasing", "staged arrays arrive and may be reused", {}),
         ("platform", "Rounding", "ops equal their references", {}),
         ("platform", f"{MORE}:NewOps", "every op is there", {}),
+        ("platform", f"{MORE}:Hasty", "the main queue waits for a mark", {}),
         ("platform", f"{MORE}:Mutating", "ops equal their references", {}),
         ("scheduler", f"{MORE}:Partial", "keys are tuples that can be compared", {}),
         ("speculator", f"{MORE}:Scribbling", "looking changes nothing", {}),

@@ -31,6 +31,7 @@ from frame.interfaces import (
     Grammar,
     GrammarMatcher,
     LazyTensor,
+    Mark,
     MetricsSink,
     ModelInputs,
     ModelSetup,
@@ -44,7 +45,9 @@ from frame.interfaces import (
     ReasoningParser,
     RequestReport,
     SchedulerPolicy,
+    SideQueue,
     StepPlan,
+    Streams,
     ToolParser,
 )
 from frame.ops import Ops
@@ -52,7 +55,7 @@ from frame.plugins.grammars.guidance import GuidanceBackend
 from frame.plugins.loaders.safetensors import SafetensorsLoader
 from frame.plugins.models.llama import LlamaForCausalLM
 from frame.plugins.models.t5 import T5ForConditionalGeneration
-from frame.plugins.platforms.cpu import CpuPlatform
+from frame.plugins.platforms.cpu import CpuPlatform, HostStreams, SideThread
 from frame.plugins.platforms.cpu_ops import CpuOps
 from frame.plugins.poolers.sequence import KeptRowPooler, LastPooler
 from frame.plugins.speculators.ngram import NgramSpeculator
@@ -86,6 +89,25 @@ class NewOps(CpuPlatform):
 
     def ops(self) -> Ops:
         return CpuOps()
+
+
+class _Passed(SideThread):
+    def mark(self) -> Mark:
+        mark = super().mark()
+        mark.before_main = lambda: None  # type: ignore[method-assign]
+        return mark
+
+
+class _HastyStreams(HostStreams):
+    def side_queue(self) -> SideQueue:
+        return _Passed()
+
+
+class Hasty(CpuPlatform):
+    """Has marks that hold nothing back."""
+
+    def streams(self) -> Streams:
+        return _HastyStreams()
 
 
 class _GatingInPlace(CpuOps):

@@ -10,6 +10,7 @@ import torch
 
 from frame.core.ops import adapters as reference
 from frame.kernels import adapters as kernels
+from frame.plugins.adapters import lora
 from frame.testing.op_cases import Draw, adapters_case
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +20,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 #: The interpreter's products take no bfloat16.
 DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 CLOSE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-PARTS = {"one": ((40, 0),), "three": ((64, 0), (24, 1), (8, 2)), "joined": ((16, 0), (8, 0), (64, 0), (7, 0))}
+PARTS = {"one": ((40, 0),), "three": ((kernels.SPAN, 0), (24, 1), (8, 2)), "joined": ((16, 0), (8, 0), (64, 0), (7, 0))}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,6 +71,10 @@ def test_wide_inputs_are_summed_in_pieces() -> None:
     batched = kernels.add_adapters(y.to(DEVICE), x.to(DEVICE), moved, there)
     again = kernels.add_adapters(alone, x[:1].to(DEVICE), moved, one)
     assert torch.equal(again, batched[:1]) or (INTERPRETED and torch.allclose(again, batched[:1]))
+
+
+def test_spans_are_those_of_the_kernel() -> None:
+    assert lora.SPAN == kernels.SPAN
 
 
 @pytest.mark.parametrize(("counts", "padding"), [((1,), 0), ((3, 700, 1, 0), 5), ((1, 1, 1), 2)])

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from frame.kernels.block_copies import CHECKED, HOST_PROGRAMS, copy_pieces
+from frame.kernels.block_copies import CHECKED, copy_pieces
 
 pytestmark = pytest.mark.gpu
 
@@ -75,13 +75,13 @@ def test_blocks_go_to_pinned_memory_and_come_back() -> None:
     finite = torch.ones(10, dtype=torch.bool, pin_memory=True)
     order = torch.randperm(100).tolist()
     out = [(blocks[i].data_ptr(), host[j].data_ptr(), 8192, i // 10) for j, i in enumerate(order)]
-    copy_pieces(table_of(out), 8192, 16, programs=HOST_PROGRAMS, finite=finite, dtype=torch.bfloat16)
+    copy_pieces(table_of(out), 8192, 16, programs=8, finite=finite, dtype=torch.bfloat16)
     torch.cuda.synchronize()
     assert torch.equal(host.view(torch.int16), blocks[order].cpu().view(torch.int16))
     assert finite.tolist() == [False] + [True] * 9
     back = torch.zeros_like(blocks)
     into = [(host[j].data_ptr(), back[i].data_ptr(), 8192, 0) for j, i in enumerate(order)]
-    copy_pieces(table_of(into), 8192, 16, programs=HOST_PROGRAMS)
+    copy_pieces(table_of(into), 8192, 16, programs=8)
     assert torch.equal(back.view(torch.int16), blocks.view(torch.int16))
 
 
@@ -128,8 +128,9 @@ def read(pipe: multiprocessing.connection.Connection) -> None:
     copy_pieces(torch.tensor(pieces, device="cuda:0"), length, 16)
     expected = torch.arange(1 << 20).view(64, -1).flip(0)[::2]
     assert torch.equal(found.cpu(), expected)
-    memory.close()
-    memory.close()
+    memory.release(handle)
+    memory.release(handle)
+    assert memory.open(handle)[1] == size
 
 
 @pytest.mark.skipif(INTERPRETED, reason="handles need a GPU")

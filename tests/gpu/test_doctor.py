@@ -16,14 +16,22 @@ SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128, "num_a
          "num_key_value_heads": 8, "vocab_size": 32000}  # fmt: skip
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
-def test_predicted_blocks_are_about_those_of_the_engine(eager, tmp_path, capsys):
-    folder = str(make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16, **SHAPE))
-    flags = ["--gpu-memory-utilization", "0.2", "--max-model-len", "256"] + (["--enforce-eager"] if eager else [])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"enforce_eager": True}, {"num_layers": 24, "cpu_offload_gb": 0.4, "cpu_offload_ahead": 1}],
+    ids=["captured", "eager", "offloaded"],
+)
+def test_predicted_blocks_are_about_those_of_the_engine(settings, tmp_path, capsys):
+    settings = dict(settings)
+    shape = {**SHAPE, "num_hidden_layers": settings.pop("num_layers", 3)}
+    folder = str(make_checkpoint(tmp_path, "qwen3", dtype=torch.bfloat16, **shape))
+    flags = ["--gpu-memory-utilization", "0.2", "--max-model-len", "256"]
+    for name, value in settings.items():
+        flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     assert main(["doctor", folder, *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     arguments = EngineArgs(
-        model=folder, skip_tokenizer_init=True, gpu_memory_utilization=0.2, max_model_len=256, enforce_eager=eager
+        model=folder, skip_tokenizer_init=True, gpu_memory_utilization=0.2, max_model_len=256, **settings
     )
     engine = LLMEngine.from_engine_args(arguments)
     try:

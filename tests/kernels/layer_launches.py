@@ -534,7 +534,7 @@ def copied_blocks(unit: int, dtype: torch.dtype | None = None) -> None:
 
 def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
     """What the adapters of a layer of three parts add, with 8 slots."""
-    spans = _empty(outputs // 64, 3, dtype=torch.int32)
+    spans = _empty(-(-outputs // adapters.SPAN), 3, dtype=torch.int32)
     weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
     numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
     adapters.add_adapters(

@@ -90,7 +90,7 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
         ("--enable-ep-weight-filter", "devices read all weights of their experts"),
         ("--eplb-config.depth 2", "eplb_config"),
         ("--grpc", "requests come over HTTP only"),
-        ("--cpu-offload-gb 4", "weights stay on the device"),
+        ("--cpu-offload-params mlp", "give --cpu-offload-gb"),
         ("--default-chat-template-kwargs '{\"enable_thinking\": false}'", "requests give chat_template_kwargs"),
         ("--kernel-config.moe_backend triton", "kernels are chosen by shape and device"),
         ("-O9", "no optimization_level 9; there are: 0, 1, 2, 3"),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from frame.weight_offload.start import weight_offload
+
 from ...config.checkpoint import Checkpoint
 from ...config.tree import FrameConfig
 from ...interfaces.balancer import ExpertPlacement
@@ -82,17 +84,17 @@ def load_model(
         except torch.OutOfMemoryError:
             raise ValueError(
                 f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
-                "are free; divide the model over more devices, or end what else uses the device"
+                "are free; divide the model, keep weights in host memory (cpu_offload_gb), or end what else uses it"
             ) from None
         copies = sum(table.weight.nbytes for table in tied_tables(model) if build.ops.packs(table.weight))
-        held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) - build.offload.kept_bytes
         require_room(config, platform.memory(), before, held + copies)
         loader = choose_loader(config, checkpoint, registry)
         progress = LoadProgress(platform.streams().fill, shown=config.load.use_tqdm_on_load and not model.share["rank"])
         progress.report(load_weights(model, loader, progress.fill), model.share["rank"])
     model.requires_grad_(False)
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
-    weights_bytes = copies + sum(parameter.nbytes for parameter in model.parameters())
+    weights_bytes = copies + sum(one.nbytes for one in model.parameters()) - build.offload.saved_bytes
     online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
     digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype), online)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
@@ -170,13 +172,14 @@ def build_model(
         pipeline_layers=config.executor.pipeline_layers,
         exchange=exchange_maker(config, registry, groups, platform, dtype),
         redundant_experts=config.expert_balance.num_redundant_experts if config.expert_balance.enable_eplb else None,
+        offload=weight_offload(config, platform),
         methods=Methods(
             quantization,
             kv_is_set=kv_name != "auto",
             adapters=make_adapters(config, checkpoint, platform, registry, (dtype, model_class)),
         ),
     )
-    model: Model = registry.make("model", provider, ModelSetup(build), config)
+    model: Model = build.offload.finish(registry.make("model", provider, ModelSetup(build), config))
     model.share = {"architecture": checkpoint.architecture, "quantization": quantization.numerics, **_share(build)}
     return model, build
 

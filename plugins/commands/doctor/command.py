@@ -118,6 +118,11 @@ def _text(found: dict[str, Any]) -> str:
         "",
         f"weights          {size(weights['num_bytes'])} as {weights.get('quantization', weights['dtype'])} ({files})",
     ]
+    if "host_bytes" in weights:
+        lines.append(
+            f"in host memory   {size(weights['host_bytes'])} of the weights of a device, which has room for "
+            f"{size(weights['ring_bytes'])} of them at a time"
+        )
     lines += _rank_lines(found) if several else []
     lines += [f"{name:<16} {size(value)}" for name, value in found["memory"].items() if name != "weights" and value]
     if cache["set_by"] is None:

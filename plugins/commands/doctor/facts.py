@@ -30,6 +30,7 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "dtype": one.sizes.dtype,
             **({"quantization": one.quantization} if one.quantization else {}),
             "num_bytes": one.weights_bytes,
+            **({"host_bytes": one.kept.host, "ring_bytes": one.kept.ring} if one.kept.host else {}),
             "elements": one.weights.elements,
             "files": one.weights.files,
             "file_bytes_by_dtype": dict(one.weights.file_bytes),

@@ -6,7 +6,7 @@ The rules are restated here, because platforms need torch; tests compare them wi
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -21,6 +21,7 @@ from frame.interfaces import (
     with_checkpoints,
 )
 from frame.settings import Checkpoint, ConfigError, FrameConfig
+from frame.weight_offload.choice import GIB, NOTHING_KEPT, KeptBytes, kept_bytes
 
 from .layers import Shape
 from .machine import Device
@@ -124,6 +125,20 @@ def processor_flags() -> frozenset[str]:
         return frozenset()
 
 
+def offloaded(config: FrameConfig, device: Device, layer_bytes: Sequence[int]) -> KeptBytes:
+    """What `cpu_offload_gb` keeps in host memory, of layers of these sizes; nothing on a CPU, where all is there.
+
+    Raises `ConfigError` where nothing would be saved.
+    """
+    settings = config.weight_offload
+    if device.kind == "cpu" or not settings.cpu_offload_gb:
+        return NOTHING_KEPT
+    try:
+        return kept_bytes(layer_bytes, int(settings.cpu_offload_gb * GIB), settings.cpu_offload_ahead + 1)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def held_bytes(pools: tuple[int, ...], block_bytes: tuple[int, ...]) -> int:
     """Bytes of so many blocks of each pool; 0 where there are none."""
     return sum(count * size for count, size in zip(pools, block_bytes, strict=bool(pools)))
@@ -213,7 +228,7 @@ def piece_share(config: FrameConfig, sizes: Sizes, shape: Shape, weights_bytes: 
     """Of the largest step's activations, what captured steps with prompts keep once more: all of a small model's."""
     options = config.plugin.get("cuda", {})
     off = options.get("capture_prompts") in (False, "false", "0") or options.get("graph_sizes") == []
-    if config.executor.enforce_eager or off:
+    if config.executor.enforce_eager or config.weight_offload.cpu_offload_gb or off:
         return 0.0
     worthwhile = shape.num_layers * CUDA_PIECES_WORTHWHILE / max(1.0, weights_bytes * shape.read_share)
     most = min(sizes.max_num_batched_tokens, worthwhile)

@@ -20,6 +20,7 @@ from frame.interfaces import (
     pool_bytes,
 )
 from frame.settings import Checkpoint, ConfigError, FrameConfig
+from frame.weight_offload.choice import NOTHING_KEPT, KeptBytes
 
 from .backends import block_multiples, multiples_of
 from .estimate import estimate_weights, weights_of
@@ -35,6 +36,7 @@ from .memory import (
     fitting_pools,
     graph_bytes,
     kv_budget,
+    offloaded,
     resolve_sizes,
 )
 from .weights import Weights, has_weights, read_weights
@@ -53,7 +55,8 @@ GIB = 1 << 30
 class Prediction:
     """All that was predicted; `layout` is None where not even two blocks fit.
 
-    Of several `ranks`, device, budget and graphs are those of the poorest; weights are all of them.
+    Of several `ranks`, device, budget and graphs are those of the poorest; weights are all of them. `kept` are those of
+    a rank that lie in host memory.
     """
 
     checkpoint: Checkpoint
@@ -71,6 +74,7 @@ class Prediction:
     load_seconds: float
     assumptions: list[str]
     ranks: Ranks | None = None
+    kept: KeptBytes = NOTHING_KEPT
 
     @property
     def num_ranks(self) -> int:
@@ -85,7 +89,9 @@ class Prediction:
     @property
     def held_bytes(self) -> int:
         """Bytes of weights on the device that memory and cache are told for, of several ranks the poorest one's."""
-        return self.ranks.poorest.part.weights_bytes if self.ranks is not None else self.weights_bytes
+        if self.ranks is not None:
+            return self.ranks.poorest.part.weights_bytes
+        return self.weights_bytes - self.kept.saved
 
 
 def predict(
@@ -110,7 +116,7 @@ def predict(
         held = _quantised(config, checkpoint, sizes, there)
         weights_bytes, shape = held.weights_bytes, replace(shape, kv_specs=held.kv_specs)
     weights_bytes += 0 if devices else _copied_bytes(config, checkpoint, device, sizes, shape, held)
-    ranks = None
+    ranks, kept = None, NOTHING_KEPT
     if devices:
         from .ranks import predict_ranks
 
@@ -118,14 +124,18 @@ def predict(
         poorest, unknown = ranks.poorest, ranks.unknown
         shape = replace(shape, kv_specs=poorest.part.kv_specs, known=shape.known or there)
         device, budget, graphs, filled = poorest.device, poorest.budget, poorest.graph_bytes, ranks.layout
+        kept = poorest.kept
     else:
+        if config.weight_offload.cpu_offload_gb and device.kind != "cpu":
+            kept = _kept(config, checkpoint, device, sizes, held)
         multiples, unknown = (
             multiples_of(config, built.attention, device)
             if built is not None
             else block_multiples(config, checkpoint, shape, sizes, device)
         )
         empty = empty_layout(config, shape.kv_specs, multiples)
-        budget = kv_budget(config, device, sizes, shape, weights_bytes, empty, checkpoint.vocab_size)
+        on_device = weights_bytes - kept.saved
+        budget = kv_budget(config, device, sizes, shape, on_device, empty, checkpoint.vocab_size)
         graphs, filled = (
             graph_bytes(config, device, sizes, shape, checkpoint.vocab_size),
             _filled(config, sizes, empty, budget),
@@ -145,8 +155,9 @@ def predict(
         full_requests=full,
         graph_bytes=graphs,
         load_seconds=START_SECONDS[device.kind] + weights.read_bytes / (disk_gib_per_s * GIB),
-        assumptions=[*_engines(config), *_assumptions(device, shape, disk_gib_per_s, there, unknown)],
+        assumptions=[*_engines(config), *_assumptions(device, shape, disk_gib_per_s, there, unknown), *_host(kept)],
         ranks=ranks,
+        kept=kept,
     )
 
 
@@ -214,6 +225,16 @@ def _copied_bytes(
     return copied_bytes(device, sizes.dtype, tables)
 
 
+def _kept(
+    config: FrameConfig, checkpoint: Checkpoint, device: Device, sizes: Sizes, built: RankPart | None
+) -> KeptBytes:
+    """What lies in host memory, by the layers of the model without memory."""
+    from .ranks import built_part
+
+    part = built or built_part(config, checkpoint, sizes.dtype)
+    return NOTHING_KEPT if part is None else offloaded(config, device, part.layer_bytes)
+
+
 def _filled(config: FrameConfig, sizes: Sizes, empty: KVLayout, budget: Budget) -> KVLayout | None:
     pools = fitting_pools(config, sizes, empty, budget.kv_bytes, pool_bytes(empty))
     return with_pools(empty, pools=pools) if pools else None
@@ -237,6 +258,16 @@ def _engines(config: FrameConfig) -> list[str]:
     """That one of several engines is predicted."""
     count = config.data_parallel.data_parallel_size
     return [f"all of this is about one of {count} engines; each has devices of its own"] if count > 1 else []
+
+
+def _host(kept: KeptBytes) -> list[str]:
+    """What the machine must have beside the device."""
+    if not kept.host:
+        return []
+    return [
+        f"{kept.host / GIB:.2f} GiB of host memory are free for the weights of each device that cpu_offload_gb keeps "
+        "there; all of them are copied in each step, at the speed of the link"
+    ]
 
 
 def _assumptions(device: Device, shape: Shape, disk_gib_per_s: float, there: bool, unknown: str) -> list[str]:

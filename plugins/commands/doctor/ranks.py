@@ -11,18 +11,30 @@ from msgspec.structs import replace as with_pools
 
 from frame.interfaces import KVLayout, common_pools, part_of, pool_bytes
 from frame.settings import Checkpoint, EngineParts, FrameConfig, PluginError, RankPart, engine_parts
+from frame.weight_offload.choice import KeptBytes
 
 from .backends import multiples_of
 from .layers import Shape
 from .machine import Device
-from .memory import Budget, Sizes, copied_bytes, empty_layout, fitting_pools, graph_bytes, held_bytes, kv_budget
+from .memory import (
+    Budget,
+    Sizes,
+    copied_bytes,
+    empty_layout,
+    fitting_pools,
+    graph_bytes,
+    held_bytes,
+    kv_budget,
+    offloaded,
+)
 
 
 @dataclass(frozen=True)
 class Rank:
     """One rank on its device; `block_bytes` are what a block of each pool of the cache takes there.
 
-    `pools` are the blocks that its device has room for, none where it holds no request.
+    `pools` are the blocks that its device has room for, none where it holds no request. `kept` are weights in host
+    memory.
     """
 
     part: RankPart
@@ -31,6 +43,7 @@ class Rank:
     graph_bytes: int
     block_bytes: tuple[int, ...]
     pools: tuple[int, ...]
+    kept: KeptBytes
 
     @property
     def fits(self) -> bool:
@@ -109,7 +122,9 @@ def _rank(
     empty: KVLayout,
 ) -> Rank:
     part, device = placed
-    part = replace(part, weights_bytes=part.weights_bytes + copied_bytes(device, sizes.dtype, part.tied))
+    kept = offloaded(config, device, part.layer_bytes)
+    more = copied_bytes(device, sizes.dtype, part.tied) - kept.saved
+    part = replace(part, weights_bytes=part.weights_bytes + more)
     own_bytes = pool_bytes(part_of(empty, part.own))
     shape = _own_shape(config, shape, part)
     vocabulary = checkpoint.vocab_size if part.is_last else 0  # logits are those of the last stage
@@ -122,6 +137,7 @@ def _rank(
         graph_bytes=graph_bytes(*memory, vocabulary),
         block_bytes=own_bytes,
         pools=fitting_pools(config, sizes, empty, budget.kv_bytes, own_bytes),
+        kept=kept,
     )
 
 

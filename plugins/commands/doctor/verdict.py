@@ -124,7 +124,7 @@ def _less_weight(one: Prediction) -> str:
     """What to change where the weights leave no room; a CPU computes in float32 unless it is asked not to."""
     more = "take a device with more memory, divide the model over more devices, raise --gpu-memory-utilization"
     if one.device.kind == "cuda":
-        return f"{more}, or lower --max-num-batched-tokens"
+        return f"{more}, lower --max-num-batched-tokens, or keep weights in host memory by --cpu-offload-gb"
     dtype = one.checkpoint.dtype
     if DTYPE_BYTES[dtype] >= DTYPE_BYTES[one.sizes.dtype]:
         return f"{more}, or take a smaller model"

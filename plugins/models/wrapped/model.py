@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from frame.interfaces import Build, ForwardStep, LazyTensor, Model, ModelInputs, ModelSetup
 from frame.layers import WeightSlot
 
+from .fusing import fuse_turns
 from .leftovers import fill_parameters
 from .library import NoClassError, base_of, find_class, generates, is_headless, make_config, make_model
 from .names import Given, Names
@@ -84,6 +85,7 @@ class Wrapped(Model):
         ExpertsInterface.register(NAME, grouped_mm_experts_forward)
         self.whole.config._attn_implementation = NAME
         self.whole.config._experts_implementation = NAME
+        fuse_turns(self.replacing.build, self.base)
         self._first = first_position(self.base)
         self._arguments = {**forward_arguments(self.base, torch.zeros(1, 1)), "position_ids": None}
 

@@ -19,6 +19,7 @@ from frame.interfaces import Build, ExpertSpec, Groups, SingleGroup
 from frame.layers import Attention
 from frame.ops import Ops
 
+from .fusing import GATED, GatedPart, is_gated
 from .names import Names
 from .parts import Calls, ExpertsPart, JoinedLinear, LinearPart, NormPart, ScaledEmbedding
 from .trial import Call, Record, UnfitError
@@ -36,7 +37,7 @@ class Replacing:
     """Replaces the parts of `model`, a model of transformers on the meta device of which `record` was learned."""
 
     def __init__(self, build: Build, model: Any, record: Record, names: Names) -> None:
-        self._build, self._model, self._record, self._names = build, model, record, names
+        self.build, self._model, self._record, self._names = build, model, record, names
         self._plan = [(_pattern(key), shard) for key, shard in (getattr(model, "_tp_plan", None) or {}).items()]
         self._norms: dict[tuple[object, ...], float | None] = {}
         self.calls: list[Calls] = []
@@ -50,11 +51,14 @@ class Replacing:
     def all(self, head: str = "") -> None:
         """Replaces everything but embedding and head; `head` names an output layer that stays."""
         experts = set(self._record.experts)
+        whole = set(experts)  # modules whose parts are replaced with them
         for name, module in list(self._model.named_modules()):
-            if any(name.startswith(f"{one}.") for one in experts):
+            if any(name.startswith(f"{one}.") for one in whole):
                 continue
             if name in experts:
                 self._replace_experts(name, module)
+            elif is_gated(module) and self._replace_gated(name, module):
+                whole.add(name)
             elif type(module) is nn.Linear and name != head and module.weight.is_meta:
                 self._replace_linear(name, module)
             elif "RMSNorm" in type(module).__name__:
@@ -70,11 +74,11 @@ class Replacing:
         plain = type(old) is nn.Embedding
         if not plain and (scale is None or set(dict(old.named_buffers())) - {"embed_scale"}):
             return None
-        table = self._build.embedding(name, old.num_embeddings, old.embedding_dim)
+        table = self.build.embedding(name, old.num_embeddings, old.embedding_dim)
         if plain:
             self.put(name, table)
         else:
-            rounded = torch.tensor(float(scale or 1.0), dtype=self._build.dtype).item()
+            rounded = torch.tensor(float(scale or 1.0), dtype=self.build.dtype).item()
             self.put(name, ScaledEmbedding(table, rounded))
         return table
 
@@ -101,7 +105,7 @@ class Replacing:
         halves: Sequence[int] = ()
         if shard == "column" and self._is_packed(name):
             halves = (old.out_features // 2,) * 2
-        self.put(name, self._build.linear(
+        self.put(name, self.build.linear(
             name, old.in_features, old.out_features, bias=old.bias is not None, shard=shard, pieces=halves
         ))  # fmt: skip
 
@@ -132,10 +136,10 @@ class Replacing:
         self, parent: str, keys: Sequence[str], sizes: Sequence[int], in_features: int, bias: bool, shard: Shard | None
     ) -> nn.Module | None:
         if keys is _PAIR:
-            layer = self._build.linear(
+            layer = self.build.linear(
                 parent, in_features, sum(sizes), bias=bias, shard=shard, parts=dict(zip(keys, sizes, strict=True))
             )
-            ranks = self._build.groups.tensor.size if shard else 1
+            ranks = self.build.groups.tensor.size if shard else 1
             return _Split(layer, [size // ranks for size in sizes])
         call = next((call for call in self._record.calls if call.name == parent), None)
         if call is None or call.head_dim != call.value_dim:
@@ -143,20 +147,20 @@ class Replacing:
         if sizes != [count * call.head_dim for count in (call.num_heads, call.num_kv_heads, call.num_kv_heads)]:
             return None
         with self._division(shard is not None):
-            return self._build.attention_input(
+            return self.build.attention_input(
                 parent, in_features, call.num_heads, call.num_kv_heads, call.head_dim, bias=bias, names=keys
             )
 
     @contextmanager
     def _division(self, divided: bool) -> Iterator[None]:
         """Within it, parts that the build divides by itself are whole on each rank unless `divided`."""
-        groups: Groups = self._build.groups
+        groups: Groups = self.build.groups
         if not divided and groups.tensor.size > 1:
-            self._build.groups = replace(groups, tensor=SingleGroup())
+            self.build.groups = replace(groups, tensor=SingleGroup())
         try:
             yield
         finally:
-            self._build.groups = groups
+            self.build.groups = groups
 
     def _replace_norm(self, name: str, old: Any) -> None:
         if [key for key, _ in old.named_parameters()] != ["weight"] or old.weight.dim() != 1 or list(old.buffers()):
@@ -166,9 +170,28 @@ class Replacing:
             return
         key = (type(old), len(old.weight), eps)
         if key not in self._norms:
-            self._norms[key] = _offset(old, eps, self._build.dtype)
+            self._norms[key] = _offset(old, eps, self.build.dtype)
         if (offset := self._norms[key]) is not None:
-            self.put(name, NormPart(self._build.norm(name, len(old.weight), eps=eps, offset=offset)))
+            self.put(name, NormPart(self.build.norm(name, len(old.weight), eps=eps, offset=offset)))
+
+    def _replace_gated(self, name: str, old: Any) -> bool:
+        """Frame's gated layer in the place of one that gives equal bits; False where it is divided in another way."""
+        gate, up, down = (getattr(old, key) for key in GATED)
+        shards = tuple(self._shard(f"{name}.{key}") for key in GATED)
+        biases = {gate.bias is not None, up.bias is not None}
+        if shards not in ((None,) * 3, ("column", "column", "row")) or len(biases) > 1:
+            return False
+        if gate.out_features != up.out_features or gate.in_features != up.in_features:
+            return False
+        parts = dict.fromkeys(_PAIR, gate.out_features)
+        gate_up = self.build.linear(
+            name, gate.in_features, 2 * gate.out_features, bias=biases.pop(), shard=shards[0], parts=parts
+        )
+        back = self.build.linear(
+            f"{name}.down_proj", down.in_features, down.out_features, bias=down.bias is not None, shard=shards[2]
+        )
+        self.put(name, GatedPart(gate_up, back))
+        return True
 
     def _replace_experts(self, name: str, old: Any) -> None:
         """Frame's experts in the place of plain ones; others stay whole, computed as transformers does."""
@@ -182,7 +205,7 @@ class Replacing:
         if not torch.equal(old.act_fn(probe), nn.functional.silu(probe)):
             return
         spec = ExpertSpec(gate_up[0], gate_up[2], down[2], self._record.experts[name])
-        self.put(name, ExpertsPart(self._build.experts(name, spec)))
+        self.put(name, ExpertsPart(self.build.experts(name, spec)))
         self._names.apart.add(name)
 
     def _add_attention(self) -> None:
@@ -195,14 +218,14 @@ class Replacing:
             divided = any(self._shard(f"{name}.{key}") for key, _ in self._model.get_submodule(name).named_modules())
             with self._division(divided):
                 layers = [self._attention(name, index, call) for index, call in enumerate(calls)]
-            made = Calls(self._build, layers, calls[0])
+            made = Calls(self.build, layers, calls[0])
             self._model.get_submodule(name).frame_attention = made
             self.calls.append(made)
 
     def _attention(self, name: str, index: int, call: Call) -> Attention:
         if call.sinks not in ("", "sinks"):
             raise UnfitError(f"{name} calls its sinks {call.sinks!r}")
-        return self._build.attention(
+        return self.build.attention(
             f"{name}.{index}" if index else name,
             call.num_heads,
             call.num_kv_heads,

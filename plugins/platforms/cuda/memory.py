@@ -23,6 +23,7 @@ class CudaMemory(Memory):
     """
 
     needs_profile = True
+    offloads = True
 
     def __init__(self, device: torch.device, captured_share: Callable[[], float] = lambda: 0.0) -> None:
         self._device = device
@@ -47,7 +48,10 @@ class CudaMemory(Memory):
         name = f"{self._device} ({torch.cuda.get_device_name(self._device)})"
         free = f"{start.free >> 20} MiB of the {start.total >> 20} MiB of {name} are free"
         if needed_bytes > asked:
-            return f"{free}, and this worker needs {needed_bytes >> 20} MiB: divide the model over more devices"
+            return (
+                f"{free}, and this worker needs {needed_bytes >> 20} MiB: divide the model over more devices, or keep "
+                "weights in host memory by cpu_offload_gb"
+            )
         return (
             f"{free}, and gpu_memory_utilization {utilization:g} asks for {asked >> 20} MiB: lower it, or end what "
             "else uses the device"

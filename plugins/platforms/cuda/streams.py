@@ -52,16 +52,19 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class EventMark(Mark):
-    """Behind what a stream held when `event` was recorded there."""
+    """Behind what a stream of `device` held when `event` was recorded there."""
 
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event, self._device = event, device
 
     def done(self) -> bool:
         return bool(self._event.query())
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    def before_main(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class SideStream(SideQueue):
@@ -80,7 +83,7 @@ class SideStream(SideQueue):
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def mark(self) -> Mark:
-        return EventMark(self._stream.record_event())
+        return EventMark(self._stream.record_event(), self._device)
 
 
 class CudaStreams(Streams):

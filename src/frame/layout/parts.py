@@ -25,6 +25,8 @@ from frame.core.parallel.rendezvous import placements_of
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.core.worker.start.model_loading import build_model
+from frame.weight_offload.kept import layer_bytes
+from frame.weight_offload.settings import WeightOffloadConfig
 
 from .check import check_layout
 from .line import layout_line
@@ -35,15 +37,17 @@ class RankPart:
     """What one rank holds; `rank` counts the ranks of its engine.
 
     `layers` are those of its pipeline stage, the last of which has the head. `weights_bytes` are those of its
-    parameters, `num_experts` whole experts of each layer that has any. `tied` are the shapes of tables that an
-    embedding and a head share. `kv_specs` are what all layers of the model keep, each with this rank's heads, and
-    `own` the names of those that keep it here; `attention` is what layers ask of their backends.
+    parameters, `layer_bytes` those of each of its layers that host memory may keep, `num_experts` whole experts of
+    each layer that has any. `tied` are the shapes of tables that an embedding and a head share. `kv_specs` are what all
+    layers of the model keep, each with this rank's heads, and `own` the names of those that keep it here; `attention`
+    is what layers ask of their backends.
     """
 
     rank: int
     layers: range
     is_last: bool
     weights_bytes: int
+    layer_bytes: tuple[int, ...]
     num_experts: int
     tied: tuple[tuple[int, int], ...]
     kv_specs: Mapping[str, AnyKVSpec]
@@ -77,6 +81,7 @@ def engine_parts(config: FrameConfig, checkpoint: Checkpoint, dtype: str) -> Eng
 def _without_memory(
     config: FrameConfig, checkpoint: Checkpoint, registry: Registry, placement: Placement, dtype: str
 ) -> tuple[Model, Build]:
+    config = config.model_copy(update={"weight_offload": WeightOffloadConfig()})  # which changes no layer
     platform: Any = SimpleNamespace(
         device=torch.device("meta"), device_type="meta", ops=Ops, auto_dtype=lambda stored: getattr(torch, dtype)
     )
@@ -91,6 +96,7 @@ def _part(rank: int, model: Model, build: Build) -> RankPart:
         layers=range(min(numbers), max(numbers) + 1) if numbers else range(0),
         is_last=build.stage.last,
         weights_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        layer_bytes=tuple(layer_bytes(layer) for one in model.modules() if isinstance(one, Layers) for layer in one),
         num_experts=max((layer.count for layer in experts_of(model)), default=0),
         tied=tuple((table.num_rows, table.dim) for table in tied_tables(model)),
         kv_specs={name: spec for name, layer in layers if (spec := layer.kv_spec()) is not None},

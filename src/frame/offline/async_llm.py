@@ -31,6 +31,7 @@ from frame.elastic.sizes import refusal
 from .background_engine import BackgroundEngine
 from .lora import POLL_SECONDS, KnownAdapters, LoRARequest
 from .streaming_input import Sessions
+from .transfer_args import take_transfer
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ class AsyncLLM(AsyncFront):
         """Streams the outputs of one request as `AsyncFront.stream` does.
 
         `prompt` may be an async iterable of prompts, plain or as `StreamingInput`: then the request's prompt grows by
-        each while it runs, and each is answered before the next is. `trace_headers` change nothing: the server's sinks
-        take them from HTTP requests.
+        each while it runs, and each is answered before the next is. `kv_transfer` is for the KV connector; it may also
+        be `extra_args["kv_transfer_params"]` of the parameters. `trace_headers` change nothing: the server's sinks take
+        them from HTTP requests.
         """
         del trace_headers
         refuse_unserved(self.generate, **unused)
         params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
+        params, kv_transfer = take_transfer(params, kv_transfer)
         options: dict[str, Any] = {"priority": priority, "kv_transfer": kv_transfer, "owner": owner}
         self._sessions.check_unused(request_id)
         stream: Callable[..., AsyncGenerator[RequestOutput, None]] = self.stream

@@ -19,6 +19,7 @@ from frame.core.interfaces.sampling import SamplingParams
 from .lora import KnownAdapters, LoRARequest, load_now
 from .metrics import Metric, RequestStatistics
 from .torch_import import LATE, import_torch, spins_long
+from .transfer_args import take_transfer
 from .unserved import refuse_unserved, sleep_keeps
 
 if TYPE_CHECKING:
@@ -94,13 +95,16 @@ class LLMEngine:
         """Queues a request and returns its id.
 
         Raises `InvalidRequest` (a `ValueError`), and then nothing is left of it. `lora_request` is a `LoRARequest`,
-        whose adapter is read first unless the engine has it. `arrival_time` and None-valued
-        keywords of vLLM are accepted and change nothing.
+        whose adapter is read first unless the engine has it. `extra_args["kv_transfer_params"]` of `params` is for the
+        KV connector. `arrival_time` and None-valued keywords of vLLM are accepted and change nothing.
         """
         del arrival_time
         refuse_unserved(self.add_request, **unused)
+        params, transfer = take_transfer(params)
         adapter = None if lora_request is None else self._loaded(lora_request)
-        requests = self.front.submit(request_id, prompt, params, priority=priority, adapter=adapter)
+        requests = self.front.submit(
+            request_id, prompt, params, priority=priority, kv_transfer=transfer, adapter=adapter
+        )
         try:
             for request in requests:
                 self.core.add(request)

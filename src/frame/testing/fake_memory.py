@@ -74,10 +74,10 @@ class FakeMemory:
 def _block_format(spec: AnyKVSpec, block_size: int) -> BlockFormat:
     """How a block of a layer lies in memory; a state is one row of numbers."""
     if isinstance(spec, LatentKV):
-        return BlockFormat((block_size, spec.dim), (0, 1), torch.float32)
+        return BlockFormat((block_size, spec.dim), (0, 1), torch.float32, token_axis=0)
     if isinstance(spec, StateKV):
         return BlockFormat((1, spec.state_bytes // 4), (0, 1), torch.float32)
-    return BlockFormat((2, block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), torch.float32, 1, 2)
+    return BlockFormat((2, block_size, spec.num_kv_heads, spec.head_dim), (0, 1, 2, 3), torch.float32, 1, 2, 1)
 
 
 def _heads_of(spec: AnyKVSpec, rank: int) -> range:

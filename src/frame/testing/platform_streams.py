@@ -100,6 +100,29 @@ class StreamChecks(PlatformChecks):
         assert torch.equal(made[-1], made[0] + 3), "a mark was passed before the work before it was done"
         side.close()
 
+    def test_the_main_queue_waits_for_a_mark(self, platform: Platform) -> None:
+        streams = platform.streams()
+        side = streams.side_queue()
+        memory = torch.zeros(1 << 18, dtype=torch.int32, device=platform.device)
+
+        def write() -> None:
+            time.sleep(0.02)
+            for _ in range(50):
+                memory.add_(1)
+
+        for number in range(1, 4):
+            side.run(write)
+            mark = side.mark()
+            side.run(lambda: time.sleep(0.01))
+            mark.before_main()
+            found = memory.clone()
+            side.join()
+            streams.synchronize()
+            if not (right := bool((found == 50 * number).all())):
+                break
+        side.close()
+        assert right, "work behind before_main ran before what the mark is behind"
+
     def test_what_fails_on_a_side_queue_is_told_once(self, platform: Platform) -> None:
         side = platform.streams().side_queue()
 

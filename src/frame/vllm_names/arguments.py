@@ -93,8 +93,12 @@ def _transfer(value: Any) -> dict[str, Any]:
     given = _fields("kv_transfer_config", value)
     names = ("kv_connector", "kv_role", "kv_ip", "kv_load_failure_policy")
     settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
-    extra = given.pop("kv_connector_extra_config", None)
-    _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config")
+    extra, device = given.pop("kv_connector_extra_config", None), given.pop("kv_buffer_device", None)
+    _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config", "kv_buffer_device")
+    if device == "cpu":
+        extra = {**(extra or {}), "host_buffer": True}
+    elif device not in (None, "cuda"):
+        raise ConfigError(f"no kv_buffer_device {device!r:.200}; there are: cuda, cpu")
     if extra:
         settings["plugin"] = {settings.get("kv_connector", ""): extra}
     return settings

@@ -31,7 +31,7 @@ _NO_EFFECT = "it has no effect here"
 _MEDIA = "models take text only"
 _NO_RANKS = "engines divide a model by tensors, layers and experts so far"
 _NO_EXPERT_PARALLEL = "devices read all weights of their experts, and answers do not name the experts of a token"
-_NO_OFFLOAD = "weights stay on the device"
+_WHOLE_LAYERS = "whole layers are kept in host memory: give --cpu-offload-gb"
 _NO_STATES = "models with state-space layers are not supported yet"
 _NO_CODE = "no code of a checkpoint is ever run"
 _CHOSEN_BY_SHAPE = "kernels are chosen by shape and device; give --attention-backend or --plugin.cuda.FIELD"
@@ -91,7 +91,7 @@ _WEIGHTS = {
     **_only("the checkpoint's config.json says how it is quantised", quantization_config={}),
     **_only("the scales of the KV cache are read from the checkpoint", quantization_param_path=""),
     **_free("allow_deprecated_quantization", switch=True),
-    **_only(_NO_OFFLOAD, cpu_offload_gb=(0, 0.0), cpu_offload_params=([], ""), offload_group_size=0, offload_params=""),
+    **_only(_WHOLE_LAYERS, cpu_offload_params=([], ""), offload_group_size=0, offload_params=""),
     **_free("offload_backend offload_num_in_group offload_prefetch_step"),
     **_only("weights are replaced over the admin routes", weight_transfer_config={}),
     **_only("give --plugin.LOADER.FIELD instead", model_loader_extra_config={}),

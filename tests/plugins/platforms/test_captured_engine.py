@@ -43,6 +43,7 @@ from frame.testing.reference_attention import ReferenceAttention
 from frame.testing.tiny import write_tiny
 from tests.plugins.platforms.capturer import FakeCapturer
 from tests.plugins.platforms.tape import TapeCapturer
+from tests.weight_offload.two_places import make_two_places
 
 SETTINGS = {"max_model_len": 96, "max_num_seqs": 8, "num_gpu_blocks_override": 80, "dtype": "float32"}
 GIVEN = prompts(512, (3, 17, 40, 1, 9, 22))
@@ -483,3 +484,21 @@ def test_steps_of_layers_with_states_are_captured(
         assert set(worker.runner.device.graphs._pieces._graphs) == {16, 24}
         assert any(copy.sources.size for plan in plans for copy in plan.copies)
         assert engine.stats().prefix_hits > 0
+
+
+def test_weights_in_host_memory_arrive_in_captured_steps(
+    start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode steps are captured as a whole; prompts run eagerly, since no piece can wait for the copy of another."""
+    settings = {"model": str(make_checkpoint(tmp_path, "llama", num_hidden_layers=5))}
+    make_two_places(monkeypatch)
+    with start(settings=settings) as (engine, worker, _, _):
+        worker.runner.device.graphs = EagerGraphs()
+        wanted = greedy(engine, GIVEN)
+    with start(settings={**settings, "cpu_offload_gb": 1}, max_tokens=64) as (engine, worker, capturer, _):
+        assert idle(engine) > 0
+        before = capturer.num_replayed
+        for _ in range(2):
+            assert greedy(engine, GIVEN) == wanted
+        assert capturer.num_replayed > before + 5
+        assert worker.runner.device.graphs._pieces.sizes == []

@@ -188,6 +188,24 @@ def test_weights_that_are_quantised_while_they_load(name, family, tmp_path):
     assert found == expected(plain)
 
 
+@pytest.mark.parametrize("name", ["int8", pytest.param("fp8", marks=pytest.mark.matrix)])
+def test_experts_whose_file_has_the_axes_the_other_way_round(name, tmp_path):
+    dtype = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}[name]
+
+    def rounded(weight):
+        codes, scales = quantize_rows(weight.flatten(0, -2), dtype)
+        return (codes.float() * scales).view(weight.shape)
+
+    quantised, plain = write_pair(tmp_path, "gpt-oss", {}, lambda base, weight: ({"weight": weight}, rounded(weight)))
+    twin = load_file(plain / "model.safetensors")
+    experts = [key for key in twin if key.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert experts
+    twin |= {key: rounded(twin[key].transpose(1, 2).contiguous()).transpose(1, 2).contiguous() for key in experts}
+    save_file(twin, plain / "model.safetensors", {"format": "pt"})
+    found = served(quantised, quantization=name, hf_overrides={"quantization_config": None})
+    assert found == expected(plain)
+
+
 @pytest.mark.parametrize(
     ("dropped", "renamed", "words"),
     [

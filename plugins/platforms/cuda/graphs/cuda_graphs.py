@@ -19,6 +19,7 @@ from torch import Tensor
 
 from frame.interfaces import Compiler, Forward, Graphs, Model, Part, Result, Shapes, StepShape
 from frame.layers import CachedLayer
+from frame.weight_offload.null import moves_weights
 
 from ...options import CudaOptions
 from .capture import CapturedGraph
@@ -108,7 +109,7 @@ class CudaGraphs(Graphs, Compiler):
     def prepare(self, model: Model, shapes: Shapes) -> Model:
         """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
         del shapes
-        if not (model.whole_prompts or model.segments):
+        if not (model.whole_prompts or model.segments or moves_weights(model)):
             num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
             weights_bytes, sums = self._agree(read_bytes(model)), self._sums
             self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)

@@ -1,0 +1,105 @@
+"""Copies between the blocks of all layers and rows in which a stored block's layers lie side by side.
+
+One launch where the device has a kernel for it, else some for each layer. Knows neither host memory nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.interfaces import Streams
+
+from .block_messages import Move
+from .pieces import copy_pieces, has_kernel
+from .step_worker import CHECKED, Part
+
+
+class LayerCopies:
+    """`rows` are uint8 [n, bytes of a stored block] on the device; row i is of the i-th of the moves given with it."""
+
+    def __init__(self, streams: Streams, device: torch.device) -> None:
+        self._streams = streams
+        self._device = device
+        self._kernel = has_kernel(device)
+
+    def gather(self, parts: Sequence[Part], moves: Sequence[Move], rows: Tensor) -> Tensor:
+        """Copies blocks to `rows`; returns bool [n] on the device: which rows hold finite values only.
+
+        Values that are not finite fail the request that made them; they must not fail later ones.
+        """
+        good = torch.ones(len(moves), dtype=torch.bool, device=self._device)
+        if self._kernel and _suits(parts, rows):
+            for dtype, some in _by_type(parts).items():
+                table = _table(some, moves, rows, loads=False)
+                copy_pieces(table, self._device, finite=good if dtype else None, dtype=dtype)
+            return good
+        staged: dict[int, Tensor] = {}  # by KV group, whose layers have the same blocks
+        for part in parts:
+            if part.group not in staged:
+                staged[part.group] = self._streams.stage(_blocks(part, moves).reshape(-1))
+            found = part.cache.index_select(0, staged[part.group]).view(len(moves), -1)
+            if part.dtype in CHECKED:
+                good &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all(1)
+            rows[:, part.start : part.end] = found
+        return good
+
+    def scatter(self, parts: Sequence[Part], moves: Sequence[Move], rows: Tensor) -> None:
+        """Copies `rows` to blocks; block 0 is none."""
+        if self._kernel and _suits(parts, rows):
+            copy_pieces(_table(parts, moves, rows, loads=True), self._device)
+            return
+        staged: dict[int, tuple[Tensor, ...]] = {}  # by KV group: places in the rows, and the blocks there
+        for part in parts:
+            if part.group not in staged:
+                numbers = _blocks(part, moves).reshape(-1)
+                needed = np.flatnonzero(numbers)
+                staged[part.group] = self._streams.stage(np.stack([needed, numbers[needed]])).unbind(0)
+            places, blocks = staged[part.group]
+            if len(blocks):
+                found = rows[:, part.start : part.end].reshape(-1, part.cache.shape[1])
+                part.cache.index_copy_(0, blocks, found.index_select(0, places))
+
+
+def _blocks(part: Part, moves: Sequence[Move]) -> np.ndarray:
+    """int64 [moves, blocks of the part's group in each]."""
+    return np.array([move.blocks[part.group] for move in moves], np.int64).reshape(len(moves), part.count)
+
+
+def _table(parts: Sequence[Part], moves: Sequence[Move], rows: Tensor, *, loads: bool) -> np.ndarray:
+    """Of the kernel: from `rows` where that `loads`, else to them; a row owns what is copied to it."""
+    tables, blocks = [], dict[int, np.ndarray]()
+    for part in parts:
+        if part.group not in blocks:
+            blocks[part.group] = _blocks(part, moves)
+        size, number = part.cache.shape[1], blocks[part.group]
+        caches = part.cache.data_ptr() + number * part.cache.stride(0)
+        owners = np.broadcast_to(np.arange(len(moves))[:, None], number.shape)
+        places = rows.data_ptr() + owners * rows.stride(0) + part.start + np.arange(part.count) * size
+        sides = (places, caches) if loads else (caches, places)
+        table = np.stack([*sides, np.full_like(number, size), owners], 2).reshape(-1, 4)
+        tables.append(table[number.reshape(-1) != 0] if loads else table)
+    return np.concatenate(tables)
+
+
+def _by_type(parts: Sequence[Part]) -> dict[torch.dtype | None, list[Part]]:
+    """The parts by the type whose values are looked at; None: by none."""
+    found: dict[torch.dtype | None, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.dtype if part.dtype in CHECKED else None, []).append(part)
+    return found
+
+
+def _suits(parts: Sequence[Part], rows: Tensor) -> bool:
+    """Whether each value is at an address that its size divides."""
+    sizes = (
+        (
+            part.dtype.itemsize,
+            rows.data_ptr() | rows.stride(0) | part.start | part.cache.stride(0) | part.cache.shape[1],
+        )
+        for part in parts
+    )
+    return all(number % size == 0 for size, number in sizes)

@@ -1,0 +1,104 @@
+"""Engines that read each other's blocks past NIXL, whose agents are real: a stand-in for GPUs maps the memory."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from frame.interfaces import Mark
+from frame.plugins.connectors import nixl_agent, nixl_worker
+from frame.testing.fake_cache import make_layout
+from tests.connectors.direct_memory import FakeSharing
+from tests.connectors.nixl_pairs import Pairs, counter
+
+pytest.importorskip("nixl")
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    made = Pairs(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The workers' sharing in the order in which their engines are made; NIXL itself may read nothing."""
+    made = []
+
+    def make(device):
+        made.append(FakeSharing(device))
+        return made[-1]
+
+    monkeypatch.setattr(nixl_worker, "sharing_of", make)
+    monkeypatch.setattr(nixl_agent, "_descriptors", lambda *given: pytest.fail("a read went through NIXL"))
+    return made
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 8), (8, 4)], ids=str)
+def test_blocks_travel_past_nixl(pairs, shared, sizes):
+    there, here = (pairs.engine(make_layout(num_blocks=64, block_size=size)) for size in sizes)
+    for number, length in enumerate((22, 40, 17)):
+        prompt = pairs.prompt(length, seed=number)
+        params = pairs.prefill(there, f"p{number}", prompt)
+        assert pairs.decode(here, f"d{number}", prompt, params) > 0
+    pairs.rest(there, here)
+    assert shared[1].copied > 3
+    assert counter(here, "direct_reads") == 3
+    assert shared[0].copied == 0
+
+
+def test_memory_is_given_back_when_an_engine_closes(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))
+    pairs.rest(there, here)
+    assert shared[1].opened.total() > 0
+    here.close()
+    pairs.made.remove(here)
+    assert shared[1].opened.total() == 0
+
+
+def test_a_copy_that_fails_is_computed_and_the_other_engine_met_anew(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))
+    shared[1].faults.add("copy")
+    pairs.decode(here, "e", pairs.prompt(40, seed=1), pairs.prefill(there, "q", pairs.prompt(40, seed=1)))
+    assert counter(here, "failed_blocks") == 9
+    assert shared[1].opened.total() == 0
+    shared[1].faults.clear()
+    assert pairs.decode(here, "f", pairs.prompt(40, seed=2), pairs.prefill(there, "r", pairs.prompt(40, seed=2))) == 36
+    pairs.rest(there, here, seconds=8)
+
+
+def test_a_copy_that_outlasts_its_lease_keeps_the_blocks_and_counts_as_failed(pairs, shared, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+
+    class Late(Mark):
+        until = time.monotonic() + 60
+
+        def done(self):
+            return time.monotonic() > self.until
+
+    copy = FakeSharing.copy
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
+    pairs.decode(here, "first", pairs.prompt(40, seed=1), pairs.prefill(there, "q", pairs.prompt(40, seed=1)))
+    monkeypatch.setattr(FakeSharing, "copy", lambda self, table: copy(self, table) and Late())
+    Late.until = time.monotonic() + 1.5
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: here.engine.scheduler.lifecycle.loading, here)
+    while not Late().done():
+        assert here.engine.scheduler.lifecycle.loading
+        here.step()
+    pairs.rest(there, here, seconds=8)
+    assert counter(here, "failed_blocks") == 9
+
+
+def test_an_engine_that_may_not_reads_through_nixl(pairs, monkeypatch):
+    made = []
+    monkeypatch.setattr(nixl_worker, "sharing_of", lambda device: made.append(FakeSharing(device)) or made[-1])
+    there, here = pairs.engine(), pairs.engine(options={"direct": False})
+    assert pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40))) == 36
+    pairs.rest(there, here)
+    assert [one.copied for one in made] == [0]

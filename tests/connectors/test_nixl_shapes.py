@@ -1,0 +1,209 @@
+"""Two engines of other ranks and block sizes, over fake workers, with real agents: what travels and what is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from frame.interfaces import BlockFormat
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_shapes
+from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
+from tests.connectors.nixl_pairs import Pairs, counter
+
+pytest.importorskip("nixl")
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    made = Pairs(tmp_path)
+    yield made
+    made.close()
+
+
+MLA = {"windows": (), "latents": 2}
+#: One engine, the other, how many of 41 tokens travel.
+SHAPES = {
+    "one rank feeds two": ({}, {"ranks": 2}, 40),
+    "two ranks feed one": ({"ranks": 2}, {}, 40),
+    "one rank feeds two with windows": ({"windows": (0, 6)}, {"windows": (0, 6), "ranks": 2}, 40),
+    "two ranks feed one with windows": ({"windows": (0, 6), "ranks": 2}, {"windows": (0, 6)}, 40),
+    "chunks": ({"chunks": (10,)}, {"chunks": (10,), "ranks": 2}, 40),
+    "latents for two ranks": (MLA, {**MLA, "ranks": 2}, 40),
+    "latents of two ranks": ({**MLA, "ranks": 2}, MLA, 40),
+    "latents beside heads": ({"latents": 2}, {"latents": 2, "ranks": 2}, 40),
+    "two ranks feed four": ({"ranks": 2}, {"ranks": 4, "heads": 2}, 40),
+    "four ranks feed two": ({"ranks": 4, "heads": 2}, {"ranks": 2}, 40),
+    "four ranks feed one": ({"ranks": 4, "heads": 2}, {}, 40),
+    "longer blocks": ({}, {"block_size": 8}, 40),
+    "much longer blocks": ({"block_size": 1}, {"block_size": 16}, 32),
+    "shorter blocks": ({"block_size": 8}, {"block_size": 4}, 40),
+    "blocks of one token": ({"block_size": 16}, {"block_size": 1}, 40),
+    "shorter blocks with windows": ({"block_size": 8, "windows": (0, 6)}, {"block_size": 2, "windows": (0, 6)}, 40),
+    "longer blocks on two ranks": ({}, {"block_size": 8, "ranks": 2}, 40),
+    "shorter blocks of two ranks": ({"block_size": 8, "ranks": 2}, {"block_size": 4}, 40),
+    "groups of their own sizes": ({"windows": (0, 6), "strides": (1, 2)}, {"windows": (0, 6), "strides": (2, 1)}, 40),
+}
+
+
+#: Those that others show, too: `make matrix` has them.
+OFTEN = {"latents of two ranks", "chunks", "two ranks feed four", "four ranks feed one", "longer blocks on two ranks"}
+OFTEN |= {"one rank feeds two", "blocks of one token", "two ranks feed one", "longer blocks", "latents beside heads"}
+CASES = [
+    pytest.param(*shapes, id=name, marks=[pytest.mark.matrix] if name in OFTEN else [])
+    for name, shapes in SHAPES.items()
+]
+
+
+def layout_of(shape):
+    """With `heads` these are divided over so many ranks, and the others hold the same."""
+    ranks = shape.get("heads", shape.get("ranks", 1))
+    tokens = 64 * 4 if "block_size" not in shape else 640 // shape["block_size"] + 64
+    return make_layout(tokens, **{**{name: one for name, one in shape.items() if name != "heads"}, "ranks": ranks})
+
+
+def engines(pairs, first, second, **settings):
+    return [pairs.engine(layout_of(one), ranks=one.get("ranks", 1), **settings) for one in (first, second)]
+
+
+@pytest.mark.parametrize(("first", "second", "travel"), CASES)
+def test_engines_of_other_shapes(pairs, first, second, travel):
+    there, here = engines(pairs, first, second)
+    prompt = pairs.prompt(41)
+    for name, lent in (("d", prompt), ("longer", prompt + pairs.prompt(20, seed=3))):
+        params = pairs.prefill(there, f"p-{name}", lent)
+        cached = pairs.decode(here, name, lent, params)
+        grain = here.layout.grain
+        assert cached == (travel if name == "d" else (len(lent) - 1) // grain * grain)
+    assert counter(here, "loaded_blocks") > 0
+    assert counter(here, "failed_blocks") == 0
+    pairs.rest(there, here)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(1, 8))])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=str)
+def test_random_lives_of_two_shapes(pairs, ranks, seed):
+    """With preemptions, aborts and prompts that are here already in part."""
+    draw = random.Random(seed)
+    sizes = draw.choice([(4, 8), (8, 4), (2, 8)])
+    there, here = (
+        pairs.engine(make_layout(room // size, size, (0, 6), ranks=count), ranks=count, max_num_batched_tokens=tokens)
+        for count, size, tokens, room in zip(ranks, sizes, (24, 16), (600, 240), strict=True)
+    )
+    gone = set()
+    for number in range(14):
+        prompt = pairs.prompt(draw.randrange(1, 44), seed=draw.randrange(3))
+        params = pairs.prefill(there, f"p{number}", prompt)
+        pairs.add(here, f"d{number}", prompt, params, draw.randrange(1, 14))
+        for _ in range(draw.randrange(6)):
+            here.step()
+        if draw.random() < 0.2:
+            here.engine.abort([f"d{number}"])
+            gone.add(f"d{number}")
+    pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=15)
+    here.check(*(set(here.requests) - gone))
+    there.check()
+    assert counter(here, "loaded_blocks") > 8
+
+
+def test_one_reader_that_fails_costs_the_computation_on_all_ranks(pairs, monkeypatch):
+    """One rank of two has its blocks: what the other lacks is computed, and the other side gives all back at once."""
+    there, here = engines(pairs, {"ranks": 2}, {"ranks": 2})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    begin = nixl_agent.Agent._begin
+
+    def broken(agent, read):
+        if agent is here.workers.made[1].transfer.inner._agent:
+            return agent._fail(read, "it broke")
+        return begin(agent, read)
+
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", broken)
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 36
+    pairs.rest(there, here)
+    assert counter(here, "failed_blocks") == 9
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_one_of_two_sources_that_fails_is_waited_for_and_computed(pairs, monkeypatch, lost):
+    """A rank that reads from two others takes the load for ended when both reads have, and for failed if one has."""
+    there, here = engines(pairs, {"ranks": 2}, {})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    begin, begun = nixl_agent.Agent._begin, []
+
+    def broken(agent, read):
+        begun.append(read.notice)
+        return agent._fail(read, "it broke") if len(begun) == lost + 1 else begin(agent, read)
+
+    monkeypatch.setattr(nixl_agent.Agent, "_begin", broken)
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    pairs.rest(there, here)
+    assert (len(set(begun)), counter(here, "failed_blocks"), counter(here, "loaded_blocks")) == (2, 9, 0)
+
+
+def test_blocks_go_back_only_when_all_readers_have_read(pairs, monkeypatch):
+    """Four readers, two on each rank: none of the ranks gives its blocks back after the first of them."""
+    there, here = engines(pairs, {"ranks": 2}, {"ranks": 4, "heads": 2})
+    params = pairs.prefill(there, "p", pairs.prompt(41))
+    seen, read = [], nixl_holds.Holds.read
+
+    def spy(holds, notice):
+        read(holds, notice)
+        seen.append((notice.reader, notice.num_readers, bool(holds.collect()) and there.held))
+
+    monkeypatch.setattr(nixl_holds.Holds, "read", spy)
+    pairs.decode(here, "d", pairs.prompt(41), params)
+    pairs.until(lambda: len(seen) == 4, there)
+    assert sorted(one[:2] for one in seen) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert [one[2] for one in seen] == [False, False, False, ["p"]]
+
+
+def test_a_prompt_too_short_for_a_long_block_is_given_back(pairs):
+    there, here = engines(pairs, {"block_size": 4}, {"block_size": 16})
+    params = pairs.prefill(there, "p", pairs.prompt(9))
+    assert params is not None
+    assert pairs.decode(here, "d", pairs.prompt(9), params) == 0
+    pairs.rest(there, here)
+
+
+def test_a_window_that_begins_before_the_blocks_that_are_kept_is_computed(pairs):
+    """The prefill engine gave back what its own, shorter last block does not need; the longer one would need it."""
+    shape = {"windows": (0, 6)}
+    there, here = engines(pairs, {**shape, "block_size": 2}, {**shape, "block_size": 16}, max_num_batched_tokens=8)
+    found = []
+    for length in (42, 36, 41, 47):
+        prompt = pairs.prompt(length, seed=length)
+        found.append(pairs.decode(here, f"d{length}", prompt, pairs.prefill(there, f"p{length}", prompt)))
+    assert found == [0, 32, 0, 0]
+    pairs.rest(there, here)
+
+
+def test_a_backend_that_does_not_say_where_tokens_or_heads_lie_serves_equal_engines(pairs, monkeypatch, caplog):
+    of = nixl_shapes.RankShape.of
+
+    def silent(views):
+        made = []
+        for name, view in views:
+            one = view.format
+            kept = BlockFormat(one.shape, one.order, one.dtype, one.block_axis)
+            made.append((name, type(view)(view.bytes, kept, view.group, None, view.total_heads)))
+        return of(made)
+
+    monkeypatch.setattr(nixl_shapes.RankShape, "of", silent)
+    for first, second, travel in (({"ranks": 2}, {"ranks": 2}, 40), ({}, {"block_size": 8}, 0), ({"ranks": 2}, {}, 0)):
+        there, here = engines(pairs, first, second)
+        params = pairs.prefill(there, "p", pairs.prompt(41))
+        assert pairs.decode(here, "d", pairs.prompt(41), params) == travel
+        here.check()
+    assert "the axes of a block, of its attention backend, of layer group0.layer0: 2x4x2x4 at the prefill engine" in (
+        caplog.text
+    )
+
+
+def test_a_request_alone_on_two_ranks_is_not_disturbed(pairs):
+    there, here = engines(pairs, {}, {"ranks": 2})
+    here.run(request("alone", pairs.prompt(30)))
+    params = pairs.prefill(there, "p", pairs.prompt(41))
+    assert pairs.decode(here, "d", pairs.prompt(41), params) == 40
+    assert counter(here, "loaded_blocks") == 2 * 3
+    pairs.rest(there, here)
