@@ -7,12 +7,12 @@ loaded while other requests run. A server that is gone, or not there yet, is met
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from frame.interfaces import ConnectorSetup, RequestView, StepPlan, encode
+from frame.interfaces import ConnectorSetup, RequestView, StepPlan, TransferReport, encode
 
 from .block_messages import BlockStep, Move
 from .block_scheduler import BlockScheduler
@@ -38,7 +38,7 @@ class LMCacheScheduler(BlockScheduler):
         self._server = Lookups(options, setup.mesh.engine_size, self.layout.grain)
         self._block_bytes = 0  # of the rank that has most
         self._asked: dict[str, Lookup] = {}  # by request id, until the request gets its blocks
-        self._used: dict[str, Lookup] = {}  # those of which blocks are loaded
+        self._used: dict[str, Lookup] = {}  # those of which blocks are being loaded
         self._known: dict[str, Prompt] = {}
         self._stored: dict[str, int] = {}  # how many units of a request's prompt the server had
         self._early: list[Move] = []  # grains that this step's new requests found in this engine's own cache
@@ -99,10 +99,16 @@ class LMCacheScheduler(BlockScheduler):
         lookup = self._asked.pop(request.request_id, None)
         if lookup is not None:
             self._server.settle(lookup, range(0))
-        self._end(request.request_id)
         self._known.pop(request.request_id, None)
         self._stored.pop(request.request_id, None)
         return super().finished(request, block_ids)
+
+    def update(self, report: TransferReport) -> Iterable[str] | None:
+        for (
+            request_id
+        ) in report.received:  # of requests that have ended, too: until now workers give back what they got
+            self._end(request_id)
+        return super().update(report)
 
     def reset(self) -> bool:
         """False: this engine cannot drop what the server keeps for all."""
@@ -123,7 +129,8 @@ class LMCacheScheduler(BlockScheduler):
             if prompt is None or known is None or geometry is None or known.unit != geometry.unit:
                 continue
             computed, grains = new.num_computed // self.layout.grain, geometry.grains
-            first = min(self._stored.get(new.request_id, computed), computed // grains) * grains
+            stored = self._stored.get(new.request_id)
+            first = computed // grains * grains if stored is None else min(stored * grains, computed)
             for index in range(first, computed):
                 blocks = self.layout.grain_blocks(prompt.tables, index)
                 if all(map(all, blocks)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import time
@@ -151,6 +152,47 @@ class TestWrongAnswers(Case):
         other.run(request("found", first), request("new", self.prompt(25, seed=2)))
         other.check()
         other.close()
+
+
+class TestRandomFaults(Case):
+    @pytest.mark.parametrize(
+        "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(4, 200))]
+    )
+    def test_random_lives_with_random_answers(self, seed):
+        """Requests, aborts and engines that come and go, while answers are lost, late, of other kinds or wrong."""
+        draw = random.Random(seed)
+        ranks = draw.choice([1, 2])
+        windows = draw.choice([(0,), (0, 6), (5,)])
+        layout = make_layout(num_blocks=80 * len(windows), windows=windows, ranks=ranks)
+        share = draw.choice([0.02, 0.1, 0.5])
+
+        def answer(found):
+            if draw.random() >= share:
+                return found
+            if isinstance(found, dict) and isinstance(found.get("context"), dict) and draw.random() < 0.5:
+                return draw.choice([changed(draw.choice(list(OBJECTS.values()))), fewer])(found)
+            if draw.random() < 0.2 and self.server.objects:
+                self.server.damage(draw.choice(list(self.server.objects)))
+                return found
+            return draw.choice(list(ANSWERS.values()))(found)
+
+        self.server.answers = dict.fromkeys(OPERATIONS.values(), answer)
+        self.set(timeout_seconds=0.05, lookup_seconds=0.1, retry_seconds=draw.choice([0, 0.02]))
+        for life in range(2):
+            engine = self.engine(layout, ranks=ranks, max_num_batched_tokens=draw.choice([5, 16, 64]))
+            gone = set()
+            for number in range(8):
+                name = f"{life}-{number}"
+                prompt = self.prompt(draw.randrange(1, 50), seed=draw.randrange(3))
+                engine.add(request(name, prompt, draw.randrange(1, 9)))
+                for _ in range(draw.randrange(4)):
+                    engine.step()
+                if draw.random() < 0.2:
+                    gone.add(name)
+                    engine.engine.abort([name])
+            engine.run()
+            engine.check(*(set(engine.requests) - gone))
+            engine.close()
 
 
 class TestServers(Case):
