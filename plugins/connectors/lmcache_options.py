@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,16 +24,6 @@ class LMCacheOptions(BaseModel):
         0.5, gt=0, le=60, description="Seconds that a request waits to learn which chunks the server has."
     )
     retry_seconds: float = Field(5.0, ge=0, description="Seconds after a failure in which the server is not asked.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_other_names(cls, given: Any) -> Any:
-        """Accepts what vLLM's users write: `lmcache.mp.host` ("tcp://host") and `lmcache.mp.port`."""
-        if not (isinstance(given, dict) and {"lmcache.mp.host", "lmcache.mp.port"} & given.keys()):
-            return given
-        rest = dict(given)
-        host = str(rest.pop("lmcache.mp.host", "localhost")).removeprefix("tcp://")
-        return {"server": f"tcp:{host}:{rest.pop('lmcache.mp.port', 5555)}", **rest}
 
     @model_validator(mode="after")
     def _check_server(self) -> LMCacheOptions:
