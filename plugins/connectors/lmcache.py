@@ -83,7 +83,7 @@ class LMCacheScheduler(BlockScheduler):
         grains, used = lookup.geometry.grains, range(0)
         if loads:
             used = range(loads[0].index // grains, loads[-1].index // grains + 1)
-            self._used[request.request_id] = lookup
+            self._used[request.request_id], self._known[request.request_id] = lookup, lookup.prompt
         self._server.settle(lookup, used)
 
     def message(self, step: BlockStep) -> LMCacheStep:
@@ -104,9 +104,8 @@ class LMCacheScheduler(BlockScheduler):
         return super().finished(request, block_ids)
 
     def update(self, report: TransferReport) -> Iterable[str] | None:
-        for (
-            request_id
-        ) in report.received:  # of requests that have ended, too: until now workers give back what they got
+        # also of requests that have ended: until now, workers could give back what they did not read
+        for request_id in report.received:
             self._end(request_id)
         return super().update(report)
 

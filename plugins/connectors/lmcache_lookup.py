@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
@@ -50,8 +50,8 @@ class Lookup:
     def answer(self, chunks: int) -> bool:
         """Called once by the thread that asked; False when nobody waits for the answer any more."""
         with self._lock:
-            self.chunks = chunks
-            self.units = chunks // self.geometry.chunks
+            self.chunks = 0 if self._dropped else chunks
+            self.units = self.chunks // self.geometry.chunks
             return not self._dropped
 
     def drop(self) -> bool:
@@ -84,7 +84,7 @@ class Lookups:
         self._contact = threading.Lock()
         self._model: Callable[[int], tuple[str, int]] | None = None
         self._renewed = -float("inf")
-        self._meeting = False
+        self._seeking: Future[None] | None = None
         self._resting_until = 0.0
         self._closed = False
         self.geometry: Geometry | None = None
@@ -108,9 +108,8 @@ class Lookups:
 
     def seek(self) -> None:
         """Tries to meet a server that is not known yet, beside the engine."""
-        if self.geometry is None and not (self._meeting or self._resting):
-            self._meeting = True
-            self._threads.submit(self._run, self._meet)
+        if self.geometry is None and not self._resting and (self._seeking is None or self._seeking.done()):
+            self._seeking = self._threads.submit(self._run, self._meet)
 
     def settle(self, lookup: Lookup, used: range) -> None:
         """Gives back what was found but for the units `used`, which each worker reads or gives back; later ones wait.
@@ -202,7 +201,6 @@ class Lookups:
     def _meet(self, client: Client) -> None:
         """Learns how long the server's chunks are, and tells it what is stored, so that it looks for that."""
         with self._contact:
-            self._meeting = False
             if self._model is None or time.monotonic() < self._renewed + RENEW_SECONDS:
                 return
             if self._resting:

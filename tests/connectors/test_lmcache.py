@@ -6,6 +6,7 @@ import os
 import random
 import re
 import socket
+import threading
 import time
 
 import msgspec
@@ -18,6 +19,7 @@ from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import encode
 from frame.plugins.connectors import lmcache_transfers
+from frame.plugins.connectors.lmcache_lookup import Lookup, Lookups
 from frame.plugins.connectors.lmcache_messages import Geometry, Prompt
 from frame.plugins.connectors.lmcache_options import LMCacheOptions
 from frame.plugins.connectors.lmcache_pool import HEADER, SharedPool, checksum, object_bytes
@@ -270,6 +272,39 @@ class TestServers(Case):
         assert self.found(self.prompt(30)) == 0
         assert time.monotonic() - begun < 30
 
+    def test_an_answer_that_comes_too_late_is_given_back_once(self):
+        """The request is computed, then waits for room: what was found meanwhile is not the request's any more."""
+        prompt = self.prompt(40)
+        self.fill(prompt)
+        asked, answered = threading.Event(), threading.Event()
+
+        def late(found):
+            asked.set()
+            assert answered.wait(20)
+            return found
+
+        self.server.answers["lookup"] = late
+        self.set(lookup_seconds=0.05, timeout_seconds=30)
+        engine = self.engine(make_layout(num_blocks=14), max_num_batched_tokens=16)
+        engine.add(request("first", self.prompt(30, seed=1), 20))
+        engine.step()
+        assert asked.wait(20)
+        while not engine.outputs["first"]:
+            engine.step()
+        engine.add(request("late", prompt))
+        engine.step()
+        time.sleep(0.1)
+        engine.step()
+        assert not engine.outputs["late"], "frame's own fault: there was room"
+        answered.set()
+        time.sleep(0.1)
+        engine.run()
+        engine.check()
+        engine.close()
+        assert not any(self.server.locks.values())
+        assert not [name for name, found in self.server.calls if found == "failed"]
+        assert self.counters(engine).get("failed_blocks", 0) == 0
+
     def test_what_a_server_has_lost_meanwhile_is_computed(self):
         prompt = self.prompt(40)
         self.fill(prompt)
@@ -380,6 +415,37 @@ def looked_up(server, prompt):
 
 def units_of(count, seed=0):
     return list(np.random.default_rng(seed).integers(0, 256, (count, UNIT_BYTES), np.uint8))
+
+
+def test_a_lookup_that_nobody_waits_for_finds_nothing():
+    early, late = (Lookup(a_prompt(), GEOMETRY, time.monotonic() + 60) for _ in range(2))
+    assert early.open
+    assert early.answer(5)
+    assert (early.open, early.chunks, early.units) == (False, 5, 2)
+    assert early.drop()
+    assert not late.drop()
+    assert not late.answer(5), "the thread that asked is to give back what it found"
+    assert (late.chunks, late.units) == (0, 0)
+
+
+def test_a_server_is_sought_again_after_it_rested(server):
+    """Also where the thread that was to seek it came when it rested already."""
+    server.answers["get_chunk_size"] = lambda found: b"\xc1"
+    lookups = Lookups(LMCacheOptions(server=server.address, retry_seconds=0.2), 1, 4)
+    lookups.start(lambda chunk: ("model", 100))
+    del server.answers["get_chunk_size"]
+    time.sleep(0.3)
+    clients = [lookups._clients.get() for _ in range(4)]
+    lookups.seek()
+    lookups._rest()
+    for client in clients:
+        lookups._clients.put(client)
+    deadline = time.monotonic() + 20
+    while lookups.geometry is None:
+        assert time.monotonic() < deadline
+        lookups.seek()
+        time.sleep(0.01)
+    lookups.close()
 
 
 def test_units_come_back_as_they_were(server, transfers):
