@@ -6,6 +6,7 @@ at once, with bytes that it has ready, so that what is measured is the way there
     python benchmarks/route.py                      # whole answers and streams
     python benchmarks/route.py --libraries httpx aiohttp
     python benchmarks/route.py --load               # how much one front passes on
+    python benchmarks/route.py --policies least-load text-prefix prefix --prompt-bytes 4000
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 
-_BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "Tell me about the sea."}], "max_tokens": 9}'
+_BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "%b"}], "max_tokens": 9}'
+_PROMPT = b"Tell me about the sea."
 _ANSWER = b'{"choices": [{"message": {"role": "assistant", "content": "The sea is wide and deep."}}], "usage": {}}'
 _EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": " word"}}]}\n\n'
 _EVENTS = 64
@@ -33,9 +37,39 @@ _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encod
 _HOP = (b"host", b"content-length", b"transfer-encoding", b"connection")
 
 
-def serve(port: int) -> None:
+def body_of(prompt_bytes: int) -> bytes:
+    """A chat with a prompt of about so many bytes."""
+    return _BODY % (_PROMPT * max(1, prompt_bytes // len(_PROMPT)))
+
+
+def tokens_of(prompt_bytes: int) -> list[int]:
+    """What stands for the tokens of that prompt."""
+    return list(range(prompt_bytes // 4))
+
+
+def publish(port: int, prompt_bytes: int) -> Any:
+    """Publishes that the prompt is cached, at the next two ports."""
+    from frame.kv_events.publisher import Publisher, Sockets
+
+    tokens = tokens_of(prompt_bytes)
+    names = list(range(len(tokens) // 16))
+    event = ["BlockStored", names, None, tokens[: 16 * len(names)], 16, None, "GPU"]
+    endpoints = [f"tcp://127.0.0.1:{port + place}" for place in (1, 2)]
+    publisher = Publisher(
+        Sockets(endpoint=endpoints[0], replay_endpoint=endpoints[1]),
+        lambda *_: msgspec.msgpack.encode([0.0, [event], 0]),
+    )
+    publisher.publish([])
+    return publisher
+
+
+def serve(port: int, prompt_bytes: int = 0) -> None:
     """The server: answers `/v1/chat/completions` whole, and any other path with events that carry the time."""
     import httptools
+
+    publisher = publish(port, prompt_bytes) if prompt_bytes else None
+    said = msgspec.json.encode({"tokens": tokens_of(prompt_bytes)})
+    tokenized = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said)
 
     class Protocol(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -43,13 +77,14 @@ def serve(port: int) -> None:
 
         def on_url(self, url: bytes) -> None:
             self.whole = url == b"/v1/chat/completions" or not url.startswith(b"/v1/")
+            self.answer = tokenized if url == b"/tokenize" else _JSON + _ANSWER
 
         def data_received(self, data: bytes) -> None:
             self.parser.feed_data(data)
 
         def on_message_complete(self) -> None:
             if self.whole:
-                self.transport.write(_JSON + _ANSWER)
+                self.transport.write(self.answer)
             else:
                 self.transport.write(_STREAM)
                 self.event(_EVENTS)
@@ -66,7 +101,11 @@ def serve(port: int) -> None:
         server = await asyncio.get_running_loop().create_server(Protocol, "127.0.0.1", port)
         await server.serve_forever()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        if publisher is not None:
+            publisher.close()
 
 
 def front(library: str, port: int, url: str) -> None:
@@ -113,13 +152,14 @@ def front(library: str, port: int, url: str) -> None:
 class Client:
     """A connection on which one request follows another."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, body: bytes = b"") -> None:
+        self._body = body or body_of(0)
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _ask(self, path: bytes) -> None:
         head = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nAuthorization: Bearer key\r\n"
-        self._socket.sendall(head % path + b"Content-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY))
+        self._socket.sendall(head % path + b"Content-Length: %d\r\n\r\n%b" % (len(self._body), self._body))
 
     def _more(self) -> bytes:
         if not (data := self._socket.recv(1 << 16)):
@@ -168,18 +208,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(port: int) -> Client:
+def free_ports(count: int) -> int:
+    """The first of several ports in a row that nobody uses now."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as probes:
+            for place in range(count):
+                probes.enter_context(socket.create_server(("127.0.0.1", first + place)))
+            return first
+    raise SystemExit(f"there are no {count} free ports in a row")
+
+
+def wait_for(port: int, body: bytes = b"") -> Client:
     """A connection to a process that is starting."""
     for _ in range(600):
         with contextlib.suppress(OSError):
-            return Client(port)
+            return Client(port, body)
         time.sleep(0.05)
     raise SystemExit(f"nothing listens on port {port}")
 
 
-def measure(ports: dict[str, int], rounds: int) -> None:
+def measure(ports: dict[str, int], rounds: int, body: bytes = b"") -> None:
     """Prints milliseconds that each adds to the server asked directly."""
-    clients = {name: wait_for(port) for name, port in ports.items()}
+    clients = {name: wait_for(port, body) for name, port in ports.items()}
     for client in clients.values():
         for _ in range(200):
             client.whole()
@@ -216,7 +267,7 @@ def load(ports: dict[str, int], seconds: float = 4.0) -> None:
 
 async def _rate(port: int, path: bytes, end: bytes, connections: int, seconds: float) -> float:
     request = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n" % path
-    request += b"Content-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+    request += b"Content-Length: %d\r\n\r\n%b" % (len(body_of(0)), body_of(0))
     began, count = time.perf_counter(), 0
 
     async def ask() -> None:
@@ -234,28 +285,52 @@ async def _rate(port: int, path: bytes, end: bytes, connections: int, seconds: f
     return count / (time.perf_counter() - began)
 
 
+def measure_policies(names: list[str], rounds: int, prompt_bytes: int) -> None:
+    """Fronts with these policies before two servers that both have the prompt cached."""
+    first = free_ports(6)
+    places = (first, first + 3)
+    commands = [[sys.executable, __file__, "--serve", str(place), str(prompt_bytes)] for place in places]
+    ports = {"server": first} | {name: free_port() for name in names}
+    routing = [sys.executable, "-m", "frame", "route", *(f"http://127.0.0.1:{place}" for place in places)]
+    routing += ["--kv-events", *(f"tcp://127.0.0.1:{place + 1}" for place in places)]
+    routing += ["--kv-events-replay", *(f"tcp://127.0.0.1:{place + 2}" for place in places), "--disable-access-log"]
+    with running(*commands):
+        for place in places:
+            wait_for(place)
+        with running(*[[*routing, "--policy", name, "--port", str(ports[name])] for name in names]):
+            measure(ports, rounds, body_of(prompt_bytes))
+            for name in names:
+                with urllib.request.urlopen(f"http://127.0.0.1:{ports[name]}/fleet") as answer:
+                    print(name, msgspec.json.decode(answer.read())["figures"])
+
+
 def main() -> None:
     """Starts everything and measures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=60, help="Rounds of 50 whole answers and one stream of each.")
     parser.add_argument("--libraries", nargs="*", default=[], choices=("httpx", "aiohttp"), metavar="NAME")
     parser.add_argument("--load", action="store_true", help="Measure how much passes in a second instead.")
-    parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--policies", nargs="*", default=[], metavar="NAME", help="Measure fronts with these instead.")
+    parser.add_argument("--prompt-bytes", type=int, default=4000, metavar="N", help="For --policies; default: 4000.")
+    parser.add_argument("--serve", type=int, nargs=2, metavar=("PORT", "BYTES"), help=argparse.SUPPRESS)
     parser.add_argument("--front", nargs=3, metavar="ARGUMENT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
-        serve(arguments.serve)
+        serve(*arguments.serve)
         return
     if arguments.front is not None:
         library, port, url = arguments.front
         front(library, int(port), url)
+        return
+    if arguments.policies:
+        measure_policies(arguments.policies, arguments.rounds, arguments.prompt_bytes)
         return
     port = free_port()
     url, own = f"http://127.0.0.1:{port}", [sys.executable, __file__]
     ports = {"server": port} | {name: free_port() for name in ("frame route", "without log", *arguments.libraries)}
     routing = [sys.executable, "-m", "frame", "route", url, "--port"]
     commands = [[*own, "--front", name, str(ports[name]), url] for name in arguments.libraries]
-    with running([*own, "--serve", str(port)]):
+    with running([*own, "--serve", str(port), "0"]):
         wait_for(port)
         commands += [[*routing, str(ports["frame route"])]]
         commands += [[*routing, str(ports["without log"]), "--disable-access-log"]]

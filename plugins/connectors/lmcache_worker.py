@@ -55,7 +55,7 @@ class LMCacheWorker(LoadingWorker):
         self._stored = [0, 0]  # units that the server took, and those that it did not, since the last step
 
     def handshake(self) -> bytes:
-        return b"%s %d" % (super().handshake(), self.block_bytes)
+        return b"%s %d" % (super().handshake(), self.tokens.num_bytes)
 
     def load(self, step: BlockStep) -> None:
         self._places = {}
@@ -124,10 +124,10 @@ class LMCacheWorker(LoadingWorker):
         if unit is None:
             if place:  # its beginning was not saved, so that it will never be whole
                 return
-            if self._num_bytes + geometry.grains * self.block_bytes > self._max_bytes:
+            if self._num_bytes + geometry.grains * self.tokens.num_bytes > self._max_bytes:
                 self.count("unstored_units", 1)
                 return
-            data = np.empty((geometry.grains, self.block_bytes), np.uint8)
+            data = np.empty((geometry.grains, self.tokens.num_bytes), np.uint8)
             unit = self._units[name] = Unit(move.owner, prompt, index, data, set(range(geometry.grains)))
         if place in unit.missing:
             self._places.setdefault(move.key, []).append((name, place))

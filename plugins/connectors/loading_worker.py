@@ -99,7 +99,7 @@ class LoadingWorker(BlockWorker):
         """Runs in a thread; fetches no further part once a block is missing."""
         whole = True
         for part in parts:
-            data = np.empty((len(part), self.block_bytes), np.uint8)
+            data = self.rows_for(part)
             rows: list[int] = []
             try:
                 if whole and load.owner not in self._gone and not load.stopped.is_set():

@@ -31,4 +31,18 @@ def frame_route_policies() -> list[Provider]:
             summary="Like least-load, but short requests are not divided into prefill and decode.",
             options="frame.plugins.routing.pairs_options:PairsOptions",
         ),
+        Provider(
+            name="text-prefix",
+            target="frame.plugins.routing.text_prefix:TextPrefixPolicy",
+            api=_API,
+            summary="The server that got the longest beginning of the prompt before, weighed against load.",
+            options="frame.plugins.routing.text_prefix_options:TextPrefixOptions",
+        ),
+        Provider(
+            name="prefix",
+            target="frame.plugins.routing.prefix:PrefixPolicy",
+            api=_API,
+            summary="The server that has the longest beginning of the prompt cached, as KV events tell, against load.",
+            options="frame.plugins.routing.prefix_options:PrefixOptions",
+        ),
     ]

@@ -29,7 +29,7 @@ OTHER_VALUES = {
     "eplb_record": "/tmp/r", "model_impl": "frame", "safetensors_load_strategy": "eager",
     "lora_modules": ["a=/b"], "lora_root": "/c", "kv_events_endpoint": "tcp://127.0.0.1:5557",
     "kv_events_replay_endpoint": "ipc:///r", "kv_events_curve_file": "/k",
-    "kv_events_format": "map", "kv_events_hashes": "bytes",
+    "kv_events_format": "map", "kv_events_hashes": "bytes", "kv_events_buffer_bytes": 1 << 20,
 }  # fmt: skip
 #: What else must be given for a setting to make sense.
 NEEDED = {

@@ -11,7 +11,7 @@ import torch
 
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.connector import RequestView
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
+from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, SlidingKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
 from frame.interfaces import BlockFormat, CacheView, Mesh, Placement
@@ -304,10 +304,10 @@ def test_reset_forgets_the_blocks_of_these_weights(tmp_path):
     assert list(tmp_path.rglob("*.kv")) == []
 
 
-def test_state_layers_are_refused(tmp_path):
-    group = KVGroup(specs=(StateKV(state_bytes=64),), layers=("mamba",), block_size=0, pool=1)
+def test_an_encoder_s_tokens_are_refused(tmp_path):
+    group = KVGroup(specs=(CrossKV(num_kv_heads=1, head_dim=4, dtype="float32"),), layers=("cross",), block_size=4)
     layout = msgspec.structs.replace(LAYOUT, groups=(*GROUPS, group))
-    with pytest.raises(ValueError, match="cannot keep the running state of layer mamba"):
+    with pytest.raises(ValueError, match="the disk connector cannot keep an encoder's tokens of layer cross"):
         DiskScheduler(make_setup("connector", layout=layout), DiskOptions(folder=tmp_path))
 
 

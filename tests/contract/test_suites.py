@@ -49,6 +49,9 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
         ("route-policy", f"{ROUTING}:Faithful", "it names a server that it is given", {}),
         ("route-policy", f"{ROUTING}:Counting", "looking changes nothing", {}),
         ("route-policy", f"{ROUTING}:Picky", "any request is routed", {}),
+        ("route-policy", f"{ROUTING}:Trusting", "any request is prepared", {}),
+        ("route-policy", f"{ROUTING}:Strict", "any change of a cache is taken while requests are routed", {}),
+        ("route-policy", f"{ROUTING}:Talkative", "figures are numbers with plain names", {}),
         ("route-policy", f"{ROUTING}:Selfish", "prompts are computed where they can be", {}),
         ("exchange", f"{EXCHANGES}:Staying", "tokens get what all experts give", {}),
         ("exchange", f"{EXCHANGES}:Equal", "what is sent comes back weighed", {}),
@@ -182,7 +185,14 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     assert {outcome.name for outcome in skipped} == {
         "blocks that are damaged are computed again",
         "what one rank lacks is computed on all",
-        "a reloaded prompt gives the tokens of a cold one",  # of layers that keep a state
+        *(  # of layers that keep a state
+            "a reloaded prompt gives the tokens of a cold one",
+            "a step that failed publishes nothing",
+            "a state is stored with the prefix that it stands for",
+            "a state or block that is damaged is computed again",
+            "random lives with states",
+            "two ranks give the tokens of one",
+        ),
     }
     assert all(outcome.reason for outcome in skipped)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from frame.interfaces import Route, RoutePolicy, RouteRequest, RouteServer
+from frame.interfaces import Ask, KVChange, KVRemoved, Route, RoutePolicy, RouteRequest, RouteServer, Setup
 
 
 class Faithful(RoutePolicy):
@@ -46,3 +46,41 @@ class Selfish(RoutePolicy):
 
     def route(self, request: RouteRequest, servers: Sequence[RouteServer], prefills: Sequence[RouteServer]) -> Route:
         return Route(servers[0], servers[-1])
+
+
+class First(RoutePolicy):
+    """Right in what it chooses."""
+
+    def choose(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
+        return servers[0]
+
+
+class Trusting(First):
+    """Takes what a server answers for tokens."""
+
+    prepares = True
+
+    async def prepare(self, request: RouteRequest, servers: Sequence[RouteServer], ask: Ask) -> None:
+        answer = await ask(servers[0], "/tokenize", request.body)
+        if answer is not None:
+            request.tokens = json.loads(answer)["tokens"]
+
+
+class Strict(First):
+    """Takes every removed block for one that was stored."""
+
+    def __init__(self, setup: Setup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._names = set[int | bytes]()
+
+    def kv_changed(self, server: str, rank: int, change: KVChange) -> None:
+        if isinstance(change, KVRemoved):
+            for name in change.names:
+                self._names.remove(name)
+
+
+class Talkative(First):
+    """Counts in words."""
+
+    def figures(self) -> dict[str, Any]:
+        return {"requests": "many"}

@@ -78,6 +78,26 @@ def test_replay_without_gaps(make: Make) -> None:
         assert replayed(dealer, 2**64 - 1) == []
 
 
+def test_the_buffer_is_bounded_in_bytes_too(make: Make) -> None:
+    """Steps of long prompts make large batches: 10,000 of them could fill the engine's memory."""
+    again = address()
+    sizes = iter([300, 300, 300, 100, 2000, 10, 20])
+    publisher = make(
+        address(),
+        lambda seconds, events: bytes(next(sizes)),
+        replay_endpoint=again,
+        buffer_steps=100,
+        buffer_bytes=1000,
+    )
+    with opened(zmq.DEALER, again) as dealer:
+        for place, kept in enumerate([1, 2, 3, 4, 0, 1, 2]):
+            publisher.publish([place])
+            deadline = time.monotonic() + 10
+            while len(replayed(dealer, 0)) != kept:
+                assert time.monotonic() < deadline
+    assert publisher._sent.num_bytes == 30
+
+
 def test_a_req_socket_gets_its_one_answer(make: Make) -> None:
     where, again = address(), address()
     publisher = make(where, replay_endpoint=again)
@@ -188,6 +208,9 @@ def test_a_batch_that_cannot_be_encoded_is_dropped_alone(make: Make, caplog: pyt
     )  # a lone surrogate cannot be encoded
     for text in ("a", "\ud800", "b"):
         publisher.publish([text])
+    deadline = time.monotonic() + 10
+    while len(publisher._sent) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
     with opened(zmq.DEALER, again) as dealer:
         assert replayed(dealer, 0) == [(0, b"a"), (2, b"b")]
     assert publisher.num_dropped == 1

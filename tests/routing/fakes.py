@@ -198,6 +198,8 @@ async def front(*arguments: str, policy: RoutePolicy | None = None) -> AsyncIter
         parts.http.should_exit = parts.http.force_exit = True
         await serving
         await parts.upstream.close()
+        if parts.followers is not None:
+            parts.followers.close()
         listener.close()
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from array import array
 
 import httpx
 import pytest
 
+from frame.interfaces import KVStored, RoutePolicy, Setup
+from frame.plugins.routing.least_load import LeastLoadPolicy
+from frame.plugins.routing.prefix import PrefixPolicy
+from frame.plugins.routing.text_prefix import TextPrefixPolicy
 from tests.routing.fakes import CHAT, Behaviour, Seen, die, front, reply, servers, stream
 
 
@@ -20,7 +25,7 @@ def moody(draw: random.Random) -> Behaviour:
     """Answers, refuses, dies before, in, or after the head, or between two events."""
 
     async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        name = seen.json["name"]
+        name = seen.json.get("name", "tokens")
         await asyncio.sleep(draw.random() * 0.003)
         kind = draw.choice(("whole", "whole", "die", "refuse", "late", "head", "odd"))
         if kind == "die":
@@ -39,13 +44,19 @@ def moody(draw: random.Random) -> Behaviour:
     return answer
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_every_request_ends_once(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "policy"), [(0, LeastLoadPolicy), (1, LeastLoadPolicy), (2, TextPrefixPolicy), (3, PrefixPolicy)]
+)
+async def test_every_request_ends_once(seed: int, policy: type[RoutePolicy]) -> None:
     draw = random.Random(seed)
     prefill = reply(200, {"kv_transfer_params": {"remote_engine_id": "p"}})
     async with servers(*(moody(draw) for _ in range(3)), prefill, die) as made:
         urls = [server.url for server in made]
-        async with front(*urls[:3], "--prefill", *urls[3:], "--max-retries", "3") as f:
+        made_policy = policy(Setup())
+        for url in urls[:2]:
+            made_policy.kv_changed(url, 0, KVStored([1], None, array("I", range(16)), 16))
+        options = ("--prefill", *urls[3:], "--max-retries", "3")
+        async with front(*urls[:3], *options, policy=made_policy) as f:
             watching = asyncio.create_task(f.watch.run())
             answers = await asyncio.gather(*(ask(f.client, f"{seed}-{number}", draw) for number in range(150)))
             watching.cancel()
@@ -59,7 +70,8 @@ async def test_every_request_ends_once(seed: int) -> None:
 async def ask(client: httpx.AsyncClient, name: str, draw: random.Random) -> str:
     """How the request ends; checks that its events are its own, in order, and each there once."""
     await asyncio.sleep(draw.random())
-    body = {"name": name, "messages": [], "stream": True}
+    message = {"role": "user", "content": name[-1] * draw.choice((10, 9000))}
+    body = {"name": name, "messages": [message], "stream": True}
     async with client.stream("POST", CHAT, json=body) as answer:
         if answer.status_code != 200:
             await answer.aread()

@@ -95,7 +95,7 @@ async def test_a_prompt_is_computed_once_for_several_outputs() -> None:
         ("/v1/models", None),
         ("/v1/messages", {"messages": []}),
         ("/v1/embeddings", {"input": "x"}),
-        (CHAT, {"messages": [], "kv_transfer_params": {"do_remote_prefill": True}}),
+        (CHAT, {"messages": [], "kv_transfer_params": None}),
         (CHAT, []),
         ("/v1/completions", {"prompt": ["one", "two"]}),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}),

@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+from tests.kv_events.listening import free_ports
 from tests.routing.running import ROUTE, RunningFront, route
 from tests.server.running import REAL, Running, server, until
 
@@ -26,9 +27,28 @@ LONG = {"messages": CHAT, "max_tokens": 60, "min_tokens": 60, "temperature": 0, 
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Running, Running]]:
+def where() -> list[str]:
+    """Where the two servers publish KV events, and then where they send them again."""
+    port = free_ports(4)
+    return [f"tcp://127.0.0.1:{port + place}" for place in range(4)]
+
+
+@pytest.fixture(scope="module")
+def both(where: list[str]) -> Iterator[tuple[Running, Running]]:
+    """Their events have either form."""
     arguments = ("--num-threads", "1", "--api-key", "inner")
-    with server(REAL, *arguments) as first, server(REAL, *arguments) as second:
+    one, two = (
+        (
+            "--kv-events-endpoint",
+            where[place],
+            "--kv-events-replay-endpoint",
+            where[place + 2],
+            "--kv-events-format",
+            form,
+        )
+        for place, form in enumerate(("array", "map"))
+    )
+    with server(REAL, *arguments, *one) as first, server(REAL, *arguments, *two) as second:
         yield first, second
 
 
@@ -170,6 +190,47 @@ def test_servers_without_a_connector_answer_as_pairs_too(both: tuple[Running, Ru
         servers = httpx.get(f"{front.url}/fleet").json()["servers"]
     assert texts[0] == texts[1]
     assert [server["prefills"] for server in servers] == [0, 1]
+
+
+def posted(url: str, path: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(f"{url}{path}", json=body, headers={"x-api-key": "inner"}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_prompts_go_where_they_are_cached_also_those_that_came_by_other_ways(
+    both: tuple[Running, Running], where: list[str]
+) -> None:
+    sea = "Tell me all that you know about the sea, its depths, its tides and those who live in it. " * 6
+    hill = "What grows on a hill in spring, and who walks there when the snow has gone? Say it in verse. " * 6
+
+    def chat(url: str, text: str, **fields: Any) -> None:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, **fields}
+        posted(url, "/v1/chat/completions", body)
+
+    def looked(front: RunningFront) -> tuple[list[int], dict[str, float]]:
+        found = httpx.get(f"{front.url}/fleet").json()
+        return [one["answers"]["2xx"] for one in found["servers"]], found["figures"]
+
+    urls = [each.url for each in both]
+    for url, text in zip(urls, (sea, hill), strict=True):
+        chat(url, text)
+    events = ("--kv-events", *where[:2], "--kv-events-replay", *where[2:], "--plugin.prefix.min-body-bytes", "0")
+    with route(*urls, "--policy", "prefix", *events) as front:
+        until(lambda: looked(front)[1]["cached_blocks"] >= 16, 20, lambda: f"{looked(front)} {front.text}")
+        for text, place in ((sea, 0), (hill, 1), (hill, 1), (sea, 0), (sea + "And the moon?", 0)):
+            before, known = looked(front)
+            chat(front.url, text)
+            after, figures = looked(front)
+            assert [new - old for new, old in zip(after, before, strict=True)] == [int(place == at) for at in range(2)]
+            assert figures["known_tokens"] - known["known_tokens"] >= 96
+        known = looked(front)[1]
+        chat(front.url, sea, cache_salt="mine")
+        assert looked(front)[1]["known_tokens"] == known["known_tokens"]
+        tokens = posted(urls[1], "/tokenize", {"messages": [{"role": "user", "content": sea}]})["tokens"]
+        before = looked(front)[0]
+        posted(front.url, "/v1/completions", {"prompt": tokens, "max_tokens": 1})
+        assert [new - old for new, old in zip(looked(front)[0], before, strict=True)] == [1, 0]
 
 
 def test_a_port_in_use_is_refused_in_one_sentence() -> None:

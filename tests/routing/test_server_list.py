@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from frame.interfaces import KVChange, KVCleared, KVRemoved, Setup
+from frame.kv_events.events import Cleared
+from frame.kv_events.publisher import Publisher, Sockets
+from frame.plugins.routing.least_load import LeastLoadPolicy
 from frame.routing.fleet import FleetServer
 from frame.routing.health import load_of
-from frame.routing.server_list import ListedServer, ServerFile, listed, server_url
+from frame.routing.server_list import EventAddresses, ListedServer, ServerFile, listed, server_url
 from frame.settings import ConfigError
+from tests.kv_events.listening import free_ports
 from tests.routing.fakes import CHAT, FakeServer, front, reply, servers, stream
 
 
@@ -52,9 +59,43 @@ def test_a_file_says_roles_and_who_drains(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_says_where_events_are(tmp_path: Path) -> None:
+    file = tmp_path / "servers.txt"
+    file.write_text("a:1 events=tcp://a:5557 ranks=2 drain replay=tcp://a:5657\nb:2 prefill events=ipc:///run/x\nc:3\n")
+    first, second, third = ServerFile(str(file)).read()
+    assert first.draining
+    assert first.kv_events is not None
+    assert first.kv_events.of_ranks() == [
+        (0, "tcp://a:5557", "tcp://a:5657"),
+        (1, "tcp://a:5558", "tcp://a:5658"),
+    ]
+    assert (second.role, second.kv_events) == ("prefill", EventAddresses("ipc:///run/x"))
+    assert third.kv_events is None
+
+
+def test_the_command_line_names_events_in_the_order_of_servers() -> None:
+    found = listed(["a:1"], ["b:2"], ["tcp://a:1", "tcp://b:2"], ["tcp://a:3", "tcp://b:4"], "3")
+    assert [server.kv_events for server in found] == [
+        EventAddresses("tcp://a:1", "tcp://a:3", 3),
+        EventAddresses("tcp://b:2", "tcp://b:4", 3),
+    ]
+    with pytest.raises(ConfigError, match="--kv-events has 1 addresses for 2 servers; give each one"):
+        listed(["a:1", "b:2"], [], ["tcp://a:1"])
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"a:1 events=5557", "line 1: events '5557' is no address; write tcp://HOST:PORT"),
+        (b"a:1 events=tcp://*:5557", "line 1: events tcp://*:5557 would show"),
+        (
+            b"a:1 events=tcp://a:65535 ranks=2",
+            "line 1: events tcp://a:65535 has no port from 1 to 65535 for data rank 1",
+        ),
+        (b"a:1 events=inproc://x", "line 1: events inproc://x is an address within one process"),
+        (b"a:1 replay=tcp://a:5557", "line 1: replay needs events"),
+        (b"a:1 events=tcp://a:1 ranks=0", "line 1: ranks must be a whole number from 1 to 64, got '0'"),
+        (b"a:1 event=tcp://a:1", "line 1 says 'event=tcp://a:1'"),
         (b"", "no server is listed"),
         (b"# nothing\n", "no server is listed"),
         (b"a:1\na:1\n", "server http://a:1 is listed twice"),
@@ -85,6 +126,47 @@ def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
             ServerFile(str(path)).read()
     with pytest.raises(ConfigError, match="no server is listed"):
         listed([])
+
+
+class Listening(LeastLoadPolicy):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(Setup())
+        self.told: list[tuple[str, int, KVChange]] = []
+
+    def kv_changed(self, server: str, rank: int, change: KVChange) -> None:
+        self.told.append((server, rank, change))
+
+
+async def test_events_of_a_changed_list_are_followed_and_those_of_servers_that_left_no_more(tmp_path: Path) -> None:
+    file, policy, port = tmp_path / "servers.txt", Listening(), free_ports(2)
+    where = [f"tcp://127.0.0.1:{port + place}" for place in range(2)]
+
+    async def told(true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not true():
+                publisher.publish([Cleared()])
+                await asyncio.sleep(0.02)
+
+    publisher = Publisher(
+        Sockets(endpoint=where[0]), lambda *_: msgspec.msgpack.encode([1, [["BlockRemoved", [1]]], 0])
+    )
+    try:
+        async with servers(reply(200), reply(200)) as (one, two):
+            urls = {one.url, two.url}
+            file.write_text(one.url)
+            async with front("--servers", str(file), policy=policy) as f:
+                file.write_text(f"{one.url} events={where[0]}\n{two.url}  events={where[1]}\n")
+                await f.watch.look()
+                await told(lambda: (one.url, 0, KVRemoved([1])) in policy.told)
+                file.write_text(two.url)
+                await f.watch.look()
+                # neither is followed now
+                await told(lambda: {url for url, _, change in policy.told[-2:] if change == KVCleared()} == urls)
+                assert {url for url, _, change in policy.told if isinstance(change, KVRemoved)} == {one.url}
+    finally:
+        publisher.close()
 
 
 async def test_a_changed_list_is_followed(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ _SUBCOMMANDS = {
     "startup": "startup:StartupBench",
     "kernels": "kernels:KernelsBench",
     "sweep": "sweep:SweepBench",
+    "route": "route:RouteBench",
 }
 
 
 class BenchCommand(Command):
     """Results have the field names of `vllm bench`, so that results of frame and of vLLM can be compared."""
 
-    help = "Measure a server or an engine: frame bench serve|latency|throughput|startup|kernels|sweep."
+    help = "Measure a server or an engine: frame bench serve|latency|throughput|startup|kernels|sweep|route."
     examples = (
         "frame bench serve --base-url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --html report.html",
         "frame bench throughput /models/qwen3 --input-len 512 --output-len 128 --num-prompts 500",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
         help=f"One of {', '.join(DATASETS)} (shared-prefix is prefix_repetition). Default: random.",
     )
     add("--dataset-path", metavar="FILE", help="JSON or JSONL file of sharegpt and custom.")
-    add("--num-prompts", type=int, default=num_prompts, metavar="N", help="Requests to send (default: %(default)s).")
+    add("--num-prompts", type=int, default=num_prompts, metavar="N", help=f"Requests to send (default: {num_prompts}).")
     if seed:
         add("--seed", type=int, default=0, metavar="N", help="Seed of lengths, texts and arrivals (default: 0).")
     add(
@@ -66,11 +67,11 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int, seed
 def make_requests(
     arguments: argparse.Namespace, source: TextSource, max_model_len: int | None = None
 ) -> list[BenchRequest]:
-    """`--num-prompts` requests; a file with fewer rows is repeated. Raises `ConfigError`.
+    """`--num-prompts` requests; a file with fewer rows is repeated, and without a number is taken once.
 
-    `max_model_len` tokens are the most that the model takes, where that is known.
+    Raises `ConfigError`. `max_model_len` tokens are the most that the model takes, where that is known.
     """
-    if arguments.num_prompts < 1:
+    if arguments.num_prompts is not None and arguments.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {arguments.num_prompts}")
     draw = random.Random(arguments.seed)
     name = arguments.dataset_name
@@ -84,7 +85,7 @@ def make_requests(
         return _prefixes(arguments, source, draw)
     if name in ("sharegpt", "custom"):
         rows = list(_rows(arguments, source, draw))
-        return [rows[index % len(rows)] for index in range(arguments.num_prompts)]
+        return [rows[index % len(rows)] for index in range(arguments.num_prompts or len(rows))]
     raise ConfigError(f"no dataset {name!r}{near(name, DATASETS)}; there are: {', '.join(DATASETS)}")
 
 
@@ -184,7 +185,7 @@ def _conversation(row: dict[str, Any], output_len: int | None, source: TextSourc
 
 
 def _custom(row: dict[str, Any], number: int, path: Path, output_len: int, source: TextSource) -> BenchRequest:
-    """`{"prompt": …}` or `{"messages": […]}`, with `output_tokens` where the flag is -1."""
+    """`{"prompt": …}` or `{"messages": […]}`, with `output_tokens` where the flag is -1, and a `timestamp`."""
     messages, prompt = row.get("messages"), row.get("prompt")
     if isinstance(messages, list) and messages:
         prompt = "\n".join(str(one.get("content", "")) for one in messages if isinstance(one, dict))
@@ -193,4 +194,7 @@ def _custom(row: dict[str, Any], number: int, path: Path, output_len: int, sourc
     wanted = row.get("output_tokens") if output_len == -1 else output_len
     if not isinstance(wanted, int) or wanted < 1:
         raise ConfigError(f"{path}, row {number}: output_tokens must be a positive integer, got {wanted!r}")
-    return BenchRequest(str(prompt), wanted, source.count(str(prompt)), messages or None)
+    at = row.get("timestamp")
+    if isinstance(at, bool) or not isinstance(at, int | float | None) or not math.isfinite(at or 0):
+        raise ConfigError(f"{path}, row {number}: timestamp must be seconds, got {at!r}")
+    return BenchRequest(str(prompt), wanted, source.count(str(prompt)), messages or None, at)

@@ -9,12 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One request: text or token ids, or the messages of a chat. `prompt_len` is 0 where no tokenizer counted it."""
+    """One request: text or token ids, or the messages of a chat. `prompt_len` is 0 where no tokenizer counted it.
+
+    `at` are the seconds at which it was recorded, if it was.
+    """
 
     prompt: str | Sequence[int]
     output_len: int
     prompt_len: int = 0
     messages: Sequence[dict[str, Any]] | None = None
+    at: float | None = None
 
 
 @dataclass

@@ -86,6 +86,10 @@ class TokenizerSource:
     def count(self, text: str) -> int:
         return len(self._encode(text))
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        return self._encode(text)
+
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -353,7 +353,14 @@ if TYPE_CHECKING:
     from frame.core.worker.connected import (
         WorkerProcess as WorkerProcess,
     )
+    from frame.kv_events.changes import (
+        KVChange as KVChange,
+        KVCleared as KVCleared,
+        KVRemoved as KVRemoved,
+        KVStored as KVStored,
+    )
     from frame.routing.policy import (
+        Ask as Ask,
         Route as Route,
         RoutePolicy as RoutePolicy,
         RouteRequest as RouteRequest,

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,33 @@ class Sockets:
     curve_key: bytes | None = None
     topic: str = ""
     buffer_steps: int = 10_000
+    buffer_bytes: int = 256 << 20
     hwm: int = 100_000
     max_queue_size: int = 100_000
+
+
+class SentBatches:
+    """The newest batches that were sent: at most `most` of them, whose payloads have at most `most_bytes` together."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._batches: deque[tuple[bytes, bytes]] = deque()
+        self._most = most
+        self._most_bytes = most_bytes
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def add(self, place: bytes, payload: bytes) -> None:
+        """Keeps a batch, and forgets the oldest ones for it; itself, too, where it alone is above the bound."""
+        self._batches.append((place, payload))
+        self.num_bytes += len(payload)
+        while len(self._batches) > self._most or self.num_bytes > self._most_bytes:
+            self.num_bytes -= len(self._batches.popleft()[1])
+
+    def since(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Number and payload of each that is kept, from the number `place` on."""
+        return ((number, payload) for number, payload in self._batches if number >= place)
 
 
 class Publisher:
@@ -65,7 +90,7 @@ class Publisher:
         self._topic = sockets.topic.encode()
         self._most = sockets.max_queue_size
         self._queue: deque[tuple[int, float, list[Event]]] = deque()
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=sockets.buffer_steps)
+        self._sent = SentBatches(sockets.buffer_steps, sockets.buffer_bytes)
         self._next = 0
         self._closing = False
         self._failed = False
@@ -171,7 +196,7 @@ class Publisher:
                 self._num_unsent += len(events)
                 continue
             self._events.send_multipart((self._topic, place, payload))
-            self._sent.append((place, payload))
+            self._sent.add(place, payload)
             if number % _MESSAGES_AT_ONCE == 0 and self._queue:
                 time.sleep(_PAUSE_SECONDS)
 
@@ -185,8 +210,7 @@ class Publisher:
                 logger.warning("a request for KV events is not an empty frame and a number of 8 bytes; it is ignored")
                 continue
             who, _, start = frames
-            asked = ((place, payload) for place, payload in self._sent if place >= start)
-            for count, (place, payload) in enumerate(asked, 1):
+            for count, (place, payload) in enumerate(self._sent.since(start), 1):
                 replay.send_multipart((who, b"", place, payload))
                 if count % _MESSAGES_AT_ONCE == 0:
                     time.sleep(_PAUSE_SECONDS)

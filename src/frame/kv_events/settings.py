@@ -39,6 +39,12 @@ class KVEventsConfig(Section):
     kv_events_buffer_steps: int = setting(
         10_000, "Newest batches of KV events, one a step, that can be asked for again.", ge=1, le=1 << 20
     )
+    kv_events_buffer_bytes: int = setting(
+        256 << 20,
+        "Most bytes of these batches together; the oldest are forgotten first.",
+        ge=1 << 16,
+        le=1 << 36,
+    )
     kv_events_hwm: int = setting(
         100_000, "Batches of KV events that wait for a slow subscriber; it misses what is above.", ge=1, le=1 << 24
     )

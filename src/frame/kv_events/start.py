@@ -74,6 +74,7 @@ def make_events(config: FrameConfig, layout: KVLayout) -> CacheEvents:
         curve_key=None if events.kv_events_curve_file is None else _curve_key(events.kv_events_curve_file),
         topic=events.kv_events_topic,
         buffer_steps=events.kv_events_buffer_steps,
+        buffer_bytes=events.kv_events_buffer_bytes,
         hwm=events.kv_events_hwm,
         max_queue_size=events.kv_events_max_queue_size,
     )

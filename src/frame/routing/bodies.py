@@ -62,13 +62,20 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
 class Upload:
     """The pieces of a body of at most `most` bytes, while they arrive. `error` is why they ended early, if they did.
 
-    `ended` is called once all of them have been read.
+    `ended` is called once all of them have been read. `check` sees each, and raises `RequestError` to refuse the body.
     """
 
-    def __init__(self, receive: Receive, most: int, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        most: int,
+        ended: Callable[[], None],
+        check: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._receive = receive
         self._most = most
         self._ended = ended
+        self._check = check
         self.error: RequestError | ClientLeftError | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -82,6 +89,8 @@ class Upload:
                 if size > self._most:
                     await drop(self._receive)
                     raise too_long(self._most)
+                if self._check is not None:
+                    self._check(piece)
             except TimeoutError:
                 self.error = RequestError(408, f"no piece of the body arrived for {PIECE_SECONDS:g} seconds")
             except (RequestError, ClientLeftError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from .policy import ServerRole
 from .server_list import ListedServer
@@ -26,6 +26,7 @@ class FleetServer:
         self.url = entry.url
         self.role: ServerRole = entry.role
         self.draining = entry.draining
+        self.kv_events = entry.kv_events
         self.problem: str | None = "it has not been asked yet"
         #: set when the list names it no more
         self.removed = False
@@ -76,11 +77,17 @@ class FleetServer:
 
 
 class Fleet:
-    """All servers, in the order of the list. `problem` says what is wrong with the newest list, if that is not used."""
+    """All servers, in the order of the list. `problem` says what is wrong with the newest list, if that is not used.
+
+    `fetches_kv`: servers have got KV from others, since some list had servers for prompts only. `on_change` is called
+    when the list has changed.
+    """
 
     def __init__(self, entries: Sequence[ListedServer]) -> None:
         self.servers: list[FleetServer] = []
         self.problem: str | None = None
+        self.fetches_kv = False
+        self.on_change: Callable[[], None] = lambda: None
         self.started = time.time()
         self.apply(entries)
 
@@ -91,10 +98,13 @@ class Fleet:
         for entry in entries:
             server = known.pop(entry.url, None) or FleetServer(entry)
             server.role, server.draining, server.removed = entry.role, entry.draining, False
+            server.kv_events = entry.kv_events
             servers.append(server)
         for server in known.values():
             server.removed = True
         self.servers = [*servers, *(server for server in known.values() if server.in_flight)]
+        self.fetches_kv = self.fetches_kv or any(entry.role == "prefill" for entry in entries)
+        self.on_change()
 
     def forget_idle(self) -> None:
         """Drops servers that the list has no more and that have ended what they had under way."""

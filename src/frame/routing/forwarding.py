@@ -21,8 +21,8 @@ from frame.core.server.event_stream import wire_of
 
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .endings import Ending, StoppedError
-from .policy import Route, RouteRequest
-from .prefill import decode_body, divides, prefill_body
+from .policy import Route, RouteRequest, RouteServer
+from .prefill import ParamsScan, check_params, decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most bytes of a body and of a form with files, and most servers that a request is sent to."""
+    """Most bytes of a body and of a form with files, and most servers that a request is sent to.
+
+    `clients_params`: clients may say themselves from where a server is to fetch KV.
+    """
 
     body_bytes: int
     upload_bytes: int
     tries: int = 3
+    clients_params: bool = False
 
 
 class Forwarding:
@@ -129,15 +133,20 @@ class Forwarding:
             headers = self._upstream.headers(scope["headers"])
         except UnicodeDecodeError:
             raise RequestError(400, "a header of the request is no UTF-8 text") from None
+        checks = self._fleet.fetches_kv and not self._bounds.clients_params
         if not is_upload(scope):
             body = await read_body(scope, receive, self._bounds.body_bytes)
-            return Forwarded(scope, target, RouteRequest(scope["path"], body), headers, body)
+            request = RouteRequest(scope["path"], body)
+            if checks:
+                check_params(request)
+            return Forwarded(scope, target, request, headers, body)
         if (length := announced(scope)) is not None:
             if length > self._bounds.upload_bytes:
                 await drop(receive)
                 raise too_long(self._bounds.upload_bytes)
             headers.append(("content-length", str(length)))
-        upload = Upload(receive, self._bounds.upload_bytes, lambda: ending.watch(receive))
+        check = ParamsScan() if checks else None
+        upload = Upload(receive, self._bounds.upload_bytes, lambda: ending.watch(receive), check)
         return Forwarded(scope, target, RouteRequest(scope["path"]), headers, upload)
 
     async def _forward(self, forwarded: Forwarded, send: Send) -> None:
@@ -153,6 +162,7 @@ class Forwarding:
         """The first server to ask, once the prompt was computed by another one where there are such servers."""
         request = forwarded.request
         tried: list[FleetServer] = []
+        await self._prepare(forwarded)
         prefills = self._fleet.usable("prefill")
         if prefills and not (forwarded.scope["method"] == "POST" and divides(request)):
             prefills = []
@@ -168,6 +178,30 @@ class Forwarding:
             left = self._fleet.usable("prefill", tried) if len(tried) < self._bounds.tries else ()
             route = self._route(request, (), left)
         return self._server(route)
+
+    async def _prepare(self, forwarded: Forwarded) -> None:
+        """Has a policy that asks servers about requests do so, with the client's key."""
+        request, servers = forwarded.request, self._fleet.usable("serve")
+        if not (self._policy.prepares and request.body and servers and forwarded.scope["method"] == "POST"):
+            return
+        keys = [header for header in forwarded.headers if header[0] in ("authorization", "x-api-key")]
+        headers = [*keys, ("content-type", "application/json"), ("accept-encoding", "identity")]
+
+        async def ask(server: RouteServer, path: str, body: bytes) -> bytes | None:
+            answer = None
+            try:
+                answer = await self._upstream.send(server.url + path, "POST", headers, body)
+                return await answer.whole() if answer.status == 200 else None
+            except (UnreachableError, LostError):
+                return None
+            finally:
+                if answer is not None:
+                    answer.close()
+
+        try:
+            await self._policy.prepare(request, servers, ask)
+        except Exception as error:  # of a plugin, which may raise anything
+            logger.error("the route policy has not prepared a request: %s: %s", type(error).__name__, error)
 
     def _route(
         self, request: RouteRequest, tried: Sequence[FleetServer], prefills: Sequence[FleetServer] = ()

@@ -41,7 +41,7 @@ _OPENAI, _ANTHROPIC = ErrorShape(), AnthropicErrors()
 class Front:
     """An ASGI application. `server` has its keys and bounds; `about` is what /fleet says beside the servers.
 
-    While it is `draining`, new requests are refused.
+    `figures` are what the policy has counted. While it is `draining`, new requests are refused.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Front:
         forwarding: Forwarding,
         pages: Mapping[str, PageFile],
         about: Mapping[str, Any],
+        figures: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._server = server
         self._keys = KeyRing(server.api_key)
@@ -58,9 +59,10 @@ class Front:
         self._forwarding = forwarding
         self._pages = pages
         self._about = about
+        self._figures = figures
         self._refused: Counter[int] = Counter()
         self._metrics = CollectorRegistry()
-        self._metrics.register(FleetCollector(fleet, self._refused))
+        self._metrics.register(FleetCollector(fleet, self._refused, figures))
         self._own: Mapping[str, _Handler] = {
             **dict.fromkeys(("/health", "/ready", "/ping"), self._health),
             "/live": self._live,
@@ -149,7 +151,13 @@ class Front:
             for server in self._fleet.servers
         ]
         now = time.time()
-        about = {**self._about, "time": now, "started": self._fleet.started, "problem": self._fleet.problem}
+        about = {
+            **self._about,
+            "figures": dict(self._figures()),
+            "time": now,
+            "started": self._fleet.started,
+            "problem": self._fleet.problem,
+        }
         body = msgspec.json.encode({**about, "draining": self.draining, "servers": servers})
         await _reply(scope, send, body, {b"content-type": b"application/json", b"cache-control": b"no-store"})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -28,11 +28,12 @@ _COUNTERS = (
 
 
 class FleetCollector(Collector):
-    """The metrics of `fleet`, and of what the front refused itself, by status."""
+    """The metrics of `fleet`, of what the front refused itself, by status, and of what the policy counts, by name."""
 
-    def __init__(self, fleet: Fleet, refused: Counter[int]) -> None:
+    def __init__(self, fleet: Fleet, refused: Counter[int], figures: Callable[[], Mapping[str, float]] = dict) -> None:
         self._fleet = fleet
         self._refused = refused
+        self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
@@ -61,6 +62,10 @@ class FleetCollector(Collector):
         for status, count in sorted(self._refused.items()):
             refused.add_metric([str(status)], count)
         yield refused
+        policy = GaugeMetricFamily("frame_route_policy", "What the route policy has counted.", labels=["figure"])
+        for name, figure in self._figures().items():
+            policy.add_metric([name], figure)
+        yield policy
 
 
 def _buckets(server: FleetServer) -> list[tuple[str, float]]:

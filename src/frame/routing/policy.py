@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from frame.core.interfaces.errors import RequestError
 
 if TYPE_CHECKING:
     from frame.core.interfaces.setup import Setup
+    from frame.kv_events.changes import KVChange
 
 #: What a server of the list is for: requests from beginning to end, or prompts only, whose KV others fetch.
 ServerRole = Literal["serve", "prefill"]
@@ -40,25 +41,39 @@ class RouteServer(Protocol):
 
 
 class RouteRequest:
-    """A request: the path without its query, and the body as the client sent it, b"" for one that is not kept."""
+    """A request: the path without its query, and the body as the client sent it, b"" for one that is not kept.
+
+    `tokens` are the ids of the prompt, once a policy's `prepare` has found them out; None where they are not known.
+    """
 
     def __init__(self, path: str, body: bytes = b"") -> None:
         self.path = path
         self.body = body
+        self.tokens: Sequence[int] | None = None
 
-    @cached_property
+    @property
     def content(self) -> dict[str, Any] | None:
         """The body as JSON, read when it is first asked for.
 
         None where it is no JSON object, or has more parts than `frame serve` reads: they would hold up all requests.
         """
+        found = self._parsed[0] if self._parsed else None
+        return found if isinstance(found, dict) else None
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the body can be read, as `frame serve` reads bodies."""
+        return bool(self._parsed)
+
+    @cached_property
+    def _parsed(self) -> tuple[Any, ...]:
+        """What the body means; empty where that cannot be read."""
         from frame.core.server.bodies import parse_json
 
         try:
-            found = parse_json(self.body)
+            return (parse_json(self.body),)
         except RequestError:
-            return None
-        return found if isinstance(found, dict) else None
+            return ()
 
 
 class Route(NamedTuple):
@@ -68,11 +83,19 @@ class Route(NamedTuple):
     prefill: RouteServer | None = None
 
 
+#: Posts a body to a path of a server, as the client whose request is prepared; None where the server has no answer
+#: of status 200.
+Ask: TypeAlias = Callable[[RouteServer, str, bytes], Awaitable[bytes | None]]
+
+
 class RoutePolicy(ABC):
     """Built as `Class(setup, options)`, once, by `frame route`. Called from its event loop for every request.
 
     It must answer at once and change nothing that it is given. It may remember what it answered.
     """
+
+    #: whether `prepare` does anything
+    prepares = False
 
     def __init__(self, setup: Setup, options: Any = None) -> None:
         self.setup = setup
@@ -89,3 +112,19 @@ class RoutePolicy(ABC):
         `choose` is asked for each of the two. Called again, with fewer servers, when one has failed.
         """
         return Route(self.choose(request, servers), self.choose(request, prefills) if prefills else None)
+
+    async def prepare(  # noqa: B027 - most need not
+        self, request: RouteRequest, servers: Sequence[RouteServer], ask: Ask
+    ) -> None:
+        """Finds out `request.tokens`, once before a request that is posted is routed, where `prepares`; it may wait."""
+
+    def kv_changed(self, server: str, rank: int, change: KVChange) -> None:  # noqa: B027 - most do not listen
+        """Learns what the prefix cache of a data rank of the server with the address `server` has gained or lost.
+
+        Called for servers whose KV events are followed, in their order, from a thread, while other methods run.
+        `KVCleared` comes for a rank that is followed no more, too.
+        """
+
+    def figures(self) -> Mapping[str, float]:
+        """What the policy has counted, by names of lower case, for metrics and the page."""
+        return {}

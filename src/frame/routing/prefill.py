@@ -6,14 +6,20 @@ that name where the KV is, and that goes on to the second server as it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from frame.core.interfaces.errors import RequestError
+
 from .policy import RouteRequest
 
 PARAMS = "kv_transfer_params"
+_NAME = PARAMS.encode()
+#: A letter or an underscore as an escape of JSON, which no program writes that has nothing to hide.
+_HIDDEN = re.compile(rb"\\u00(?:5[fF]|6[1-9a-fA-F]|7[0-9aA])")
 #: Routes whose requests can be divided → the fields of theirs that bound the length of an answer, the first of which
 #: is always set.
 _LENGTHS: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +34,44 @@ _ASKED = {
     "remote_host": None,
     "remote_port": None,
 }
+
+
+def check_params(request: RouteRequest) -> None:
+    """Raises `RequestError` for a request that says itself where its KV is, at any depth, or that cannot be read."""
+    if request.body and not request.is_json:
+        raise RequestError(400, "the body is no JSON that a front which divides requests can read")
+    # a name may be written with escapes
+    if (_NAME in request.body or b"\\u" in request.body) and _names_params(request.content):
+        raise _refused()
+
+
+class ParamsScan:
+    """Looks for the field in a file that passes by in pieces, whose lines may be requests."""
+
+    def __init__(self) -> None:
+        self._end = b""
+
+    def __call__(self, piece: bytes) -> None:
+        """Raises `RequestError` where a piece, behind what came before it, has the field's name or hides letters."""
+        data = self._end + piece
+        if _NAME in data or _HIDDEN.search(data):
+            raise _refused()
+        self._end = data[1 - len(_NAME) :]
+
+
+def _refused() -> RequestError:
+    return RequestError(
+        400,
+        f"{PARAMS} would have a server fetch KV from an address that a client names; this front names them itself "
+        "(--allow-kv-transfer-params)",
+        param=PARAMS,
+    )
+
+
+def _names_params(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.get(PARAMS) is not None or any(map(_names_params, value.values()))
+    return isinstance(value, list) and any(map(_names_params, value))
 
 
 def divides(request: RouteRequest) -> bool:

@@ -8,7 +8,9 @@ import logging
 import resource
 import signal
 import socket
+import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from frame.core.config.errors import ConfigError
@@ -26,12 +28,16 @@ from .page import page_files
 from .upstream import Upstream
 
 if TYPE_CHECKING:
+    from frame.kv_events.followers import Followers
+
     from .policy import RoutePolicy
     from .settings import RouteSettings
 
 logger = logging.getLogger("frame.route")
 
 _DRAIN_POLL_SECONDS = 0.02
+#: Seconds that a thread which reads KV events may hold up requests.
+_SWITCH_SECONDS = 0.0005
 #: Seconds that requests which are ended have to say so to their clients.
 _FAREWELL_SECONDS = 1.0
 
@@ -45,6 +51,7 @@ class FrontParts(NamedTuple):
     watch: HealthWatch
     upstream: Upstream
     http: Server
+    followers: Followers | None = None
 
 
 def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> FrontParts:
@@ -52,12 +59,54 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     server = settings.config.server
     tls = tls_context(server)
     fleet = Fleet(settings.servers)
+    followers = _follow(settings, policy, name, fleet)
     upstream = Upstream(settings.server_key, settings.connect_seconds)
-    bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1)
+    bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
     forwarding = Forwarding(fleet, policy, upstream, bounds)
-    front = Front(server, fleet, forwarding, page_files() if server.page else {}, {"policy": name})
+    pages = page_files() if server.page else {}
+    front = Front(server, fleet, forwarding, pages, {"policy": name}, lambda: _figures(policy))
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)
-    return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls))
+    return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls), followers)
+
+
+def _figures(policy: RoutePolicy) -> Mapping[str, float]:
+    try:
+        return policy.figures()
+    except Exception as error:  # of a plugin, which may raise anything
+        logger.error("the route policy does not say what it has counted: %s: %s", type(error).__name__, error)
+        return {}
+
+
+def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Fleet) -> Followers | None:
+    """Has the policy told of KV events, if it listens and the list names where they are; raises `ConfigError`."""
+    from .policy import RoutePolicy
+
+    if type(policy).kv_changed is RoutePolicy.kv_changed:
+        return None
+    named = any(server.kv_events for server in fleet.servers)
+    if not named:
+        logger.warning("the policy %s is told of no KV events: no server has an address of them (--kv-events)", name)
+        if settings.file is None:
+            return None
+    try:
+        from frame.kv_events.followers import Followers, KVSource
+    except ImportError:
+        if not named:
+            return None
+        raise ConfigError("KV events need pyzmq: pip install 'frame-llm[events]'") from None
+    followers = Followers(policy.kv_changed, settings.curve_key)
+
+    def follow() -> None:
+        followers.follow([
+            KVSource(server.url, *addresses)
+            for server in fleet.servers
+            if server.kv_events is not None and not server.removed
+            for addresses in server.kv_events.of_ranks()
+        ])  # fmt: skip
+
+    fleet.on_change = follow
+    follow()
+    return followers
 
 
 class RouteProcess:
@@ -88,6 +137,8 @@ class RouteProcess:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
             await parts.upstream.close()
+            if parts.followers is not None:
+                parts.followers.close()
         return 0
 
     def _watch_ended(self, task: asyncio.Task[None], http: Server) -> None:
@@ -133,6 +184,7 @@ def run_front(settings: RouteSettings) -> int:
     policy = cast("RoutePolicy", registry.make("route-policy", provider, Setup(), settings.config))
     _check_client()
     _allow_files()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     server = settings.config.server
     listener = bind(server)
     try:

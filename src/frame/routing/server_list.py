@@ -1,6 +1,7 @@
 """The list of servers: addresses on the command line, or a file with one a line, which is read again when it changes.
 
-A line is `URL [prefill] [drain]`; what follows `#` is a comment. Raises `ConfigError`, one sentence.
+A line is `URL [prefill] [drain] [events=ADDRESS [replay=ADDRESS] [ranks=N]]`; what follows `#` is a comment. Raises
+`ConfigError`, one sentence.
 """
 
 from __future__ import annotations
@@ -9,16 +10,36 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from frame.core.config.errors import ConfigError, near
+from frame.kv_events.addresses import of_rank, problem
 
 from .policy import ServerRole
 
 #: Most servers of a list, and most bytes of its file.
 MOST_SERVERS, _MOST_BYTES = 256, 1 << 20
 _WORDS = ("prefill", "drain")
+_NAMES = ("events", "replay", "ranks")
+#: Most data ranks of a server.
+_MOST_RANKS = 64
+
+
+class EventAddresses(NamedTuple):
+    """Where a server publishes KV events, and can be asked for them again: of its first data rank, of `num_ranks`."""
+
+    events: str
+    replay: str | None = None
+    num_ranks: int = 1
+
+    def of_ranks(self) -> list[tuple[int, str, str | None]]:
+        """Rank and addresses of each."""
+        again = self.replay
+        return [
+            (rank, of_rank(self.events, rank), None if again is None else of_rank(again, rank))
+            for rank in range(self.num_ranks)
+        ]
 
 
 class ListedServer(NamedTuple):
@@ -27,6 +48,7 @@ class ListedServer(NamedTuple):
     url: str
     role: ServerRole = "serve"
     draining: bool = False
+    kv_events: EventAddresses | None = None
 
 
 def server_url(text: str) -> str:
@@ -51,11 +73,39 @@ def server_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-def listed(urls: Sequence[str], prefills: Sequence[str] = ()) -> list[ListedServer]:
-    """The servers that the command line names."""
-    return checked([*(ListedServer(server_url(url)) for url in urls)] + [
-        ListedServer(server_url(url), "prefill") for url in prefills
-    ])  # fmt: skip
+def listed(
+    urls: Sequence[str],
+    prefills: Sequence[str] = (),
+    events: Sequence[str] = (),
+    replays: Sequence[str] = (),
+    ranks: str = "1",
+) -> list[ListedServer]:
+    """The servers that the command line names; addresses of KV events are in the order of all servers."""
+    both = [(url, "serve") for url in urls] + [(url, "prefill") for url in prefills]
+    for flag, addresses in (("--kv-events", events), ("--kv-events-replay", replays)):
+        if addresses and len(addresses) != len(both):
+            raise ConfigError(f"{flag} has {len(addresses)} addresses for {len(both)} servers; give each one")
+    found = []
+    for place, (url, role) in enumerate(both):
+        one = event_addresses(events[place] if events else None, replays[place] if replays else None, ranks)
+        found.append(ListedServer(server_url(url), cast("ServerRole", role), kv_events=one))
+    return checked(found)
+
+
+def event_addresses(events: str | None, replay: str | None = None, ranks: str = "1") -> EventAddresses | None:
+    """The addresses as they are written; raises `ConfigError`."""
+    if not (ranks.isascii() and ranks.isdigit() and len(ranks) < 4 and 0 < int(ranks) <= _MOST_RANKS):
+        raise ConfigError(f"ranks must be a whole number from 1 to {_MOST_RANKS}, got {ranks!r}")
+    if events is None:
+        if replay is not None:
+            raise ConfigError("replay needs events, the address at which KV events are published")
+        return None
+    for name, address in (("events", events), ("replay", replay)):
+        if address is not None and (sentence := problem(name, address, int(ranks) - 1)):
+            raise ConfigError(sentence)
+        if address is not None and address.startswith("inproc:"):
+            raise ConfigError(f"{name} {address} is an address within one process")
+    return EventAddresses(events, replay, int(ranks))
 
 
 def checked(servers: Iterable[ListedServer]) -> list[ListedServer]:
@@ -118,16 +168,22 @@ class ServerFile:
         words = line.partition("#")[0].split()
         if not words:
             return []
+        named = {}
         for word in words[1:]:
-            if word not in _WORDS:
+            name, equals, value = word.partition("=")
+            if equals and name in _NAMES:
+                named[name] = value
+            elif word not in _WORDS:
                 raise ConfigError(
-                    f"line {number} says {word!r}{near(word, _WORDS)}; after the address may stand prefill and drain"
+                    f"line {number} says {word!r}{near(name, (*_WORDS, *_NAMES))}; after it may stand prefill, "
+                    "drain, events=ADDRESS, replay=ADDRESS and ranks=NUMBER"
                 )
         try:
             url = server_url(words[0])
+            events = event_addresses(named.get("events"), named.get("replay"), named.get("ranks", "1"))
         except ConfigError as error:
             raise ConfigError(f"line {number}: {error}") from None
-        return [ListedServer(url, "prefill" if "prefill" in words[1:] else "serve", "drain" in words[1:])]
+        return [ListedServer(url, "prefill" if "prefill" in words[1:] else "serve", "drain" in words[1:], events)]
 
 
 def _unwaiting(path: str, flags: int) -> int:

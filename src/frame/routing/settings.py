@@ -38,6 +38,8 @@ class RouteSettings:
     max_retries: int
     health_seconds: float
     connect_seconds: float
+    clients_params: bool = False
+    curve_key: bytes | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--prefill", nargs="+", default=[], action="extend", metavar="URL",
         help="Servers that compute prompts only, whose KV the others fetch.",
     )  # fmt: skip
+    add(
+        "--allow-kv-transfer-params", action="store_true",
+        help="Let clients say by kv_transfer_params from where a server fetches KV, where some compute prompts only.",
+    )  # fmt: skip
+    add(
+        "--kv-events", nargs="+", default=[], action="extend", metavar="ADDRESS",
+        help="Where each server publishes KV events, in the order of the servers, as in tcp://10.0.0.1:5557.",
+    )  # fmt: skip
+    add(
+        "--kv-events-replay", nargs="+", default=[], action="extend", metavar="ADDRESS",
+        help="Where each server sends KV events again that were missed.",
+    )  # fmt: skip
+    add("--kv-events-ranks", default="1", metavar="N", help="Data ranks of each server (default: %(default)s).")
+    add("--kv-events-curve-key", metavar="KEY", help="Public CURVE key of servers that encrypt their KV events.")
     add("--policy", default="auto", metavar="NAME", help="Route policy plugin (default: auto, which is least-load).")
     add("--server-key", metavar="KEY", help="Key for the servers, which they get in place of the clients' keys.")
     add("--max-retries", default="2", metavar="N", help="Most further servers for a request (default: %(default)s).")
@@ -58,6 +74,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     known = {**leaves(), "port": replace(leaves()["port"], default=_PORT)}
     add_setting_flags(parser, [known[name] for name in _SHARED])
+    take_plugin_options(parser)
+
+
+def take_plugin_options(parser: argparse.ArgumentParser) -> None:
+    """Has a parser, which is a `FlagParser`, read --plugin.NAME.FIELD VALUE."""
     cast("FlagParser", parser).mappings["plugin"] = read_option
 
 
@@ -65,8 +86,14 @@ def settings_of(arguments: argparse.Namespace) -> RouteSettings:
     """The settings of parsed arguments; raises `ConfigError`."""
     file = None
     if arguments.servers is None:
-        servers = listed(arguments.server, arguments.prefill)
-    elif arguments.server or arguments.prefill:
+        servers = listed(
+            arguments.server,
+            arguments.prefill,
+            arguments.kv_events,
+            arguments.kv_events_replay,
+            arguments.kv_events_ranks,
+        )
+    elif arguments.server or arguments.prefill or arguments.kv_events or arguments.kv_events_replay:
         raise ConfigError("--servers FILE and addresses on the command line exclude each other")
     else:
         file = ServerFile(arguments.servers)
@@ -84,7 +111,16 @@ def settings_of(arguments: argparse.Namespace) -> RouteSettings:
         max_retries=_whole("--max-retries", arguments.max_retries),
         health_seconds=_seconds("--health-seconds", arguments.health_seconds),
         connect_seconds=_seconds("--connect-seconds", arguments.connect_seconds),
+        clients_params=arguments.allow_kv_transfer_params,
+        curve_key=_curve_key(arguments.kv_events_curve_key),
     )
+
+
+def _curve_key(text: str | None) -> bytes | None:
+    """The key in the 40 characters of Z85."""
+    if text is not None and not (len(text) == 40 and text.isascii() and text.isprintable() and " " not in text):
+        raise ConfigError("--kv-events-curve-key must be a public CURVE key of 40 characters")
+    return None if text is None else text.encode()
 
 
 def _whole(flag: str, text: str) -> int:

@@ -1,11 +1,16 @@
-"""The contract of route policies: an answer at once, among what is given, that changes nothing."""
+"""The contract of route policies: an answer at once, among what is given, that changes nothing, whatever it is told."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
+import threading
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from frame.kv_events.changes import KVChange, KVCleared, KVRemoved, KVStored
 from frame.routing.policy import Route, RoutePolicy, RouteRequest, RouteServer, ServerRole
 
 from .plugin_suite import PluginSuite
@@ -112,6 +117,82 @@ class RoutePolicySuite(PluginSuite):
             assert (request.path, request.body) == (path, body), "route changed the request"
             assert [*servers, *prefills] == given, "route changed the list of servers"
             assert [vars(one) for one in given] == before, "route changed a server"
+
+    def test_any_request_is_prepared(self) -> None:
+        """Servers may say nothing, or what is no answer."""
+        policy = self.policy()
+        servers: list[RouteServer] = [FakeRouteServer(f"http://server-{place}") for place in range(3)]
+        for change in _changes():
+            policy.kv_changed("http://server-1", 0, change)
+        for answer in (None, b"", b"null", b"[1]", b'{"tokens": [1, 2, 3]}', b'{"tokens": "x"}', b"\xff"):
+            for body in _BODIES:
+                request = RouteRequest(_CHAT, body)
+                problem = asyncio.run(self._prepared(policy, request, servers, answer))
+                assert problem is None, f"prepare raised {problem} for the body {body[:40]!r} and the answer {answer!r}"
+                assert (request.path, request.body) == (_CHAT, body), "prepare changed the request"
+                policy.route(request, servers, [])
+
+    async def _prepared(
+        self, policy: RoutePolicy, request: RouteRequest, servers: list[RouteServer], answer: bytes | None
+    ) -> str | None:
+        """What `prepare` raises, where a server it asks answers so."""
+
+        async def ask(server: RouteServer, path: str, body: bytes) -> bytes | None:
+            assert any(server is one for one in servers), f"prepare asks {server!r}, which is none of its servers"
+            assert path.startswith("/"), f"prepare asks for {path!r}"
+            return answer
+
+        try:
+            await policy.prepare(request, servers, ask)
+        except AssertionError:
+            raise
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def test_any_change_of_a_cache_is_taken_while_requests_are_routed(self) -> None:
+        """From a thread of its own, of servers that it has and has not been given, in orders that make no sense."""
+        policy, problems = self.policy(), list[str]()
+
+        def tell() -> None:
+            try:
+                for place, change in enumerate(_changes() * 20):
+                    policy.kv_changed(f"http://serve-{place % 12}", place % 3, change)
+            except Exception as error:
+                problems.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        for request, servers, prefills in self.cases():
+            request.tokens = range(64)
+            route = policy.route(request, servers, prefills)
+            assert any(route.server is one for one in servers), f"{route.server!r} is none of the servers"
+        thread.join()
+        assert not problems, f"kv_changed raised {problems[0]}"
+
+    def test_figures_are_numbers_with_plain_names(self) -> None:
+        policy = self.policy()
+        for request, servers, prefills in self.cases():
+            policy.route(request, servers, prefills)
+        for name, value in policy.figures().items():
+            assert re.fullmatch("[a-z][a-z0-9_]*", name), f"{name!r} is no name of a figure"
+            assert isinstance(value, int | float), f"the figure {name} is {value!r}"
+
+
+def _changes() -> list[KVChange]:
+    tokens = array("I", range(64))
+    return [
+        KVRemoved([1, 2], "GPU"),
+        KVStored([1, 2, 3, 4], None, tokens, 16, medium="GPU"),
+        KVStored([b"x", b"y"], b"unknown", tokens[:32], 16, "adapter", [("salt",), ()], "CPU"),
+        KVStored([1, 9], None, array("I"), 0, medium="DISK"),
+        KVStored([], None, array("I"), 4),
+        KVStored([5], None, tokens, 64),
+        KVRemoved([3, b"y"], "GPU"),
+        KVCleared(),
+        KVCleared(),
+        KVStored([1], None, tokens[:16], 16),
+    ]
 
 
 _ROLES: tuple[tuple[ServerRole, int], ...] = (("serve", 1), ("prefill", 0))

@@ -35,6 +35,9 @@ function show(fleet) {
   say(`${ready} of ${fleet.servers.length} servers ready, policy ${fleet.policy}${fleet.draining ? ", stopping" : ""}`);
   $("problem").hidden = fleet.problem === null;
   $("problem").textContent = fleet.problem ?? "";
+  const figures = Object.entries(fleet.figures).map(([name, value]) => `${name.replaceAll("_", " ")} ${value.toLocaleString()}`);
+  $("figures").hidden = figures.length === 0;
+  $("figures").textContent = figures.join(", ");
   $("servers").replaceChildren(...fleet.servers.map((server) => row(server, fleet.time)));
   before = fleet;
 }

@@ -1,0 +1,171 @@
+"""The index of blocks against a model of it that keeps everything, and its bounds."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from frame.interfaces import KVCleared, KVRemoved, KVStored
+from frame.plugins.routing.cached_blocks import CachedBlocks, Prompt
+from frame.plugins.routing.prefix_index import Bits, PrefixIndex
+
+URLS = ("http://a", "http://b")
+SIZE = 2
+
+
+def stored(
+    tokens: Sequence[int],
+    names: Sequence[int | bytes],
+    parent: int | bytes | None = None,
+    size: int = SIZE,
+    *,
+    adapter: str | None = None,
+    extra: Sequence[tuple[str, ...]] = (),
+    medium: str = "GPU",
+) -> KVStored:
+    return KVStored(names, parent, array("I", tokens), size, adapter, extra, medium)
+
+
+def prompt(*tokens: int, salt: object = None, model: object = None) -> Prompt:
+    return Prompt(array("I", tokens), salt, model)
+
+
+def test_a_chain_is_known_as_far_as_it_has_no_gap() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([1, 2, 3, 4], [10, 11]))
+    blocks.change("a", 0, stored([5, 6], [12], parent=11))
+    asked = prompt(1, 2, 3, 4, 5, 6, 7)
+    assert blocks.cached(asked, ["a", "b"]) == {"a": 6}
+    assert blocks.cached(prompt(1, 2, 3, 4, 5, 6), ["a"]) == {"a": 4}, "the last token is computed"
+    assert blocks.cached(prompt(1, 2, 3, 9, 5, 6, 7), ["a"]) == {"a": 2}
+    blocks.change("a", 0, KVRemoved([11], "GPU"))
+    assert blocks.cached(asked, ["a"]) == {"a": 2}
+    blocks.change("a", 0, KVCleared())
+    assert (blocks.cached(asked, ["a"]), blocks.tell(["a"]), len(blocks)) == ({}, False, 0)
+
+
+def test_blocks_behind_unknown_ones_are_left_out() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([3, 4], [11], parent=10))
+    assert len(blocks) == 0
+
+
+def test_equal_names_of_two_servers_say_nothing_together() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([1, 2], [10]))
+    blocks.change("b", 0, stored([3, 4], [10]))
+    assert blocks.cached(prompt(1, 2, 0), ["a", "b"]) == {"a": 2, "b": 0}
+
+
+def test_salts_adapters_and_other_keys_part_equal_tokens() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([1, 2], [1]))
+    blocks.change("b", 0, stored([1, 2, 3, 4], [1, 2], extra=[("salt",), ()]))
+    blocks.change("c", 0, stored([1, 2], [1], adapter="poet"))
+    blocks.change("d", 0, stored([1, 2], [1], extra=[("image",)]))
+    everywhere = ["a", "b", "c", "d"]
+    assert blocks.cached(prompt(1, 2, 3, 4, 5), everywhere) == {"a": 2, "b": 0, "c": 0, "d": 0}
+    assert blocks.cached(prompt(1, 2, 3, 4, 5, salt="salt"), everywhere) == {"a": 0, "b": 4, "c": 0, "d": 0}
+    assert blocks.cached(prompt(1, 2, 3, model="poet"), everywhere) == {"a": 2, "b": 0, "c": 2, "d": 0}
+    assert blocks.cached(prompt(1, 2, 3, salt=["odd"], model={}), everywhere)["a"] == 2
+
+
+def test_ranks_and_block_sizes_of_their_own() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([1, 2], [1]))
+    blocks.change("a", 1, stored([1, 2, 3, 4], [1, 2]))
+    blocks.change("b", 0, stored([1, 2, 3, 4], [b"x"], size=4))
+    blocks.change("b", 0, stored([1, 2], [b"y"]))  # of another size
+    assert blocks.cached(prompt(*range(1, 9)), ["a", "b"]) == {"a": 4, "b": 4}
+    blocks.change("a", 1, KVCleared())
+    assert blocks.cached(prompt(*range(1, 9)), ["a", "b"]) == {"a": 2, "b": 4}
+
+
+def test_a_block_is_there_while_any_medium_has_it() -> None:
+    blocks = CachedBlocks(1000)
+    blocks.change("a", 0, stored([1, 2], [1]))
+    blocks.change("a", 0, stored([], [1, 99], size=0, medium="CPU"))
+    blocks.change("a", 0, KVRemoved([1], "GPU"))
+    assert blocks.cached(prompt(1, 2, 3), ["a"]) == {"a": 2}
+    blocks.change("a", 0, KVRemoved([1], "CPU"))
+    assert len(blocks) == 0
+
+
+def test_hostile_servers_are_bounded_and_leave_others_their_share() -> None:
+    blocks = CachedBlocks(100)
+    blocks.change("good", 0, stored([1, 2], [1]))
+    for start in range(0, 10_000, 100):
+        blocks.change("bad", 0, stored(range(200), [start + place for place in range(100)], medium=str(start)))
+        blocks.change("bad", 0, stored([], range(100), size=0, medium=f"copy {start}"))
+    assert sum(rank.num_blocks for rank in blocks._ranks.values()) <= 100
+    assert len(blocks._ranks["bad", 0].media) <= 8
+    blocks.change("good", 0, stored([3, 4], [2], parent=1))
+    assert blocks.cached(prompt(1, 2, 3, 4, 5), ["good"]) == {"good": 4}
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(URLS),
+        st.one_of(
+            st.tuples(st.just("store"), st.lists(st.integers(0, 1), min_size=SIZE, max_size=6)),
+            st.tuples(st.just("remove"), st.lists(st.integers(0, 1), min_size=SIZE, max_size=6)),
+            st.tuples(st.just("clear"), st.just([])),
+        ),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CHANGES, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), min_size=1, max_size=5))
+def test_it_knows_what_a_model_knows(changes: list[tuple[str, tuple[str, list[int]]]], asked: list[list[int]]) -> None:
+    blocks, model = CachedBlocks(10_000), {url: set[tuple[int, ...]]() for url in URLS}
+    for url, (kind, tokens) in changes:
+        whole = [tuple(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)]
+        # a name stands for all tokens so far, as in engines
+        names = [int("1" + "".join(map(str, one))) for one in whole]
+        if kind == "store":
+            blocks.change(url, 0, stored(tokens[: len(whole) * SIZE], names))
+            model[url] |= set(whole)
+        elif kind == "remove" and whole:
+            blocks.change(url, 0, KVRemoved(names[-1:], "GPU"))
+            model[url].discard(whole[-1])
+        elif kind == "clear":
+            blocks.change(url, 0, KVCleared())
+            model[url].clear()
+    for tokens in asked:
+        found = blocks.cached(prompt(*tokens), URLS)
+        for url in URLS:
+            depth = 0
+            while depth + SIZE < len(tokens) and tuple(tokens[: depth + SIZE]) in model[url]:
+                depth += SIZE
+            assert found.get(url, 0) == depth
+    assert len(blocks) == len(set().union(*model.values()))
+
+
+@pytest.mark.parametrize("holders", [0, 0b1011])
+def test_keys_are_read_no_further_than_anybody_has_them(holders: int) -> None:
+    index = PrefixIndex()
+    for key in range(3):
+        index.add(key, 0b0010)
+    index.add(0, 0b1000)
+    read = []
+
+    def keys() -> object:
+        for key in range(100):
+            read.append(key)
+            yield key
+
+    found = index.depths(keys(), holders)  # type: ignore[arg-type]
+    assert found == ({0b0001: 0, 0b0010: 3, 0b1000: 1} if holders else {})
+    assert len(read) <= 5
+
+
+def test_bits_are_given_anew() -> None:
+    bits = Bits()
+    assert [bits.take() for _ in range(3)] == [1, 2, 4]
+    bits.give_back(2)
+    assert [bits.take(), bits.take()] == [2, 8]
