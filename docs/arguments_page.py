@@ -13,7 +13,8 @@ from frame.vllm_names.unused import UNUSED, Unused
 _TRANSLATED: Mapping[str, str] = {
     "distributed_executor_backend": "`executor`: `uni` is `inline`, `mp` is `process`",
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
-    "`kv_connector_extra_config` is `plugin.CONNECTOR`, and `kv_buffer_device` `cpu` is its `host_buffer`",
+    "`kv_connector_extra_config` is `plugin.CONNECTOR`, and `kv_buffer_device` `cpu` is its `host_buffer`; "
+    "`lmcache.mp.host` and `lmcache.mp.port` in it are `plugin.lmcache.server`",
     "kv_offloading_size": "`kv_connector=offload` with `plugin.offload.size`; 0: none",
     "kv_events_config": "`kv_events_endpoint` and the others of `kv_events_…`; without `endpoint` it is "
     "tcp://127.0.0.1:5557, `tcp://*` is refused, and a tcp address of a host is connected to, as in vLLM",

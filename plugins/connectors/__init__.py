@@ -51,6 +51,15 @@ def frame_kv_connectors() -> list[Provider]:
             tags={"worker": f"{here}.nixl_worker:NixlWorker", "stores": "no"},
         ),
         Provider(
+            "lmcache",
+            f"{here}.lmcache:LMCacheScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks at an LMCache server of this machine, in shared memory",
+            options=f"{here}.lmcache_options:LMCacheOptions",
+            aliases=("LMCacheConnectorV1", "LMCacheMPConnector"),
+            tags={"worker": f"{here}.lmcache_worker:LMCacheWorker", "stores": "no"},
+        ),
+        Provider(
             "push",
             f"{here}.push:PushScheduler",
             api=">=0.2.dev1,<0.3",

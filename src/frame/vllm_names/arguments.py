@@ -100,8 +100,17 @@ def _transfer(value: Any) -> dict[str, Any]:
     elif device not in (None, "cuda"):
         raise ConfigError(f"no kv_buffer_device {device!r:.200}; there are: cuda, cpu")
     if extra:
-        settings["plugin"] = {settings.get("kv_connector", ""): extra}
+        settings["plugin"] = {settings.get("kv_connector", ""): _lmcache(extra)}
     return settings
+
+
+def _lmcache(extra: Any) -> Any:
+    """`extra` with the address of an LMCache server, if it names one, as the connector `lmcache` takes it."""
+    host, port = "lmcache.mp.host", "lmcache.mp.port"
+    if not isinstance(extra, dict) or not {host, port} & extra.keys():
+        return extra
+    server = f"tcp:{str(extra.get(host, 'localhost')).removeprefix('tcp://')}:{extra.get(port, 5555)}"
+    return {"server": server} | {name: value for name, value in extra.items() if name not in (host, port)}
 
 
 def _offloading_size(value: Any) -> dict[str, Any]:
