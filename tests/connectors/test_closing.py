@@ -8,7 +8,6 @@ import pytest
 
 from frame.plugins.connectors import nixl_links, peer_client
 from frame.plugins.connectors.nixl_links import Links, Source
-from frame.plugins.connectors.nixl_messages import Facts
 from frame.plugins.connectors.nixl_wire import Renew, Renewed
 from frame.plugins.connectors.peer_client import PeerClient
 from frame.plugins.connectors.peer_options import Address
@@ -26,7 +25,7 @@ def goes_on(*arguments):
 
 
 def test_a_link_that_is_closed_while_it_connects(listener, monkeypatch):
-    links = Links(b"a secret of the tests", Facts(1, "", 1, "", 1, 1, []), timeout=5, retry=0)
+    links = Links(b"a secret of the tests", None, timeout=5, retry=0)
     link, made, connect = links.to(Source("e", "r", *listener.getsockname())), [], socket.create_connection
 
     def connects(*arguments, **named):

@@ -22,7 +22,7 @@ from frame.testing.fake_memory import FakeMemory
 from tests.connectors.mooncake_pairs import MooncakePairs, bootstrap, lacks, use_fake
 from tests.connectors.push_pairs import counter as push_counter, inbox
 
-SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if name != "states"}
+SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if "states" not in name}
 QUICK = ("full and sliding", "groups of unequal blocks")
 
 

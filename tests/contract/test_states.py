@@ -69,7 +69,7 @@ class TestStates(ModelSuite):
     @pytest.mark.parametrize(
         ("settings", "what"),
         [
-            ({"kv_connector": "disk", "enable_prefix_caching": False}, "set enable_prefix_caching, or leave kv_conn"),
+            ({"kv_connector": "peer", "enable_prefix_caching": False}, "set enable_prefix_caching, or leave kv_conn"),
             ({"speculator": "ngram", "num_speculative_tokens": 2}, "leave the speculator out"),
             ({"deterministic": True}, "leave deterministic out"),
         ],

@@ -114,8 +114,8 @@ def test_a_request_cannot_ask_for_bits_that_an_earlier_one_decides(folder: Path)
         ({"kv_cache_dtype": "bfloat16"}, "calculate_kv_scales: kv_cache_dtype bfloat16 has no scales"),
         ({"kv_cache_dtype": "auto"}, "calculate_kv_scales: no layer keeps keys and values in a cache of 8-bit floats"),
         (
-            {"kv_connector": "disk"},
-            "calculate_kv_scales: KV connector 'disk' moves blocks to engines with other scales",
+            {"kv_connector": "peer"},
+            "calculate_kv_scales: KV connector 'peer' moves blocks to engines with other scales",
         ),
         ({"deterministic": True}, "calculate_kv_scales: deterministic needs scales that do not follow from requests"),
     ],

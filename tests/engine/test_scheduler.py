@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
@@ -467,7 +469,7 @@ def test_what_a_connector_counts_is_added_up_and_what_it_misnames_is_logged_once
     for saved, kept in ((2, 5), (3, 4)):
         counters = {"saved_blocks": saved, "Bad name": 1, "broken": float("nan")}
         gauges = {"kept_blocks": kept, "of_text": "many"}
-        sim.scheduler._transfers.report(TransferReport(counters=counters, gauges=gauges))
+        sim.scheduler._transfers.report(TransferReport(counters=counters, gauges=gauges), SimpleNamespace(step=saved))
     stats = sim.scheduler.stats()
     assert stats.connector_counters == {"saved_blocks": 5}
     assert stats.connector_gauges == {"kept_blocks": 4}

@@ -70,7 +70,7 @@ def test_memory_holds_twice_the_tokens_where_ranks_would_repeat_heads(heads, gai
             {"decode_context_parallel_size": 2, "block_size": 3},
             "decode_context_parallel_size 2: blocks of 3 tokens",
         ),
-        ({}, {"decode_context_parallel_size": 2, "kv_connector": "disk"}, "2: KV connector 'disk' moves whole tokens"),
+        ({}, {"decode_context_parallel_size": 2, "kv_connector": "peer"}, "2: KV connector 'peer' moves whole tokens"),
         (
             {"sliding_window": 22},
             {"decode_context_parallel_size": 4},
