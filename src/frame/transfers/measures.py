@@ -68,6 +68,17 @@ def by_tier(stats: EngineStats) -> dict[Tier, dict[Measure, float]]:
     return found
 
 
+def rows_by_tier(stats: EngineStats) -> list[dict[str, str | float]]:
+    """The same as rows for people: the measures of a direction are named `load_bytes`, `save_seconds` and so on."""
+    return [
+        {
+            **tier._asdict(),
+            **{"_".join(filter(None, (one.direction, one.name))): value for one, value in values.items()},
+        }
+        for tier, values in by_tier(stats).items()
+    ]
+
+
 def is_share(gauge: str) -> bool:
     """Whether a gauge of this name is a part of a whole, by its last word."""
     return gauge.rpartition("_")[2] in SHARES
