@@ -197,8 +197,9 @@ def test_a_single_engine_is_no_table(page: Page) -> None:
 
 
 COUNTERS = {
-    "offload_lookup_tokens": 4000, "offload_hit_tokens": 3000, "offload_load_bytes": 3 << 30, "offload_load_seconds": 1.5,
-    "offload_save_bytes": 1 << 20, "offload_unsaved_blocks": 4, "nixl_loaded_blocks": 12, "nixl_failed_blocks": 5,
+    "offload_lookup_tokens": 4000, "offload_hit_tokens": 3000, "offload_load_bytes": 3 << 30,
+    "offload_load_seconds": 1.5, "offload_save_bytes": 1 << 20, "offload_unsaved_blocks": 4, "nixl_loaded_blocks": 12, 
+    "nixl_failed_blocks": 5,
     "odd": 1,
 }  # fmt: skip
 GAUGES = {"offload_used_bytes": 1 << 29, "offload_size_bytes": 1 << 30, "nixl_held_blocks": 7}

@@ -5,9 +5,9 @@ output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `libraries` seconds before it could begin and `startup` seconds from
 then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
-salt counts as found in the cache), `counters` and `gauges` (what a KV connector has reported). Of so many engines or more: `refused_from` (the configuration is refused),
-`lost_from` (a worker is lost before it could begin), `broken_from` (start-up error), `short_from` (32 tokens fit).
-`broken_if` is a file with which none starts.
+salt counts as found in the cache), `counters` and `gauges` (what a KV connector has reported). Of so many engines or
+more: `refused_from` (the configuration is refused), `lost_from` (a worker is lost before it could begin), `broken_from`
+(start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts.
 """
 
 from __future__ import annotations
