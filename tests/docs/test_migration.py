@@ -52,7 +52,8 @@ def test_both_columns_mean_the_same(row: list[str]) -> None:
 def typed(config: FrameConfig) -> dict[str, object]:
     """The options of each plugin that is set, as the plugin will get them."""
     registry = Registry.load()
-    return {name: registry.options(registry.choose("sink", name), config) for name in config.plugin}
+    kinds = {name: "connector" if name == config.transfer.kv_connector else "sink" for name in config.plugin}
+    return {name: registry.options(registry.choose(kind, name), config) for name, kind in kinds.items()}
 
 
 @pytest.fixture(scope="module")
