@@ -68,7 +68,7 @@ _TIERS = (
     ("lookup_tokens", "Prompt tokens that the device did not hold and the connector was asked for.", "counter"),
     ("hit_tokens", "Those of them that it had.", "counter"),
     ("bytes", "Bytes of KV blocks that were moved, of all workers.", "counter"),
-    ("seconds", "Seconds that this took.", "counter"),
+    ("seconds", "Seconds that the first worker took for its part.", "counter"),
     ("blocks", "KV blocks that were moved.", "counter"),
     ("failed_blocks", "KV blocks that could not be moved.", "counter"),
     ("used_bytes", "Bytes of the tier that hold blocks.", "gauge"),

@@ -296,7 +296,9 @@ def test_every_rank_must_have_the_block(tmp_path):
     second.register(engine.views)
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
-    second.end_step([])
+    told = second.end_step([]).counters
+    assert told["disk_save_bytes"] == 4 * second.block_bytes
+    assert "disk_save_seconds" not in told, "both write at the same time"
     assert engine.scheduler.matched_tokens(view(), 0) == (16, True)
 
 
