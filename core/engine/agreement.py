@@ -56,8 +56,11 @@ def _check_states(config: FrameConfig, layout: KVLayout) -> None:
     if not states:
         return
     kept = f"layer {states[0]!r} keeps a running state of each request"
-    if config.transfer.kv_connector is not None:
-        raise ValueError(f"{kept}, which no KV connector can move: leave kv_connector out for this model")
+    if config.transfer.kv_connector is not None and not config.cache.enable_prefix_caching:
+        raise ValueError(
+            f"{kept}, and KV connectors move copies that prefix caching makes: set enable_prefix_caching, or leave "
+            "kv_connector out for this model"
+        )
     if config.model.deterministic:
         raise ValueError(
             f"{kept}, whose bits depend on how a prompt is divided: leave deterministic out for this model"

@@ -191,6 +191,7 @@ class Answers:
         if request.state is not RequestState.FINISHED:
             if good is None:
                 lifecycle.kv.publish(request, request.transfer.num_loaded)
+                lifecycle.kv.note_state(request, request.transfer.num_loaded)
             elif self._fail_on_load:
                 outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
             else:

@@ -203,5 +203,9 @@ class Lifecycle:
             self._settle(request)
 
     def _settle(self, request: Request) -> None:
-        if not (request.transfer.held or request.transfer.loading or request.num_unanswered):
+        if request.transfer.loading or request.num_unanswered:
+            return
+        if request.transfer.held:
+            self.kv.checkpoints.leave(request)
+        else:
             self.kv.free(request)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from .attention import BlockFormat
 from .kv import KVLayout
@@ -51,7 +51,9 @@ class CacheView:
     A connector that moves blocks to an equal engine needs only `bytes`. `format` says what lies in a block; `group` is
     the number of the layer's KV group in the layout, whose block ids are the rows of `bytes`. `heads` are those of the
     layer's `total_heads` KV heads that lie in a block here, from the first to before the second, on the format's axis
-    `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents.
+    `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents, where
+    `total_heads` is 0; else, as of states, a part that only the same rank of as many has. A block of states is raw
+    bytes: the tensors of `parts`, each an element type and its bytes, one behind the other; () where they are not told.
     """
 
     bytes: Tensor
@@ -59,6 +61,7 @@ class CacheView:
     group: int
     heads: tuple[int, int] | None = None
     total_heads: int = 0
+    parts: tuple[tuple[dtype, int], ...] = ()
 
 
 class ConnectorScheduler(ABC):
@@ -101,8 +104,9 @@ class ConnectorScheduler(ABC):
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Called once a request, before its blocks are freed; returns (hold, parameters for its last output).
 
-        With `hold` the blocks stay until each rank's worker side reported the request's id as sent, or `update` returns
-        it. Until then no other request may have that id.
+        Of states, `block_ids` name the copy behind the prompt's last grain that ends before its last token; 0: none is
+        kept. With `hold` the blocks stay until each rank's worker side reported the request's id as sent, or `update`
+        returns it. Until then no other request may have that id.
         """
         del request, block_ids
         return False, None
@@ -128,7 +132,11 @@ class ConnectorWorker(ABC):
     In each step the worker calls `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)`
     around the layers, and `end_step(finished)` after it; the first and last also in steps without tokens. `hooks` must
     be set when `register` returns, and stay: the worker reads then whether they let decode steps be captured.
+    Models whose layers keep states are served only if it `moves_states`: copies of them, see `StepPlan.copies`, which
+    `begin_step` finds made. It loads a state into the one block that a request has in the group.
     """
+
+    moves_states: bool = False
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any = None) -> None:
         self.setup = setup

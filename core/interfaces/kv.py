@@ -168,10 +168,13 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
 
     def grain_blocks(self, tables: Sequence[Sequence[int]], index: int) -> list[list[int]]:
-        """Of each group the block ids that hold grain number `index`; `tables[g]` are all those of a request."""
+        """Of each group the block ids that hold grain number `index`; `tables[g]` are all those of a request.
+
+        None of states, which stand for no grain alone.
+        """
         found = []
         for table, group in zip(tables, self.groups, strict=True):
-            count = self.grain // group.block_size
+            count = 0 if group.keeps_states else self.grain // group.block_size
             found.append([int(block) for block in table[index * count : (index + 1) * count]])
         return found
 

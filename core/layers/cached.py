@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
 from ..interfaces.attention import BlockFormat, GroupBatch
 from ..interfaces.kv import AnyKVSpec
@@ -44,6 +44,8 @@ class CachedLayer(nn.Module, ABC):
     of_encoder: bool = False
     #: the first of the model's KV heads that this rank caches, and how many the model has; (0, 0) without such heads
     kv_heads: tuple[int, int] = (0, 0)
+    #: element types and bytes of the tensors in a block of a layer that keeps a state, one behind the other, if known
+    cache_parts: tuple[tuple[dtype, int], ...] = ()
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()

@@ -50,4 +50,21 @@ def frame_kv_connectors() -> list[Provider]:
             aliases=("NixlConnector",),
             tags={"worker": f"{here}.nixl_worker:NixlWorker", "stores": "no"},
         ),
+        Provider(
+            "push",
+            f"{here}.push:PushScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks that a prefill engine sends to decode engines, layer by layer while it computes",
+            options=f"{here}.push_options:PushOptions",
+            tags={"worker": f"{here}.push_worker:PushWorker", "stores": "no"},
+        ),
+        Provider(
+            "mooncake",
+            f"{here}.mooncake:MooncakeScheduler",
+            api=">=0.2.dev1,<0.3",
+            summary="prompt blocks that a prefill engine writes to decode engines that ask for them, through Mooncake",
+            options=f"{here}.mooncake_options:MooncakeOptions",
+            aliases=("MooncakeConnector",),
+            tags={"worker": f"{here}.mooncake_worker:MooncakeWorker", "stores": "no"},
+        ),
     ]

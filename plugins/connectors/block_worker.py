@@ -34,7 +34,7 @@ class BlockWorker(StepWorker):
 
     @abstractmethod
     def keep(self, key: bytes, data: np.ndarray) -> bool:
-        """Stores a block: copies `data`, uint8 [block_bytes], which changes later. False when it cannot be stored."""
+        """Stores a block: copies `data`, uint8 [its bytes], which changes later. False when it cannot be stored."""
 
     def loaded(self) -> list[str]:
         """Ids of the requests whose loads, which no step was to wait for, have ended since the last call."""
@@ -44,10 +44,11 @@ class BlockWorker(StepWorker):
         """What is to be shown of where blocks are stored."""
         return {}
 
+    def save_states(self, moves: Sequence[Move]) -> None:
+        self._save_all(moves)
+
     def end_step(self, finished: Sequence[str]) -> TransferReport:
-        saves = [move for move in self._step.saves if move.owner in self._sound and not self.keeps(move.key)]
-        for moves in batches(saves):
-            self._save(moves)
+        self._save_all(self._step.saves)
         self._sound.difference_update(finished)
         self._in_step = False
         notes = []
@@ -63,9 +64,9 @@ class BlockWorker(StepWorker):
         )
 
     def put(self, moves: Sequence[Move], data: np.ndarray, arrived: Sequence[int]) -> None:
-        """Writes the rows `arrived` of `data` uint8 [n, block_bytes] to the blocks of `moves` [n]; the rest failed."""
+        """Writes the rows `arrived` of `data` uint8 [n, bytes of one] to the blocks of `moves` [n]; the rest failed."""
         rows = torch.from_numpy(data)
-        for part in self._parts:
+        for part in self.stored(moves).parts:
             needed = [
                 (place, block)
                 for row in arrived
@@ -80,13 +81,21 @@ class BlockWorker(StepWorker):
         self.count("load_bytes", len(there) * data.shape[1])
         lost = [move for row, move in enumerate(moves) if row not in there]
         self._sound.difference_update(move.owner for move in lost)
-        self.count("loaded_blocks", len(there))
+        self.count("loaded_states" if moves[0].state else "loaded_blocks", len(there))
         self.fail(lost)
 
+    def rows_for(self, moves: Sequence[Move]) -> np.ndarray:
+        """Host memory for the stored blocks of `moves`, uint8 [n, bytes of one]."""
+        return np.empty((len(moves), self.stored(moves).num_bytes), np.uint8)
+
+    def _save_all(self, moves: Sequence[Move]) -> None:
+        for part in batches([move for move in moves if move.owner in self._sound and not self.keeps(move.key)]):
+            self._save(part)
+
     def _save(self, moves: Sequence[Move]) -> None:
-        data = np.empty((len(moves), self.block_bytes), np.uint8)
+        data = self.rows_for(moves)
         finite = torch.ones(len(moves), dtype=torch.bool)
-        for part in self._parts:
+        for part in self.stored(moves).parts:
             blocks = torch.tensor([move.blocks[part.group] for move in moves], device=part.cache.device)
             found = part.cache.index_select(0, blocks.flatten()).view(len(moves), -1)
             if part.dtype in CHECKED:
@@ -96,11 +105,14 @@ class BlockWorker(StepWorker):
         for row, move in enumerate(moves):
             # values that are not finite fail the request that made them; they must not fail later ones
             kept += bool(finite[row]) and self.keep(move.key, data[row])
-        self.count("saved_blocks", kept)
-        self.count("unsaved_blocks", len(moves) - kept)
+        what = "states" if moves[0].state else "blocks"
+        self.count(f"saved_{what}", kept)
+        self.count(f"unsaved_{what}", len(moves) - kept)
 
 
 def batches(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
-    """`moves` in batches that are copied together."""
-    for start in range(0, len(moves), BATCH):
-        yield moves[start : start + BATCH]
+    """`moves` in batches that are copied together, each of tokens or of a state, which is as large as many of those."""
+    tokens = [move for move in moves if not move.state]
+    for start in range(0, len(tokens), BATCH):
+        yield tokens[start : start + BATCH]
+    yield from ([move] for move in moves if move.state)

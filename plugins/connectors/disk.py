@@ -12,7 +12,7 @@ from frame.interfaces import ConnectorSetup, RequestView
 
 from .block_files import BlockFiles
 from .block_scheduler import BlockScheduler
-from .disk_messages import DiskOptions
+from .disk_messages import DiskOptions, loads_later
 
 logger = logging.getLogger("frame.connectors.disk")
 
@@ -46,12 +46,8 @@ class DiskScheduler(BlockScheduler):
         logger.info("disk connector: blocks of %d tokens in %s, %s", self.layout.grain, self._folder, size)
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
-        index = first
-        while index < last and self._has(request.block_hashes[index]):
-            index += 1
-        count = max(0, index - first) * self.layout.grain
-        # one rank may lack what the others load: none may compute, and save, from that before all are known to have it
-        return count, count > 0 and self.setup.mesh.engine_size > 1
+        count = self.longest(request, first, last, self._has)
+        return count, count > 0 and loads_later(self.layout, self.setup.mesh)
 
     def reset(self) -> bool:
         """Removes the blocks of this model, also for other engines that use the folder."""

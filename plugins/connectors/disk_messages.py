@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from frame.interfaces import KVLayout, Mesh
+
 
 class DiskOptions(BaseModel):
     """Settings of the disk connector."""
@@ -24,3 +26,12 @@ class DiskOptions(BaseModel):
     @classmethod
     def _make_absolute(cls, folder: Path) -> Path:
         return folder.expanduser().absolute()
+
+
+def loads_later(layout: KVLayout, mesh: Mesh) -> bool:
+    """Whether no step computes from what it loads itself.
+
+    One rank may lack what the others load, and what follows from a state that did not come is wrong in all layers: none
+    may compute, and save, from that before all is known to be there.
+    """
+    return mesh.engine_size > 1 or any(group.keeps_states for group in layout.groups)

@@ -11,7 +11,7 @@ from frame.interfaces import ConnectorWorkerSetup
 from .block_files import BlockFiles
 from .block_messages import BlockStep
 from .block_worker import BlockWorker, batches
-from .disk_messages import DiskOptions
+from .disk_messages import DiskOptions, loads_later
 
 
 class DiskWorker(BlockWorker):
@@ -31,10 +31,10 @@ class DiskWorker(BlockWorker):
     def load(self, step: BlockStep) -> None:
         begun = time.monotonic()
         for moves in batches(step.loads):
-            data = np.empty((len(moves), self.block_bytes), np.uint8)
+            data = self.rows_for(moves)
             read = [self._files.read(self.space, move.key, data[row]) for row, move in enumerate(moves)]
             self.put(moves, data, np.flatnonzero(read).tolist())
-        if self.setup.mesh.engine_size > 1:  # else the step that loads goes on with what it loaded
+        if loads_later(self.layout, self.setup.mesh):  # else the step that loads goes on with what it loaded
             self._loaded += dict.fromkeys(move.owner for move in step.loads)
         if step.loads and self.place == 0:
             self.count("load_seconds", time.monotonic() - begun)

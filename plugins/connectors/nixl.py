@@ -23,17 +23,17 @@ logger = logging.getLogger("frame.connectors.nixl")
 
 
 class NixlScheduler(ConnectorScheduler):
-    """See the module. Raises `ValueError` for layers that keep a running state or an encoder's tokens."""
+    """See the module. Raises `ValueError` for layers that keep an encoder's tokens."""
 
     def __init__(self, setup: ConnectorSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         for group in self.layout.groups:
-            if group.keeps_states or group.keeps_encoded:
+            if group.keeps_encoded:
                 raise ValueError(f"the nixl connector cannot move what layer {group.layers[0]} keeps")
         self._options = options
         self._secret = options.secret()
-        self._most_held = int((self.layout.pools[0] - 1) * options.max_held_share)
-        self._holds = Holds(self.layout, options.lease_seconds, self._most_held)
+        self._most_held, *states = (int((count - 1) * options.max_held_share) for count in self.layout.pools)
+        self._holds = Holds(self.layout, options.lease_seconds, self._most_held, max_states=sum(states))
         self._workers: list[WorkerFacts] = []
         self._listener: NixlListener | None = None
         self._pulls: Pulls | None = None
@@ -143,6 +143,9 @@ class NixlScheduler(ConnectorScheduler):
         ]
         if self._listener is None or num_tokens == 0 or sum(map(len, blocks)) > MAX_BLOCKS:
             return False, None
+        states = [table for table, group in zip(blocks, self.layout.groups, strict=True) if group.keeps_states]
+        if not all(map(all, states)):
+            return False, None  # no copy of its state was kept, or not for long enough
         buffered = [rank for rank, worker in enumerate(self._workers) if worker.buffered]
         if not self._holds.add(request.request_id, request.content, request.token_ids[:num_tokens], blocks, buffered):
             if not self._warned:

@@ -39,7 +39,8 @@ class Hold:
     deadline: float
     leases: dict[bytes, set[Notice]] = field(default_factory=dict)
     renewals: int = 0
-    count: int = 0  # of its blocks
+    count: int = 0  # of its blocks of tokens
+    states: int = 0
     awaits: set[int] = field(default_factory=set)
     done: bool = False  # somebody has read it, or needs it no more
 
@@ -53,20 +54,23 @@ class Holds:
         seconds: float,
         max_blocks: int,
         clock: Callable[[], float] = time.monotonic,
+        max_states: int = 0,
     ) -> None:
         self._layout = layout
         self._seconds = seconds
         self._max_blocks = max_blocks
+        self._max_states = max_states
+        self._groups = [index for index, group in enumerate(layout.groups) if group.keeps_states]
         self._clock = clock
         self._holds: dict[str, Hold] = {}
-        self._count = 0
+        self._count = self._states = 0
         self._owners: dict[bytes, str] = {}  # of open leases, by ticket
         self._lock = threading.Condition()
 
     @property
     def num_blocks(self) -> int:
         """Blocks that are kept, one that several requests share counted for each."""
-        return self._count
+        return self._count + self._states
 
     def add(
         self,
@@ -78,13 +82,16 @@ class Holds:
     ) -> bool:
         """Keeps the blocks of `token_ids`, which ranks `awaits` must give first; False where too many are kept."""
         with self._lock:
-            count = sum(1 for group in blocks for block in group if block)
-            if self._count + count > self._max_blocks or request_id in self._holds:
+            states = sum(len(blocks[group]) for group in self._groups)
+            count = sum(1 for group in blocks for block in group if block) - states
+            full = self._count + count > self._max_blocks or self._states + states > self._max_states
+            if full or request_id in self._holds:
                 return False
-            self._count += count
+            self._count, self._states = self._count + count, self._states + states
             deadline = self._clock() + self._seconds
             tokens = array("i", token_ids)
-            self._holds[request_id] = Hold(content, tokens, blocks, deadline, count=count, awaits=set(awaits))
+            hold = Hold(content, tokens, blocks, deadline, count=count, states=states, awaits=set(awaits))
+            self._holds[request_id] = hold
             return True
 
     def given(self, request_id: str, rank: int) -> None:
@@ -104,6 +111,9 @@ class Holds:
                 hold = self._known(request_id, num_tokens, shown)
             if hold is None or hold.awaits or len(hold.leases) >= _MAX_LEASES:
                 return None
+            grain = self._layout.grain
+            if self._groups and num_tokens != len(hold.token_ids) // grain * grain:
+                return None  # its state stands for other tokens
             ticket = secrets.token_bytes(TICKET_BYTES)
             hold.leases[ticket] = set()
             self._owners[ticket] = request_id
@@ -152,7 +162,7 @@ class Holds:
             ]
             for name in found:
                 hold = self._holds.pop(name)
-                self._count -= hold.count
+                self._count, self._states = self._count - hold.count, self._states - hold.states
                 for ticket in hold.leases:
                     del self._owners[ticket]
             return found

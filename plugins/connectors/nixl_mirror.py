@@ -32,9 +32,10 @@ class Mirror:
         for name, view in caches.items():
             device = view.bytes
             host = hosts[device.untyped_storage().data_ptr()]
-            rows = torch.as_strided(host, device.shape, device.stride(), device.storage_offset())
-            self.layers[name] = rows
-            self._pairs.append((view.group, device, rows))
+            self.layers[name] = _alike(host, device)
+            # whole rows lie in one piece, and only so copies from and to the device go on beside other work
+            whole = _whole_rows(device)
+            self._pairs.append((view.group, whole, _alike(host, whole)))
 
     def fetch(self, blocks: Sequence[Sequence[int]]) -> Mark:
         """Copies blocks, by KV group, from the device once all that was launched so far is done."""
@@ -55,6 +56,17 @@ class Mirror:
 
         self._queue.run(work)
         return self._queue.mark()
+
+
+def _whole_rows(cache: Tensor) -> Tensor:
+    """The blocks of a layer with what lies behind each until the next one, where that is memory of the cache."""
+    count, width = len(cache), cache.stride(0)
+    fits = cache.storage_offset() + count * width <= cache.untyped_storage().nbytes()
+    return torch.as_strided(cache, (count, width), (width, 1)) if fits else cache
+
+
+def _alike(host: Tensor, device: Tensor) -> Tensor:
+    return torch.as_strided(host, device.shape, device.stride(), device.storage_offset())
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

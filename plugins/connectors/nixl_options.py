@@ -78,7 +78,7 @@ class NixlOptions(BaseModel):
 
     def allows(self, host: str, own: str) -> bool:
         """Whether blocks may be pulled from `host`, which a request names; `own` is this machine's address."""
-        return any(_matches(host, text) for text in self.peers or [own])
+        return any(matches(host, text) for text in self.peers or [own])
 
     def backend_config(self, own: str) -> str:
         """What the UCX backend is told: without a word from the user it stays on a loopback address."""
@@ -93,7 +93,8 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else bool(address.is_loopback)
 
 
-def _matches(host: str, text: str) -> bool:
+def matches(host: str, text: str) -> bool:
+    """Whether `host` is `text`, or lies in the network that it names."""
     if "/" not in text:
         return host == text
     address = _address(host)

@@ -70,6 +70,7 @@ class Pulls:
         self._layout = layout
         self._options = options
         self._address = address
+        self._groups = facts.groups
         self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nixl-ask")
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
@@ -110,11 +111,11 @@ class Pulls:
             return None
         start, stop = pull.num_tokens - num_external, pull.num_tokens
         ours = [
-            [int(block) for block in table[start // group.block_size : stop // group.block_size]]
-            for table, group in zip(block_ids, self._layout.groups, strict=True)
+            [int(table[place]) for place in group.places(start, stop)]
+            for table, group in zip(block_ids, self._groups, strict=True)
         ]
         theirs = [
-            blocks[start // group.block_size :]
+            [blocks[place] for place in group.places(start, stop)]
             for blocks, group in zip(grant.blocks, grant.met.theirs.groups, strict=True)
         ]
         self._loading[request.request_id] = pull
@@ -205,13 +206,17 @@ class Pulls:
         return any(pull.source == source for pull in (*asked, *self._loading.values()))
 
     def _covers(self, grant: Grant, num_tokens: int) -> bool:
-        """Whether the blocks are there that tokens from `num_tokens` on read."""
+        """Whether the blocks are there that tokens from `num_tokens` on read.
+
+        Whole ones of this engine's: what one holds can be found by its hash, whichever part of it was needed now.
+        """
         groups = grant.met.theirs.groups
         for blocks, group in zip(grant.blocks, groups, strict=True):
-            if len(blocks) != -(-num_tokens // group.block_size):
+            if len(blocks) != len(group.places(0, num_tokens)):
                 return False
         for here, there in grant.met.groups:
-            first = self._layout.groups[here].specs[0].first_needed(num_tokens)
+            ours = self._layout.groups[here]
+            first = ours.specs[0].first_needed(num_tokens) // ours.block_size * ours.block_size
             if not all(grant.blocks[there][first // groups[there].block_size :]):
                 return False
         return True

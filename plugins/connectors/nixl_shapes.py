@@ -72,6 +72,15 @@ class GroupShape(msgspec.Struct, frozen=True, array_like=True):
         if not 0 < self.block_size < 1 << 31:
             raise ValueError("a block has a number of tokens that cannot be")
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a request has one block, a state that stands for a multiple of `block_size` tokens."""
+        return self.keeps == "state"
+
+    def places(self, start: int, stop: int) -> range:
+        """Where in a request's table the blocks are that tokens `start` to before `stop` need."""
+        return range(1) if self.keeps_states else range(start // self.block_size, -(-stop // self.block_size))
+
 
 class LayerShape(msgspec.Struct, frozen=True, array_like=True):
     """What a rank keeps of a layer: the numbers of its group and block shape, and heads `first` to before `last`.
@@ -101,9 +110,10 @@ class RankShape(msgspec.Struct, frozen=True):
         for name, view in views:
             one = view.format
             axes = one.token_axis, None if view.heads is None else one.head_axis
-            block = BlockShape(
-                tuple(one.shape), tuple(one.order), str(one.dtype).removeprefix("torch."), one.dtype.itemsize, *axes
-            )
+            # the tensors in a state have types of their own
+            kinds = [f"{dtype}:{size}" for dtype, size in view.parts] or [str(one.dtype)]
+            dtype = ",".join(kinds).replace("torch.", "")
+            block = BlockShape(tuple(one.shape), tuple(one.order), dtype, one.dtype.itemsize, *axes)
             if block not in blocks:
                 blocks.append(block)
             heads = view.heads or (0, 0)
@@ -182,6 +192,9 @@ def difference(prefill: Facts, decode: Facts) -> str | None:
         for what, value, wanted in facts:
             if value != wanted:
                 return _differ(f"{what}, of layer {name}", value, wanted)
+        if kept.block_size != keeps.block_size and kept.keeps_states:
+            sizes = kept.block_size, keeps.block_size
+            return _differ(f"the tokens of which a state of layer {name} stands for a multiple (block_size)", *sizes)
         if kept.block_size != keeps.block_size and None in (one.token_axis, other.token_axis):
             sizes = kept.block_size, keeps.block_size
             return _differ(f"the block size, and the backend of layer {name} tells no axis of tokens", *sizes)

@@ -117,7 +117,7 @@ class Channel:
         self._out, self._in = (b"caller", b"listener") if calls else (b"listener", b"caller")
         self._sent = self._received = 0
 
-    def send(self, message: Question | Answer, seconds: float) -> None:
+    def send(self, message: msgspec.Struct, seconds: float) -> None:
         """Sends a message within `seconds`. Raises `PeerError`."""
         body = encode(message)
         self._connection.settimeout(seconds)

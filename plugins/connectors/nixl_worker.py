@@ -53,6 +53,8 @@ class Loading:
 class NixlWorker(ConnectorWorker):
     """See the module."""
 
+    moves_states = True
+
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         self._options = options
@@ -233,6 +235,8 @@ class NixlWorker(ConnectorWorker):
         for piece in of_rank(fit.pieces[self.rank], rank):
             here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
             size = self.layout.groups[here.group].block_size
+            # a state, which has one block, stands for all of them
+            start = load.stop - size if self.layout.groups[here.group].keeps_states else load.start
             parts.append(
                 rows(
                     _side(here, own.agent.layers[piece.ours], own.shape.blocks[here.block], size),
@@ -243,7 +247,7 @@ class NixlWorker(ConnectorWorker):
                         facts.groups[there.group].block_size,
                     ),
                     (piece.first, piece.last),
-                    range(load.start, load.stop),
+                    range(start, load.stop),
                     tables[here.group],
                     theirs[there.group],
                 )
@@ -261,7 +265,7 @@ class NixlWorker(ConnectorWorker):
 def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
     """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
     for blocks, group in zip(load.blocks, theirs.groups, strict=True):
-        if len(blocks) != -(-load.stop // group.block_size) - load.start // group.block_size or min(blocks) < 0:
+        if len(blocks) != len(group.places(load.start, load.stop)) or min(blocks) < 0:
             return False
     most = [max(blocks) for blocks in load.blocks]
     for rank in ranks:

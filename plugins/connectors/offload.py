@@ -22,10 +22,11 @@ from frame.interfaces import (
     decode,
 )
 
-from .block_messages import BlockStep, Move
+from .block_messages import BlockStep, Move, state_key
 from .block_scheduler import BlockScheduler
 from .offload_index import TierIndex
 from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .offload_states import StateRows
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -61,7 +62,9 @@ class OffloadScheduler(BlockScheduler):
         self._num_workers = 0
         self._block_bytes = 0  # of a block of the tier on all workers
         self._num_blocks = 0
-        self._index = self._make_index()
+        self._index = self._make_index(self._num_blocks, self._parts)
+        self._state_bytes = self._num_states = 0  # as of blocks
+        self._rows = StateRows(self._make_index(0, 1), 0)
         self._transfers: dict[int, Transfer] = {}  # by the number of their message
         self._used: dict[str, list[bytes]] = {}  # by request: keys of blocks whose loads the next message has
         self._reading = Counter[tuple[int, int]]()  # (pool, block) of the device's blocks that are being saved
@@ -74,65 +77,82 @@ class OffloadScheduler(BlockScheduler):
         hellos = [decode(handshake, Hello) for handshake in handshakes.values()]
         self._num_workers = len(hellos)
         self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
-        self._num_blocks = min(hello.num_rows for hello in hellos) // self._parts
+        # a pipeline stage may have no layers that keep tokens, or none that keep states
+        rows = [hello.num_rows for hello in hellos if hello.row_bytes]
+        self._num_blocks = min(rows, default=0) // self._parts
         size = self._parts * self.layout.grain
-        if not self._num_blocks:
+        self._state_bytes = sum(hello.state_bytes for hello in hellos)
+        self._num_states = min((hello.num_states for hello in hellos if hello.state_bytes), default=0)
+        if self._state_bytes and not self._num_states:
+            raise ValueError(
+                f"{self._options.size:g} GiB of host memory hold no state of a request, which takes "
+                f"{self._state_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
+            )
+        if self._block_bytes and not self._num_blocks:
             raise ValueError(
                 f"{self._options.size:g} GiB of host memory hold no block of {size} tokens, which take "
                 f"{self._block_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
             )
-        self._index = self._make_index()
+        self._index = self._make_index(self._num_blocks, self._parts)
+        self._rows = StateRows(self._make_index(self._num_states, 1), self._num_workers)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens, policy %s",
-            self._num_blocks * self._block_bytes / (1 << 30),
+            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s",
+            self._size_bytes / (1 << 30),
             self._num_blocks,
             size,
+            f" and {self._num_states} states" if self._num_states else "",
             self._options.policy,
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
-        index = first
-        while index < last:
-            key = self._key(request.block_hashes, index)
-            if key is None or not self._index.has(key):
-                break
-            index = min(last, (index // self._parts + 1) * self._parts)
-        count = max(0, index - first)
-        return count * self.layout.grain, count > 0
+        hashes = request.block_hashes
+
+        def has(index: int) -> bool:
+            key = self._key(hashes, index)
+            return key is not None and self._index.has(key)
+
+        count = self.run(first, last, has, lambda index: self._rows.index.has(state_key(hashes[index])))
+        return count, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
         super().allocated(request, block_ids, num_external)
         loads = self._loads[earlier:]
         if loads:
-            keys = list(dict.fromkeys(key for move in loads if (key := self._key(request.block_hashes, move.index))))
+            tokens, states = ([move for move in loads if move.state is kind] for kind in (False, True))
+            keys = list(dict.fromkeys(key for move in tokens if (key := self._key(request.block_hashes, move.index))))
+            self._rows.use(states)
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
-        grain, group = self.layout.grain, self.layout.groups[0]
-        here = len(block_ids[0]) * group.block_size // grain * grain - num_external
-        self._lookups += max(0, len(request.block_hashes) * grain - here)
+        here = self.found_from(request)
+        self._lookups += max(0, len(request.block_hashes) - here) * self.layout.grain
         self._hits += num_external
 
     def build_message(self, plan: StepPlan) -> bytes:
         given = self._given(plan) if self._reading else ()
         self._join = any(block in self._reading for block in given)
         message = super().build_message(plan)
-        self._index.settle({prompt.request_id for prompt in self._prompts.values()})
+        running = {prompt.request_id for prompt in self._prompts.values()}
+        self._index.settle(running)
+        self._rows.settle(running)
         return message
 
     @property
     def waits(self) -> bool:
-        return bool(self._transfers)
+        return bool(self._transfers) or self._rows.waits
 
     def message(self, step: BlockStep) -> OffloadStep:
         """Chooses the rows; saves that get none are left out."""
-        keys = [self._key(self._hashes.get(move.owner, ()), move.index) for move in step.loads]
+        loads, state_loads = ([move for move in step.loads if move.state is kind] for kind in (False, True))
+        state_load_rows = self._rows.rows(step.number, state_loads)
+        states, state_rows = self._rows.save(step.number, step.states)
+        keys = [self._key(self._hashes.get(move.owner, ()), move.index) for move in loads]
         load_rows = [
             self._index.row(key, move.index % self._parts)
-            for key, move in zip(keys, step.loads, strict=True)
+            for key, move in zip(keys, loads, strict=True)
             if key is not None
         ]
-        loading = [block for move in step.loads for block in self._blocks_of(move)]
+        loading = [block for move in loads for block in self._blocks_of(move)]
         join = self._join or any(block in self._reading for block in loading)
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
@@ -151,8 +171,12 @@ class OffloadScheduler(BlockScheduler):
         return OffloadStep(
             blocks_name=step.blocks_name,
             number=step.number,
-            loads=step.loads,
+            loads=loads,
             saves=[move for _, move in saves],
+            states=states,
+            state_rows=state_rows,
+            state_loads=state_loads,
+            state_load_rows=state_load_rows,
             entered=step.entered,
             known_breaks=step.known_breaks,
             load_rows=load_rows,
@@ -160,8 +184,8 @@ class OffloadScheduler(BlockScheduler):
             join=join,
             lookups=lookups,
             hits=hits,
-            used_bytes=self._index.num_used * self._block_bytes,
-            size_bytes=self._num_blocks * self._block_bytes,
+            used_bytes=self._index.num_used * self._block_bytes + self._rows.index.num_used * self._state_bytes,
+            size_bytes=self._size_bytes,
             waiting=waiting,
         )
 
@@ -181,23 +205,30 @@ class OffloadScheduler(BlockScheduler):
                 self._end_loads(number)
             for number, bad in note.saved:
                 self._end_saves(number, bad)
+            for number, bad in note.states:
+                self._rows.saved(number, bad)
         done = [name for name in self._held if not self._index.writes(name)]
         self._held.difference_update(done)
         return done
 
     def reset(self) -> bool:
         """False while blocks are being loaded. What runs is no longer saved, since its beginning is old."""
-        if self._used or not self._index.clear():
+        if self._used or self._rows.index.is_read or not self._index.clear():
             return False
+        self._rows.index.clear()
         self._prompts.clear()
         return True
 
-    def _make_index(self) -> TierIndex:
+    @property
+    def _size_bytes(self) -> int:
+        return self._num_blocks * self._block_bytes + self._num_states * self._state_bytes
+
+    def _make_index(self, num_blocks: int, parts: int) -> TierIndex:
         if self.setup.make is None:
             raise ValueError("its scheduler side needs a setup that makes tier policies")
-        setup = TierPolicySetup(num_blocks=max(1, self._num_blocks))
+        setup = TierPolicySetup(num_blocks=max(1, num_blocks))
         policy = self.setup.make("tier-policy", self._options.policy, setup)
-        return TierIndex(self._num_blocks, self._parts, policy)
+        return TierIndex(num_blocks, parts, policy)
 
     def _key(self, hashes: Sequence[bytes], index: int) -> bytes | None:
         """The key of the block of the tier with grain `index`; None where the prompt does not fill that block."""
@@ -239,6 +270,7 @@ class OffloadScheduler(BlockScheduler):
             if not transfer.loading:
                 for keys in transfer.loads.values():
                     self._index.release(keys)
+                self._rows.loaded(number)
                 self._forget(number, transfer)
 
     def _end_saves(self, number: int, bad: list[int] | None) -> None:

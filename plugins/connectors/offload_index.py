@@ -43,6 +43,11 @@ class TierIndex:
         """Slots that are taken."""
         return self._num_slots - len(self._free)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether blocks are in use, so that `clear` would refuse."""
+        return bool(self._readers)
+
     def writes(self, owner: str) -> bool:
         """Whether parts of this request's prompt are not written yet."""
         return owner in self._writing

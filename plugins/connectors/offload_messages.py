@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from .block_messages import BlockStep
+from .block_messages import BlockStep, Move
 
 
 class OffloadOptions(BaseModel):
@@ -38,7 +38,8 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
 
     `join`: blocks that are being saved get other content in this step or by its loads. `lookups` are tokens that were
     asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks. `waiting` are
-    the requests whose loads earlier messages asked for and no report has ended, by their numbers.
+    the requests whose loads earlier messages asked for and no report has ended, by their numbers. States, which lie in
+    rows of their own, are apart: `state_loads` in `state_load_rows`, and `states`, to be saved, in `state_rows`.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -49,22 +50,28 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     used_bytes: int = 0
     size_bytes: int = 0
     waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    state_loads: list[Move] = msgspec.field(default_factory=list)
+    state_load_rows: list[int] = msgspec.field(default_factory=list)
+    state_rows: list[int] = msgspec.field(default_factory=list)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A worker's handshake: how many rows it has, and how many bytes each takes."""
+    """A worker's handshake: how many rows it has, and how many bytes each takes; for states, too."""
 
     num_rows: int
     row_bytes: int
+    num_states: int = 0
+    state_bytes: int = 0
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):
     """What became of messages, by their numbers, on one worker.
 
     `breaks`: how many of its steps failed. `loaded`: those whose loads have ended. `saved`: those whose saves have,
-    with the places of saves that did not succeed, or None where that is all.
+    with the places of saves that did not succeed, or None where that is all; `states`: the same of states.
     """
 
     breaks: int
     loaded: list[int] = []
     saved: list[tuple[int, list[int] | None]] = []
+    states: list[tuple[int, list[int] | None]] = []

@@ -21,6 +21,7 @@ from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, T
 from .block_messages import BlockStep, Move
 from .host_slab import HostSlab, check_room
 from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .offload_states import StateCopies, share_of_states
 from .step_worker import CHECKED, StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
@@ -34,8 +35,8 @@ _MOST_ROWS = 256
 class Copy:
     """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
 
-    `finite` [n] says of saves which hold numbers only, once `mark` is passed. `places` are those of saves among the
-    `total` of their message. `error` is what a copy raised.
+    `states` are what is loaded besides, with their rows. `finite` [n] says of saves which hold numbers only, once
+    `mark` is passed. `places` are those of saves among the `total` of their message. `error` is what a copy raised.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Copy:
     places: Sequence[int] = ()
     total: int = 0
     finite: Tensor | None = None
+    states: Sequence[tuple[Move, int]] = ()
     begun: float = field(default_factory=time.monotonic)
     mark: Mark = field(default_factory=Mark)
     error: Exception | None = None
@@ -63,6 +65,7 @@ class OffloadWorker(StepWorker):
         check_room(self._share)
         self._first = self.place == 0
         self._slab: HostSlab | None = None
+        self._states: StateCopies | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._load_buffer = self._save_buffer = torch.empty(0)
@@ -77,26 +80,41 @@ class OffloadWorker(StepWorker):
         if not caches:
             self._wait()
         super().register(caches)
+        size, states = self.tokens.num_bytes, share_of_states(self.layout, self._share)
+        if caches and states:
+            if self._states is None:
+                self._states = StateCopies(self.setup, self.states, states)
+            self._states.stored = self.states
         if caches and self._slab is None:
-            self._slab = HostSlab(self.block_bytes, self._share, self.setup.memory.pinned)
-            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // self.block_bytes))
+            if size:
+                self._slab = HostSlab(size, self._share - states, self.setup.memory.pinned)
+            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // max(1, size)))
             device = next(iter(caches.values())).bytes.device
-            shape = (count, self.block_bytes)
+            shape = (count, size)
             self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
             self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
 
     def handshake(self) -> bytes:
-        return encode(Hello(0 if self._slab is None else self._slab.num_rows, self.block_bytes))
+        num_states = 0 if self._states is None else self._states.num_rows
+        num_rows = 0 if self._slab is None else self._slab.num_rows
+        return encode(Hello(num_rows, self.tokens.num_bytes, num_states, self.states.num_bytes))
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
         for number in skipped:
             self._note.loaded.append(number)
             self._note.saved.append((number, None))
+            self._note.states.append((number, None))
         if broken >= 0:
             self._note.saved.append((broken, None))
+            if self._states is not None and self._states.begun != broken:
+                self._note.states.append((broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
+
+    def save_states(self, moves: Sequence[Move]) -> None:
+        if isinstance(self._step, OffloadStep) and self._states is not None:
+            self._states.save(self._step.number, moves, self._step.state_rows, self._sound)
 
     def load(self, step: BlockStep) -> None:
         if not isinstance(step, OffloadStep):
@@ -106,12 +124,17 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        states: dict[str, list[tuple[Move, int]]] = {}
         by_owner: dict[str, list[int]] = {}
         for place, move in enumerate(step.loads):
             by_owner.setdefault(move.owner, []).append(place)
+        for move, row in zip(step.state_loads, step.state_load_rows, strict=True):
+            states.setdefault(move.owner, []).append((move, row))
+            by_owner.setdefault(move.owner, [])
         for owner, places in by_owner.items():
             rows = [step.load_rows[place] for place in places]
             copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
+            copy.states = states.get(owner, [])
             self._run(self._load_queue, copy, self._read)
             self._loading.append(copy)
         if self._first:
@@ -128,8 +151,16 @@ class OffloadWorker(StepWorker):
         self._in_step = False
         received = self._end_loads()
         self._end_saves()
+        if self._states is not None:
+            count, unsaved, seconds = self._states.end()
+            self.count("saved_states", count)
+            self.count("unsaved_states", unsaved)
+            self.count("save_bytes", count * self.states.num_bytes)
+            self.count("save_seconds", seconds if self._first else 0)
+            self._note.states += self._states.saved
+            self._states.saved = []
         notes, told = [], self._note
-        if told.loaded or told.saved or told.breaks != self._breaks:
+        if told.loaded or told.saved or told.states or told.breaks != self._breaks:
             told.breaks = self._breaks
             notes.append((self.rank, encode(told)))
         self._note = OffloadNote(self._breaks)
@@ -139,6 +170,8 @@ class OffloadWorker(StepWorker):
 
     def close(self) -> None:
         self._wait()
+        if self._states is not None:
+            self._states.close()
         self._load_queue.close()
         self._save_queue.close()
 
@@ -175,7 +208,7 @@ class OffloadWorker(StepWorker):
             for place, run in self._host(rows):
                 buffer[place : place + len(run)].copy_(run, non_blocking=True)
             staged: dict[int, Sequence[Tensor]] = {}  # by KV group, whose layers have the same blocks
-            for part in self._parts:
+            for part in self.tokens.parts:
                 if part.group not in staged:
                     needed = [
                         (place, block)
@@ -191,6 +224,10 @@ class OffloadWorker(StepWorker):
                     found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
                     part.cache.index_copy_(0, blocks, found.index_select(0, places))
 
+        for move, row in copy.states:
+            if self._states is not None:
+                self._states.load(move, row)
+
     def _write(self, copy: Copy) -> None:
         """From the blocks of `copy.moves` to host memory."""
         buffer, finite = self._save_buffer, copy.finite
@@ -198,7 +235,7 @@ class OffloadWorker(StepWorker):
             moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
             good = torch.ones(len(moves), dtype=torch.bool, device=buffer.device)
             staged: dict[int, Tensor] = {}  # by KV group, whose layers have the same blocks
-            for part in self._parts:
+            for part in self.tokens.parts:
                 if part.group not in staged:
                     numbers = np.array([block for move in moves for block in move.blocks[part.group]], np.int64)
                     staged[part.group] = self.setup.streams.stage(numbers)
@@ -224,8 +261,10 @@ class OffloadWorker(StepWorker):
             self._passed(copy)
             if copy.error is None:
                 self._count_copy("load", copy, len(copy.rows))
+                self.count("loaded_states", len(copy.states))
+                self.count("load_bytes", len(copy.states) * self.states.num_bytes)
             else:
-                self.fail(copy.moves)
+                self.fail([*copy.moves, *(move for move, _ in copy.states)])
             if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
                 self._note.loaded.append(copy.number)
         told, self._ended = self._ended, []
@@ -243,7 +282,7 @@ class OffloadWorker(StepWorker):
             self.count("unsaved_blocks", len(copy.rows) - len(saved))
 
     def _count_copy(self, name: str, copy: Copy, num_rows: int) -> None:
-        self.count(f"{name}_bytes", num_rows * self.block_bytes)
+        self.count(f"{name}_bytes", num_rows * self.tokens.num_bytes)
         if self._first:
             self.count(f"{name}_seconds", time.monotonic() - copy.begun)
 
@@ -256,3 +295,5 @@ class OffloadWorker(StepWorker):
     def _wait(self) -> None:
         for copy in (*self._loading, *self._saving):
             self._passed(copy)
+        if self._states is not None:
+            self._states.wait()

@@ -29,8 +29,9 @@ logger = logging.getLogger("frame.connectors.peer")
 
 @dataclass
 class Question:
-    """The answers about one prompt, by peer and rank: 1 or 0 for each block, "" when that worker did not answer."""
+    """The answers about one prompt, by peer and rank: 1 or 0 for each of `keys`, "" when that worker did not answer."""
 
+    keys: list[bytes]
     answers: list[list[Future[bytes]]]
     deadline: float
     source: int = -1  # the peer that was found to hold most
@@ -39,6 +40,13 @@ class Question:
     def open(self) -> bool:
         """Whether an answer is missing and the deadline has not passed."""
         return time.monotonic() < self.deadline and not all(one.done() for answers in self.answers for one in answers)
+
+    def held(self, answers: Sequence[Future[bytes]]) -> set[bytes]:
+        """The keys that all ranks of a peer hold, whose `answers` these are."""
+        if not all(one.done() and not one.cancelled() for one in answers):
+            return set()
+        found = zip(self.keys, *(one.result() for one in answers), strict=False)
+        return {key for key, *held in found if all(held)}
 
 
 class PeerScheduler(BlockScheduler):
@@ -96,12 +104,12 @@ class PeerScheduler(BlockScheduler):
             return None, False
         question.source, count = max(
             (
-                (source, min(_run(answer, first, last) for answer in answers))
+                (source, self.longest(request, first, last, question.held(answers).__contains__))
                 for source, answers in enumerate(question.answers)
             ),
             key=lambda found: found[1],
         )
-        return count * self.layout.grain, count > 0
+        return count, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         super().allocated(request, block_ids, num_external)
@@ -116,6 +124,7 @@ class PeerScheduler(BlockScheduler):
             number=step.number,
             loads=step.loads,
             saves=step.saves,
+            states=step.states,
             entered=step.entered,
             known_breaks=step.known_breaks,
             sources=sources,
@@ -136,9 +145,11 @@ class PeerScheduler(BlockScheduler):
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _ask(self, request: RequestView, last: int) -> Question:
-        keys = list(request.block_hashes[:last])
+        keys = self.keys(request.block_hashes[:last])
         answers = [[self._threads.submit(_held, worker, keys) for worker in peer] for peer in self._peers]
-        question = self._questions[request.request_id] = Question(answers, time.monotonic() + self._lookup_seconds)
+        question = self._questions[request.request_id] = Question(
+            keys, answers, time.monotonic() + self._lookup_seconds
+        )
         return question
 
 
@@ -154,9 +165,3 @@ def _held(worker: PeerClient, keys: Sequence[bytes]) -> bytes:
         return worker.held(keys)
     except PeerError:
         return b""
-
-
-def _run(answer: Future[bytes], first: int, last: int) -> int:
-    """How many blocks from `first` on the worker holds without a gap; 0 when it has not answered."""
-    held = answer.result()[first:last] if answer.done() and not answer.cancelled() else b""
-    return len(held) if all(held) else held.index(0)

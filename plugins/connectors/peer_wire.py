@@ -75,6 +75,16 @@ def send(connection: socket.socket, message: msgspec.Struct, payload: bytes | me
         raise PeerError(f"the connection failed: {error}") from None
 
 
+def send_bytes(connection: socket.socket, data: memoryview, seconds: float) -> None:
+    """Sends the bytes that a frame announced; each piece of them within `seconds`. Raises `PeerError`."""
+    try:
+        connection.settimeout(seconds)
+        while data:
+            data = data[connection.send(data) :]
+    except OSError as error:
+        raise PeerError(f"the connection failed: {error}") from None
+
+
 def receive(connection: socket.socket, kind: type[T], seconds: float | None, limit: int = MAX_FRAME) -> T:
     """The next frame, all of it within `seconds`. Raises `PeerError`, also for one too long or of another kind."""
     deadline = None if seconds is None else time.monotonic() + seconds

@@ -128,7 +128,7 @@ class PeerWorker(BlockWorker):
         """Runs in a thread: fetches batch by batch, and asks for no further batch once a block is missing."""
         whole = True
         for part in batches(moves):
-            data = np.empty((len(part), self.block_bytes), np.uint8)
+            data = self.rows_for(part)
             rows: list[int] = []
             if whole and load.owner not in self._gone and not load.stopped.is_set():
                 try:

@@ -16,16 +16,19 @@ import time
 BLOCK_SIZE = 8
 
 
-def open_engine(model, secret_file, settings=None, **nixl):
-    """A context with an engine that has the connector."""
+def open_engine(model, secret_file, settings=None, **options):
+    """A context with an engine that has the connector nixl, or the one that the settings name."""
     from frame.core.config.flat import from_flat
     from frame.core.plugin_host.registry import Registry
     from frame.testing.engines import SMALL, running
     from frame.testing.thread_executor import with_threads
 
-    options = {"secret_file": str(secret_file), "lease_seconds": 10, **nixl}
     plain = {**SMALL, "model": str(model), "block_size": BLOCK_SIZE, "num_threads": 1, "kv_connector": "nixl"}
-    return running(from_flat({**plain, **(settings or {}), "plugin": {"nixl": options}}), with_threads(Registry.load()))
+    plain |= settings or {}
+    options = {"secret_file": str(secret_file), **options, **plain.pop("options", {})}
+    if plain["kv_connector"] == "nixl":
+        options = {"lease_seconds": 10, **options}
+    return running(from_flat({**plain, "plugin": {plain["kv_connector"]: options}}), with_threads(Registry.load()))
 
 
 class Asked:
@@ -51,11 +54,14 @@ class Asked:
                 ended.append(output.request_id)
         return ended
 
-    def finish(self, name, seconds=60):
+    def finish(self, name, seconds=60, beside=None):
+        """The tokens of a request; `beside` steps too, as the loop of its engine does."""
         latest = time.monotonic() + seconds
         while not (self.outputs[name] and self.outputs[name][-1].finish_reason):
             assert time.monotonic() < latest, f"{name} does not end"
             self.step()
+            if beside is not None:
+                beside.step()
             time.sleep(0.0005)
         return self.tokens(name)
 
@@ -80,8 +86,8 @@ class Asked:
     def num_cached(self, name):
         return next((one.num_cached for one in self.outputs[name] if one.num_cached is not None), 0)
 
-    def counter(self, name):
-        return self.engine.stats().connector_counters.get(f"nixl_{name}", 0)
+    def counter(self, name, connector="nixl"):
+        return self.engine.stats().connector_counters.get(f"{connector}_{name}", 0)
 
 
 class Prefill:
@@ -108,9 +114,9 @@ class Prefill:
             assert line, "the prefill engine ended"
         return json.loads(line)
 
-    def prefill(self, prompt):
+    def prefill(self, prompt, **place):
         self.number += 1
-        asks = {"do_remote_decode": True, "do_remote_prefill": False}
+        asks = {"do_remote_decode": True, "do_remote_prefill": False, **place}
         return self.ask(id=f"p{self.number}", prompt=prompt, params=asks, count=1)["kv_transfer"]
 
     def usage(self):

@@ -11,7 +11,7 @@ import torch
 
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.connector import RequestView
-from frame.core.interfaces.kv import FullKV, KVGroup, KVLayout, SlidingKV, StateKV
+from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, SlidingKV
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
 from frame.interfaces import BlockFormat, CacheView, Mesh, Placement
@@ -263,7 +263,7 @@ def test_bytes_seconds_and_hits_are_counted(tmp_path, caplog):
     engine = Engine(tmp_path)
     assert f"blocks of 4 tokens in {tmp_path}, as many as there is room for" in caplog.text
     load_prompt(engine)
-    size = first.worker.block_bytes
+    size = first.worker.tokens.num_bytes
     (saved,), (loaded,) = first.reports, engine.reports
     assert saved.counters["disk_save_bytes"] == loaded.counters["disk_load_bytes"] == 4 * size
     assert saved.counters["disk_save_seconds"] > 0
@@ -297,7 +297,7 @@ def test_every_rank_must_have_the_block(tmp_path):
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
     told = second.end_step([]).counters
-    assert told["disk_save_bytes"] == 4 * second.block_bytes
+    assert told["disk_save_bytes"] == 4 * second.tokens.num_bytes
     assert "disk_save_seconds" not in told, "both write at the same time"
     assert engine.scheduler.matched_tokens(view(), 0) == (16, True)
 
@@ -335,10 +335,10 @@ def test_reset_forgets_the_blocks_of_these_weights(tmp_path):
     assert list(tmp_path.rglob("*.kv")) == []
 
 
-def test_state_layers_are_refused(tmp_path):
-    group = KVGroup(specs=(StateKV(state_bytes=64),), layers=("mamba",), block_size=0, pool=1)
+def test_an_encoder_s_tokens_are_refused(tmp_path):
+    group = KVGroup(specs=(CrossKV(num_kv_heads=1, head_dim=4, dtype="float32"),), layers=("cross",), block_size=4)
     layout = msgspec.structs.replace(LAYOUT, groups=(*GROUPS, group))
-    with pytest.raises(ValueError, match="cannot keep the running state of layer mamba"):
+    with pytest.raises(ValueError, match="the disk connector cannot keep an encoder's tokens of layer cross"):
         DiskScheduler(make_setup("connector", layout=layout), DiskOptions(folder=tmp_path))
 
 

@@ -123,6 +123,18 @@ def test_blocks_are_copied_both_ways_and_no_others():
         assert not cache[[0, 2, 3]].any()
 
 
+def test_rows_are_copied_in_one_piece_also_of_narrow_layers():
+    memory = FakeMemory(make_layout(12, latents=2, windows=(), ranks=2, chunks=(10,)), 0)
+    mirror = nixl_mirror.Mirror(memory.views, lambda size: torch.zeros(size, dtype=torch.uint8), SideQueue())
+    assert any(not view.bytes.is_contiguous() for view in memory.views.values())
+    for _, device, host in mirror._pairs:
+        assert device.is_contiguous()
+        assert host.is_contiguous()
+    assert [(name, rows.shape, rows.stride()) for name, rows in mirror.layers.items()] == [
+        (name, view.bytes.shape, view.bytes.stride()) for name, view in memory.views.items()
+    ]
+
+
 def test_more_than_this_machine_has_is_refused(monkeypatch):
     monkeypatch.setattr(host_slab, "_memory", lambda: (1 << 30, 1000))
     memory = FakeMemory(make_layout(), 0)

@@ -49,7 +49,7 @@ def exchange(there, here, block_size, shift, shortest=8):
         there.add(f"p{name}", prompt, {"do_remote_decode": True}, 1)
         there.finish(f"p{name}")
         here.add(f"d{name}", prompt, there.outputs[f"p{name}"][-1].kv_transfer)
-        tokens = here.finish(f"d{name}")
+        tokens = here.finish(f"d{name}", beside=there)
         travels = 0 if len(prompt) <= shortest else (len(prompt) - 1) // block_size * block_size
         assert here.num_cached(f"d{name}") == travels
         assert tokens == there.alone(prompt)
@@ -91,6 +91,28 @@ def test_pipeline_stages_and_tensor_ranks_exchange_prompts(family, secret, tmp_p
         exchange(here, there, 8, shift=50, shortest=16)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["gemma2", "latent"])
+def test_prompts_travel_through_host_memory(family, secret, tmp_path):
+    """Into one rank whose memory NIXL reaches and from it; the engine on two ranks has the buffer."""
+    model = make_model(tmp_path, family)
+    with open_engine(model, secret) as one, open_engine(model, secret, TWO, host_buffer=True) as two:
+        there, here = Asked(one), Asked(two)
+        exchange(there, here, 8, shift=0)
+        exchange(here, there, 8, shift=50)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["llama", "latent"])
+def test_caches_of_8_bit_floats_travel(family, secret, tmp_path):
+    model, short = make_model(tmp_path, family), {"kv_cache_dtype": "fp8_e4m3"}
+    with open_engine(model, secret, short) as one, open_engine(model, secret, {**TWO, **short}) as two:
+        there, here = Asked(one), Asked(two)
+        exchange(there, here, 8, shift=0)
+        exchange(here, there, 8, shift=50)
+
+
+@pytest.mark.matrix
 def test_a_process_on_one_rank_feeds_processes_on_two(secret, tmp_path):
     model = make_model(tmp_path, "llama")
     there = Prefill(model, secret)
@@ -116,13 +138,15 @@ def test_a_process_on_one_rank_feeds_processes_on_two(secret, tmp_path):
             {},
             "the number of layers that keep tokens: 3 at the prefill engine, 2 at the decode",
         ),
-        ({"seed": 1}, {}, "the model (a hash of config.json, weights and dtype): "),
+        pytest.param(
+            {"seed": 1}, {}, "the model (a hash of config.json, weights and dtype): ", marks=pytest.mark.matrix
+        ),
         (
             {},
             {"dtype": "bfloat16"},
             "cache (dtype or kv_cache_dtype), of layer model.layers.0.self_attn: float32 at",
         ),
-        ({"num_key_value_heads": 4}, {}, "the number of KV heads, of layer"),
+        pytest.param({"num_key_value_heads": 4}, {}, "the number of KV heads, of layer", marks=pytest.mark.matrix),
     ],
     ids=["layers", "model", "dtype", "heads"],
 )

@@ -12,6 +12,7 @@ from frame.core.plugin_host.setups import mesh_of
 from frame.plugins.connectors import host_slab
 from frame.plugins.connectors.offload_check import check_options
 from frame.plugins.connectors.offload_messages import OffloadOptions
+from frame.plugins.connectors.offload_states import StateCopies
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -24,6 +25,8 @@ LAYOUTS = {
     "full": {},
     "full and sliding": {"windows": (0, 6)},
     "unequal blocks": {"windows": (0, 6, 0), "strides": (2, 1, 4)},
+    "states": {"windows": (0, 6), "strides": (1, 2), "states": 4, "checkpoints": 12},
+    "states alone": {"windows": (), "states": 4, "checkpoints": 12},
 }
 
 
@@ -83,12 +86,66 @@ def test_evicted_then_hit(tmp_path, shape, policy, ranks):
         len(prompt) // grain * grain for prompt in prompts
     )
     saved = sum(len(prompt) // grain for prompt in prompts)
-    row = sum(worker_of(engine, rank).block_bytes for rank in range(ranks))
-    assert stats.connector_counters["offload_save_bytes"] == saved * row
-    assert stats.connector_gauges["offload_used_bytes"] == saved * row
+    row = sum(worker_of(engine, rank).tokens.num_bytes for rank in range(ranks))
+    states = stats.connector_counters.get("offload_saved_states", 0) * worker_of(engine).states.num_bytes
+    assert bool(states) == ("states" in shape)
+    assert stats.connector_counters["offload_save_bytes"] == saved * row + states
+    assert stats.connector_gauges["offload_used_bytes"] == saved * row + states
     assert stats.connector_gauges["offload_size_bytes"] >= saved * row
     assert stats.connector_counters["offload_load_seconds"] > 0
     assert stats.connector_counters["offload_save_seconds"] > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("shape", [LAYOUTS["states"], LAYOUTS["states alone"]], ids=["beside tokens", "alone"])
+def test_a_state_that_cannot_be_loaded_is_computed(tmp_path, monkeypatch, shape):
+    suite = suite_of(tmp_path)
+    engine = suite.engine(make_layout(200, **shape))
+    prompts = [suite.prompt(length, seed=length) for length in (22, 40, 33)]
+    engine.run(*(request(f"first-{index}", prompt) for index, prompt in enumerate(prompts)))
+    forget(engine)
+    load, calls = StateCopies.load, []
+
+    def fails(copies, move, row):
+        calls.append(move.owner)
+        if len(calls) != 2:
+            raise RuntimeError("told to fail")
+        load(copies, move, row)
+
+    monkeypatch.setattr(StateCopies, "load", fails)
+    engine.run(*(request(f"again-{index}", prompt) for index, prompt in enumerate(prompts)))
+    engine.check()
+    assert sorted(calls) == ["again-0", "again-1", "again-2"]
+    counters = engine.engine.stats().connector_counters
+    assert counters["offload_loaded_states"] == 1
+    assert counters["offload_failed_blocks"] >= 2
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_states_that_come_late_or_are_given_away_change_no_token(tmp_path, seed):
+    """Few blocks for states, which are given away in the step in which they are copied."""
+    draw = random.Random(seed)
+    suite = suite_of(tmp_path, share=draw.choice([0.05, 0.1, 0.5]), seed=seed, size=room(draw.choice([8, 30, 200])))
+    windows = draw.choice([(), (0,), (0, 6)])
+    broken = {draw.randrange(5, 60) for _ in range(draw.randrange(3))}
+    layout = make_layout(60, windows=windows, states=4, checkpoints=draw.choice([1, 2, 6]))
+    engine = suite.engine(layout, broken, max_num_batched_tokens=draw.choice([5, 12, 64]))
+    gone = set()
+    for number in range(30):
+        prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(3))
+        engine.add(request(str(number), prompt, draw.randrange(1, 9), seed=draw.randrange(2)))
+        for _ in range(draw.randrange(5)):
+            engine.step()
+        if draw.random() < 0.1:
+            gone.add(str(number))
+            engine.engine.abort([str(number)])
+        if draw.random() < 0.2:
+            engine.engine.call("reset_prefix_cache", {"reset_running_requests": draw.random() < 0.5})
+    engine.run()
+    failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+    engine.check(*(set(engine.requests) - gone - failed))
+    assert engine.engine.stats().connector_counters["offload_saved_states"] > 0
     engine.close()
 
 
@@ -282,7 +339,7 @@ def test_sleep_ends_the_copies_and_waking_keeps_the_tier(tmp_path):
     assert worker._save_queue.work
     worker.register({})
     assert not worker._save_queue.work
-    assert not worker._parts
+    assert not worker.tokens.parts
 
 
 def test_values_that_are_not_finite_are_not_kept(tmp_path):
@@ -292,7 +349,7 @@ def test_values_that_are_not_finite_are_not_kept(tmp_path):
     end = worker.end_step
 
     def spoils(finished):
-        for part in worker._parts:
+        for part in worker.tokens.parts:
             part.cache.view(torch.float32).fill_(float("nan"))
         return end(finished)
 
@@ -300,6 +357,26 @@ def test_values_that_are_not_finite_are_not_kept(tmp_path):
     engine.run(request("first", suite.prompt(22), 1))
     assert engine.connector.inner._index.num_used == 0
     assert engine.engine.stats().connector_counters["offload_unsaved_blocks"] == 5
+    engine.close()
+
+
+def test_states_that_are_not_finite_are_not_kept(tmp_path):
+    suite = suite_of(tmp_path)
+    engine = suite.engine(make_layout(**LAYOUTS["states"]))
+    worker = worker_of(engine)
+    save = worker.save_states
+
+    def spoils(moves):
+        worker.states.parts[-1].cache[moves[0].blocks[-1][0], -4:].fill_(0xFF)
+        save(moves)
+
+    worker.save_states = spoils
+    engine.run(request("first", suite.prompt(22), 1))
+    engine.run(request("goes on", suite.prompt(2), 40))  # copies may end in later steps
+    assert engine.connector.inner._rows.index.num_used == 0
+    counters = engine.engine.stats().connector_counters
+    assert "offload_saved_states" not in counters
+    assert counters["offload_unsaved_states"] == 1
     engine.close()
 
 
@@ -366,5 +443,5 @@ def test_layers_of_a_group_share_the_numbers_of_blocks(tmp_path, monkeypatch):
         engine.run(request(name, suite.prompt(22, seed=1)))
         forget(engine)
     engine.check()
-    assert len(worker._parts) == 2
+    assert len(worker.tokens.parts) == 2
     assert len(staged) == len(copies) > 1

@@ -73,7 +73,7 @@ class TestPeers(ConnectorSuite):
         engine.run(request("again", prompt))
         engine.check()
         grain = engine.layout.grain
-        told, size = engine.engine.stats(), engine.sides[0].inner.block_bytes
+        told, size = engine.engine.stats(), engine.sides[0].inner.tokens.num_bytes
         blocks = (len(prompt) - 1) // grain
         assert told.connector_counters["peer_load_bytes"] == blocks * size
         assert told.connector_counters["peer_hit_tokens"] == blocks * grain

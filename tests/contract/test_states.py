@@ -15,8 +15,9 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
 from frame.interfaces import Placement
+from frame.plugins.connectors.disk_worker import DiskWorker
 from frame.testing import ModelSuite
-from frame.testing.engines import drain, greedy, request, tokens_of
+from frame.testing.engines import drain, greedy, request, running, tokens_of
 
 TIGHT = {"num_gpu_blocks_override": 18, "block_size": 8, "max_model_len": 80, "enable_prefix_caching": False}
 
@@ -68,18 +69,26 @@ class TestStates(ModelSuite):
     @pytest.mark.parametrize(
         ("settings", "what"),
         [
-            ({"kv_connector": "disk", "plugin": {"disk": {"folder": "blocks"}}}, "leave kv_connector out"),
+            ({"kv_connector": "disk", "enable_prefix_caching": False}, "set enable_prefix_caching, or leave kv_conn"),
             ({"speculator": "ngram", "num_speculative_tokens": 2}, "leave the speculator out"),
             ({"deterministic": True}, "leave deterministic out"),
         ],
     )
-    def test_what_a_state_cannot_do_ends_the_start(self, settings: dict[str, Any], what: str, tmp_path: Path) -> None:
-        if "plugin" in settings:
-            settings = {**settings, "plugin": {"disk": {"folder": str(tmp_path)}}}
+    def test_what_a_state_cannot_do_ends_the_start(self, settings: dict[str, Any], what: str) -> None:
         with (
             pytest.raises(ValueError, match=f"layer 'model.state' keeps a running state .*{what}"),
             self.served(**settings),
         ):
+            pass
+
+    def test_a_connector_that_does_not_move_states_ends_the_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(DiskWorker, "moves_states", False)
+        plugin = {"disk": {"folder": str(tmp_path)}}
+        config = self.model_config(kv_connector="disk").model_copy(update={"plugin": plugin})
+        words = "KV connector 'disk' cannot move what 'model.state' keeps; leave it out for this model"
+        with pytest.raises(ValueError, match=words), running(config, self.registry()):
             pass
 
     def test_the_largest_step_is_profiled_with_states_of_its_own(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 from frame.testing.contract_run import run_suite
 
 WRONG, KEEPING = "tests.contract.wrong_connectors", "tests.contract.keeping"
+STATES = "tests.contract.keeping_states"
 KEEPER = f"{KEEPING}:Keeper"
 OPTIONS = f"{KEEPING}:Options"
 DISK = "frame.plugins.connectors.disk_messages:DiskOptions"
@@ -20,6 +21,9 @@ SLEEP = "sleep while blocks are held waits or refuses"
 CONSUMER = "a consumer that dies"
 PRODUCER = "a producer that dies"
 OTHERS = "engines of other block size or ranks take right blocks or none"
+PREFIX = "a state is stored with the prefix that it stands for"
+DAMAGED = "a state or block that is damaged is computed again"
+LIVES = "random lives with states"
 RELOAD = "a reloaded prompt gives the tokens of a cold one"
 REAL = "a real model on two ranks gives the same tokens"
 
@@ -47,7 +51,10 @@ def run(target, worker, check, options=OPTIONS):
         (f"{KEEPING}:Late", f"{WRONG}:Believing", PRODUCER, OPTIONS),
         (f"{WRONG}:Shapeless", f"{WRONG}:ShapelessKeeper", OTHERS, OPTIONS),
         (f"{WRONG}:Tokenwise", f"{WRONG}:ShapelessKeeper", OTHERS, OPTIONS),
-        (f"{WRONG}:Stateless", KEEPER, RELOAD, OPTIONS),
+        (f"{STATES}:Stateless", f"{STATES}:StateKeeper", RELOAD, OPTIONS),
+        (f"{STATES}:Older", f"{STATES}:StateKeeper", PREFIX, OPTIONS),
+        (f"{STATES}:KeepingLive", f"{STATES}:TardyKeeper", PREFIX, OPTIONS),
+        ("frame.plugins.connectors.disk:DiskScheduler", f"{STATES}:BelievingDisk", DAMAGED, DISK),
     ],
 )
 def test_a_wrong_connector_fails_the_check_meant_for_it(target, worker, check, options):
@@ -64,6 +71,8 @@ def test_a_wrong_connector_fails_the_check_meant_for_it(target, worker, check, o
         (f"{KEEPING}:KeepingSender", f"{WRONG}:LendingKeeper", NEVER),
         (f"{WRONG}:LateLender", f"{WRONG}:LendingKeeper", CONSUMER),
         (f"{KEEPING}:Late", f"{WRONG}:DueKeeper", PRODUCER),
+        (f"{STATES}:KeepingStates", f"{STATES}:StateKeeper", PREFIX),
+        (f"{STATES}:KeepingStates", f"{STATES}:StateKeeper", LIVES),
     ],
 )
 def test_their_right_twins_pass(target, worker, check):

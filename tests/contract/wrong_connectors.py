@@ -248,12 +248,6 @@ def named_by_tokens(request: RequestView, grain: int) -> RequestView:
     return RequestView(request.request_id, request.token_ids, hashes, request.prompt_len)
 
 
-class Stateless(Keeping):
-    """Wrong: takes layers that keep a state, which it does not move."""
-
-    refuses = False
-
-
 class Hasty(DiskScheduler):
     """Wrong: has a step compute from what another rank may not have loaded."""
 

@@ -42,6 +42,7 @@ class FakeTransferWorker:
     received: list[str] = field(default_factory=list)
 
     hooks = LayerHooks()
+    moves_states = True
 
     def register(self, caches: object) -> None:
         pass
@@ -67,12 +68,20 @@ class FakeTransferWorker:
 
     def _do(self, load: Load) -> None:
         fails = self.loads in self.failing
+        # of every other load that fails the state alone does not arrive
+        keeps = fails and self.loads % 2 == 0 and any(group.keeps_states for group in self.layout.groups)
         self.loads += 1
         grain = self.layout.grain
         for index, (table, group) in enumerate(zip(load.blocks, self.layout.groups, strict=True)):
             size = group.block_size
+            if group.keeps_states:
+                position, prefix = (load.first + len(load.prints)) * grain - 1, load.prints[-1][-1]
+                if fails:
+                    self.failed.append((index, table[0]))
+                self.connector.worker.put(index, table[0], position, BAD if fails else prefix)
+                continue
             for i, prints in enumerate(load.prints):
-                bad = fails and i == len(load.prints) - 1
+                bad = fails and not keeps and i == len(load.prints) - 1
                 for position, prefix in enumerate(prints, (load.first + i) * grain):
                     block = table[position // size]
                     if bad and block and position % size == 0:
@@ -84,6 +93,7 @@ class FakeTransferWorker:
         sent = [name for name, due in self.sending.items() if due <= self.step]
         for name in sent:
             del self.sending[name]
+            self.connector.check_held(name)
         for name in finished:
             self.sending[name] = self.step + 2
         report = TransferReport(sent=sent, received=self.received, failed_blocks=self.failed)
@@ -101,6 +111,8 @@ class FakeConnector(ConnectorScheduler):
         self.ended: list[str] = []
         self.told: list[tuple[str, int]] = []  # requests that got blocks, and how many tokens are to be loaded
         self.views: dict[str, RequestView] = {}
+        self.held: dict[str, tuple[int, int, int, int]] = {}  # group, block, tokens, what it holds
+        self.states_named: list[bool] = []  # whether the copies that are named of ended requests are right
         self.expired: list[str] = []  # ids whose blocks are given back with the next report
         self.messages: list[Load] = []
         self.worker: FakeWorker
@@ -146,6 +158,7 @@ class FakeConnector(ConnectorScheduler):
         assert request.request_id not in self.ended, "finished() came twice"
         self.ended.append(request.request_id)
         self.views[request.request_id] = request
+        self.check_states(request, block_ids)
         size, table = self.layout.groups[0].block_size, block_ids[0]
         for index, block_hash in enumerate(request.block_hashes):
             places = range(index * self.layout.grain, (index + 1) * self.layout.grain)
@@ -157,3 +170,20 @@ class FakeConnector(ConnectorScheduler):
                 break
             self.store[block_hash] = prints
         return self.hold, {"remote": request.request_id} if self.hold else None
+
+    def check_states(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> None:
+        """What is named of a state is its copy behind the prompt's last grain before its last token."""
+        place = (request.prompt_len - 1) // self.layout.grain * self.layout.grain
+        for group, table in zip(self.layout.groups, block_ids, strict=True):
+            if group.keeps_states and request.finish_reason in ("stop", "length") and table[0]:
+                index = self.layout.groups.index(group)
+                self.held[request.request_id] = index, table[0], place, prefixes_of(list(request.token_ids))[place - 1]
+                self.check_held(request.request_id)
+                if not self.hold:
+                    del self.held[request.request_id]
+
+    def check_held(self, request_id: str) -> None:
+        """Notes whether the copy that was named of an ended request is right still."""
+        if request_id in self.held:
+            group, block, place, prefix = self.held[request_id]
+            self.states_named.append(self.worker.prefix_at(group, block, place - 1) == prefix)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from frame.core.engine.cache.checkpoints import Checkpoints
-from frame.interfaces import KVGroup, KVLayout, StateKV
+from frame.interfaces import KVGroup, KVLayout, SamplingParams, StateKV
+from tests.engine.fake_connector import FakeConnector
+from tests.engine.simulation import Simulation, make_layout, make_request
 
 INTERVAL = 16
 
@@ -54,3 +56,26 @@ def test_what_a_failed_step_left_is_kept_neither_in_copies_nor_in_ended_requests
     assert checkpoints.take() == ([], [])
     assert not pool.find(0, b"ended")
     assert not pool.find(0, b"running")
+
+
+def test_a_state_that_followed_from_a_load_is_found_once_the_load_is_known_to_have_succeeded() -> None:
+    """One state does not arrive, while another request computes the same tokens: a third finds the blocks of that."""
+    layout, tokens = make_layout(40, states=4, checkpoints=8), [*range(1, 11)] * 2
+    connector = FakeConnector(layout=layout, failing=[0])
+    simulation = Simulation(layout=layout, connector=connector, max_in_flight=2)
+    first = make_request("first", tokens[:9], 1)
+    simulation.add(first)
+    simulation.run()
+    assert simulation.scheduler.reset_prefix_cache()
+    whole = {"params": SamplingParams(max_tokens=3, prompt_logprobs=0)}  # it is computed, not found
+    loads, computes = make_request("loads", tokens, 3), make_request("computes", tokens, 3, **whole)
+    finds = make_request("finds", [*tokens, 3, 2, 1], 3)
+    simulation.add(loads)
+    simulation.add(computes)
+    simulation.launch()
+    assert connector.told[-1] == ("loads", 8)
+    simulation.add(finds)
+    simulation.launch()
+    simulation.run()
+    for request in (loads, computes, finds):
+        simulation.check(request)

@@ -62,9 +62,12 @@ def simulate(
     windows, size, roominess = setup.pop("windows"), setup.pop("block_size"), setup.pop("roominess")
     strides, holds_states = setup.pop("strides")[: len(windows)], setup.pop("holds_states")
     num_blocks = int(sum(-(-MAX_LEN // (size * stride)) for stride in strides) * roominess) + 1
-    states = setup["max_num_seqs"] if holds_states and connector is None and "speculator" not in setup else 0
+    checkpoints = setup.pop("checkpoints")
+    # connectors move copies
+    movable = connector is None or (checkpoints > 0 and setup["enable_prefix_caching"])
+    states = setup["max_num_seqs"] if holds_states and movable and "speculator" not in setup else 0
     encodes = setup.pop("encodes", False) and connector is None
-    layout = make_layout(num_blocks, size, windows, strides, states, setup.pop("checkpoints"), encodes)
+    layout = make_layout(num_blocks, size, windows, strides, states, checkpoints, encodes)
     if connector is not None:
         connector = dict(connector)
         setup["kv_load_failure_policy"] = connector.pop("policy", "recompute")
@@ -220,6 +223,23 @@ def test_loads_and_holds_change_no_token_and_leak_no_block(setup, connector, scr
         life.apply(operation, seed)
     life.check()
     assert sorted(life.sim.scheduler._transfers.connector.ended) == sorted(life.requests)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_loads_and_holds_of_states_change_no_token_and_leak_no_block(seed):
+    rng = random.Random(seed)
+    always = {"holds_states": True, "checkpoints": rng.choice([1, 6]), "enable_prefix_caching": True}
+    connector = {
+        "later": rng.random() < 0.5,
+        "hold": rng.random() < 0.5,
+        "failing": [number for number in range(40) if rng.random() < 0.3],
+        "shy": 0,
+        "policy": rng.choice(["recompute", "recompute", "fail"]),
+    }
+    sim = simulate({**random_setup(rng), **always}, connector)
+    live(Life(sim, rng.choice([0.0, 0.0, 0.05])), rng, 200)
+    made = sim.scheduler._transfers.connector
+    assert all(made.states_named)
 
 
 def random_setup(rng: random.Random) -> dict:

@@ -1,6 +1,8 @@
-"""KV that travels on GPUs: from another process's GPU, past NIXL and through it, and from and to host memory."""
+"""KV that travels on GPUs: from another process's GPU, past NIXL, through it and sent, and from and to host memory."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 import torch
@@ -42,6 +44,33 @@ def test_prompts_come_from_another_processs_gpu(family, direct, tmp_path):
             assert here.counter("failed_blocks") == 0
             assert there.usage() == here.rest() == 0
             assert (here.counter("direct_reads") > 0) == direct
+    finally:
+        there.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("enforce_eager", [True, False], ids=["eager", "captured"])
+def test_prompts_are_sent_from_another_processs_gpu(family, enforce_eager, tmp_path):
+    model = make_checkpoint(tmp_path / "model", family)
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of the tests")
+    device = {"CUDA_VISIBLE_DEVICES": str(1 % max(1, torch.cuda.device_count()))}
+    settings = {**GPU, "enforce_eager": enforce_eager, "kv_connector": "push"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    there = Prefill(model, secret, device, **settings, max_num_batched_tokens=32)
+    try:
+        with open_engine(model, secret, settings, port=port, wait_seconds=30) as engine:
+            there.wait_ready()
+            here = Asked(engine)
+            for number, prompt in enumerate(prompts()):
+                here.add(f"d{number}", prompt, there.prefill(prompt, remote_host="127.0.0.1", remote_port=port))
+                tokens = here.finish(f"d{number}")
+                assert here.num_cached(f"d{number}") == CACHED[number]
+                assert tokens == here.alone(prompt)
+            assert here.counter("loaded_blocks", "push") > 0
+            assert here.counter("failed_blocks", "push") == 0
+            assert there.usage() == here.rest() == 0
     finally:
         there.close()
 

@@ -74,9 +74,11 @@ class Proxy:
 
 
 def start(folder: Path) -> list[Running]:
-    """Servers by the first two commands of the page, in a folder with the secret of its first example."""
+    """Servers by the two commands of the page for nixl, in a folder with the secret of its first example."""
     subprocess.run(["sh", "-c", marked_file(PAGE, "secret.sh")], cwd=folder, check=True)
-    lines = [shlex.split(line)[2:] for line in commands(PAGE) if line.startswith("frame serve --port")]
+    lines = [
+        shlex.split(line)[2:] for line in commands(PAGE) if line.startswith("frame serve --port") and " nixl " in line
+    ]
     assert len(lines) == 2
     made = []
     for words in lines:

@@ -110,6 +110,14 @@ class Checkpoints:
                     self._events.stored(request, group, block_hash, num_tokens)
         self._due = [one for one in self._due if one[0] is not request]
 
+    def leave(self, request: Request) -> None:
+        """Called when no step writes to an ended request's state any more: the last of its blocks stays, a copy."""
+        self.end(request)
+        for group, pool in self.pools.items():
+            table = request.cache.blocks[group]
+            pool.release(table[:-1])
+            del table[:-1]
+
     def take(self) -> tuple[list[BlockCopy], list[Publication]]:
         """The copies of the plan that is launched, in order, and what they make findable."""
         taken = self._copies, self._made

@@ -152,12 +152,13 @@ class KVCache:
         `num_computed` counts the hit and what a connector will load. `reserve` blocks must stay free.
         """
         needed = self.num_taken(request, hit, num_computed, total)
-        if needed + reserve > self.pool.num_free or not self.checkpoints.has_room(hit.states):
+        states = hit.states if num_computed == hit.num_tokens else []  # else the connector loads the state itself
+        if needed + reserve > self.pool.num_free or not self.checkpoints.has_room(states):
             return False
         for block in hit.held:
             self.pool.share(block)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
-        for group, block in self.checkpoints.admit(hit.states).items():
+        for group, block in self.checkpoints.admit(states).items():
             request.cache.blocks[group] = [block]
         request.cache.num_seen = hit.num_seen
         request.cache.first_live = [0] * len(self.layout.groups)
@@ -276,8 +277,13 @@ class KVCache:
         )
 
     def note_state(self, request: Request, num_tokens: int) -> None:
-        """Called when a step was launched behind which the request's state stands for its first `num_tokens`."""
+        """Called when the request's state stands, behind the steps that were launched, for its first `num_tokens`.
+
+        Not kept where a connector's load into the request may still turn out to have failed.
+        """
         interval = self.checkpoints.interval
+        if request.transfer.unconfirmed:
+            return
         if interval and num_tokens % interval == 0 and num_tokens <= request.num_tokens:
             place = num_tokens // self.block_size
             self.checkpoints.note(request, self.block_hashes(request, place)[place - 1], num_tokens)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 
+import torch
+
 from frame.kv_scales.calculated import NOT_DETERMINISTIC, calculate
 
 from ...config.tree import FrameConfig
-from ...interfaces.attention import CacheBackend
+from ...interfaces.attention import BlockFormat, CacheBackend
 from ...interfaces.connector import CacheView
 from ...interfaces.kv import AnyKVSpec, KVLayout, StateKV
 from ...interfaces.kv_layout import AUTO_BLOCK_SIZE, part_of, plan_layout, why_not_served, with_checkpoints
@@ -67,7 +69,10 @@ class BoundLayers:
         for index, one in enumerate(self.planned):
             for layer in one.layers:
                 cache, block = caches.get(layer.name), None
-                if cache is not None and one.backend is not None:
+                if cache is not None and memory.layout.groups[one.group].keeps_states:
+                    raw = BlockFormat((cache.shape[1],), (0,), torch.uint8)
+                    views[layer.name] = CacheView(cache, raw, one.group, None, 1, layer.cache_parts)
+                elif cache is not None and one.backend is not None:
                     cache, block = memory.layer_block(layer.name, type(one.backend), one.backend.spec)
                     if not memory.layout.groups[one.group].keeps_encoded:
                         axis, (first, total) = block.head_axis, layer.kv_heads

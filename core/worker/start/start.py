@@ -212,11 +212,10 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     views = bound.bind(memory)
     connector = opened.connector(layout, config.transfer.kv_connector)
     undo.callback(connector.close)
-    name, kept = (
-        config.transfer.kv_connector,
-        [layer for one in bound.planned if one.group >= 0 for layer in one.layers],
-    )
-    if name is not None and (unmoved := [layer.name for layer in kept if layer.name not in views]):
+    name, moves = config.transfer.kv_connector, connector.moves_states
+    kept = [layer.name for one in bound.planned if one.group >= 0 for layer in one.layers]
+    moved = [layer for layer, view in views.items() if moves or not layout.groups[view.group].keeps_states]
+    if name is not None and (unmoved := [layer for layer in kept if layer not in moved]):
         raise ValueError(f"KV connector {name!r} cannot move what {unmoved[0]!r} keeps; leave it out for this model")
     connector.register(views)
     against = against_capture(opened, loaded.model, bound)

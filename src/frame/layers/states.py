@@ -49,9 +49,10 @@ class StateLayer(CachedLayer):
         # the widest elements first, so that each tensor begins at a multiple of its own
         self.parts = dict(sorted(parts.items(), key=lambda item: -item[1][1].itemsize))
         self.states: dict[str, Tensor] = {}
+        self.cache_parts = tuple((dtype, math.prod(shape) * dtype.itemsize) for shape, dtype in self.parts.values())
 
     def kv_spec(self) -> StateKV:
-        return StateKV(state_bytes=sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.parts.values()))
+        return StateKV(state_bytes=sum(size for _, size in self.cache_parts))
 
     def planner(self, backend: Planner | None) -> Planner:
         del backend

@@ -23,6 +23,7 @@ class CheckedWorker(ConnectorWorker):
     def __init__(self, inner: ConnectorWorker, loads: Mapping[str, int], late: int = 0) -> None:
         super().__init__(inner.setup, inner.options)
         self.inner = inner
+        self.moves_states = inner.moves_states
         self.faults: list[str] = []
         self._late = late
         self._waiting: list[tuple[list[str], list[str]]] = [([], [])] * late  # (sent, received) of the last steps

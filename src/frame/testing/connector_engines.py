@@ -49,11 +49,23 @@ class ConnectorEngines(PluginSuite):
 
     def refuses(self, layout: KVLayout) -> str | None:
         """Why the connector cannot serve a layout, one line; None when it can."""
+        config = self.config(kv_connector=self.name)
         try:
-            self.scheduler_side(self.config(kv_connector=self.name), layout).close()
+            self.scheduler_side(config, layout).close()
         except ValueError as error:  # a plugin's error is one, too
             return reason_or_none(str(error), "a connector's refusal")
+        if any(group.keeps_states for group in layout.groups):
+            worker = self.worker_side(config, layout)
+            moves = worker.moves_states
+            worker.close()
+            return None if moves else "its worker side does not say that it moves states"
         return None
+
+    def needs(self, layout: KVLayout) -> KVLayout:
+        """The layout; skips the test where it has states, and the connector does not move them."""
+        if any(group.keeps_states for group in layout.groups) and (reason := self.refuses(layout)):
+            pytest.skip(reason)
+        return layout
 
     def stored_files(self) -> list[Path]:
         """The files below the connector's `Path` options that hold something, in order."""
@@ -65,6 +77,13 @@ class ConnectorEngines(PluginSuite):
         files = self.stored_files()
         for path in files:
             truncate(path)
+        return bool(files)
+
+    def damage_one(self, draw: random.Random) -> bool:
+        """Truncates one stored file, of one rank; returns False where the connector stores no files."""
+        files = self.stored_files()
+        if files:
+            truncate(draw.choice(files))
         return bool(files)
 
     def kill(self, engine: ConnectedEngine) -> None:
@@ -104,6 +123,27 @@ class ConnectorEngines(PluginSuite):
         taken = request(name, prompt)
         taken.kv_transfer = giver.outputs[name][-1].kv_transfer
         return taken
+
+    def live(self, draw: random.Random, layout: KVLayout, *, ranks: int, late: int) -> None:
+        """Random requests, aborts and failures, in engines that start and end on one storage."""
+        for life in range(3):
+            broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
+            budget = draw.choice([5, 16, 64])
+            engine = self.engine(layout, broken, ranks=ranks, late=late, max_num_batched_tokens=budget)
+            gone: set[str] = set()
+            for number in range(8):
+                name = f"{life}-{number}"
+                prompt = self.prompt(draw.randrange(1, 40), seed=draw.randrange(3))
+                engine.add(request(name, prompt, draw.randrange(1, 9), seed=draw.randrange(2)))
+                for _ in range(draw.randrange(4)):
+                    engine.step()
+                if draw.random() < 0.2:
+                    gone.add(name)
+                    engine.engine.abort([name])
+            engine.run()
+            failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+            engine.check(*(set(engine.requests) - gone - failed))
+            engine.close()
 
     def needs_storage(self) -> None:
         """Skips the test where the connector does not store blocks."""

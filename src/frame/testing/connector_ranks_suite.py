@@ -11,7 +11,7 @@ import pytest
 
 from frame.core.plugin_host.registry import Registry
 
-from .connector_engines import ConnectorEngines, truncate
+from .connector_engines import ConnectorEngines
 from .engines import SMALL, drain, request, running, tokens_of
 from .fake_cache import make_layout
 from .thread_executor import with_threads
@@ -22,6 +22,7 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
     "full and sliding": {"windows": (0, 6)},
     "latent beside full": {"windows": (0,), "latents": 2},
     "fewer heads than ranks": {"ranks": 1},
+    "states": {"states": 4, "checkpoints": 8},
 }
 #: What differs between two engines of the same model.
 _PAIRS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
@@ -40,7 +41,7 @@ class ConnectorRanks(ConnectorEngines):
     @pytest.mark.parametrize("shape", _SHAPES.values(), ids=_SHAPES.keys())
     def test_two_ranks_give_the_tokens_of_one(self, shape: Mapping[str, Any]) -> None:
         """What one rank reads spoils the tokens of all, as in a model that is divided."""
-        layout = make_layout(**{"ranks": 2, **shape})
+        layout = self.needs(make_layout(**{"ranks": 2, **shape}))
         prompts = [self.prompt(), self.prompt(40, seed=1), self.prompt(3, seed=2), self.prompt(16, seed=3)]
         self.fill(*prompts, layout=layout, ranks=2)
         engine = self.engine(layout, ranks=2)
@@ -64,13 +65,6 @@ class ConnectorRanks(ConnectorEngines):
             engine.run(request("longer", self.prompt(60)))
             engine.check()
             engine.close()
-
-    def damage_one(self, draw: random.Random) -> bool:
-        """Truncates one stored file, of one rank; returns False where the connector stores no files."""
-        files = self.stored_files()
-        if files:
-            truncate(draw.choice(files))
-        return bool(files)
 
     @pytest.mark.parametrize("late", [1, 9])
     def test_a_completion_that_comes_late_leaks_nothing(self, late: int) -> None:

@@ -17,13 +17,14 @@ from frame.core.interfaces.step import StepPlan, TransferReport
 from .checked_connector import CheckedConnector
 from .connector_ends_suite import ConnectorEnds
 from .connector_ranks_suite import ConnectorRanks
+from .connector_states_suite import STATES, ConnectorStates
 from .engines import SMALL, drain, request, running, tokens_of
 from .fake_cache import make_layout
 from .fake_worker import FakeWorker
 from .tiny import write_tiny
 
 
-class ConnectorSuite(ConnectorRanks, ConnectorEnds):
+class ConnectorSuite(ConnectorRanks, ConnectorEnds, ConnectorStates):
     """The contract of `frame.interfaces.ConnectorScheduler` and `ConnectorWorker`.
 
         class TestMine(ConnectorSuite):
@@ -46,7 +47,7 @@ class ConnectorSuite(ConnectorRanks, ConnectorEnds):
         "groups of unequal blocks": {"windows": (0, 6, 0), "strides": (2, 1, 4)},
         "chunked": {"windows": (0,), "chunks": (8,)},
         "latent": {"windows": (), "latents": 2},
-        "states": {"states": 4, "checkpoints": 8},
+        **STATES,
     }
 
     def test_both_sides_derive_from_their_interfaces(self) -> None:
@@ -91,9 +92,7 @@ class ConnectorSuite(ConnectorRanks, ConnectorEnds):
 
     @pytest.mark.parametrize("shape", layouts.values(), ids=layouts.keys())
     def test_a_reloaded_prompt_gives_the_tokens_of_a_cold_one(self, shape: Mapping[str, Any]) -> None:
-        layout = make_layout(**shape)
-        if any(group.keeps_states for group in layout.groups) and (reason := self.refuses(layout)):
-            pytest.skip(reason)
+        layout = self.needs(make_layout(**shape))
         prompts = [self.prompt(), self.prompt(40, seed=1), self.prompt(3, seed=2), self.prompt(16, seed=3)]
         self.fill(*prompts, layout=layout)
         engine = self.engine(layout)
@@ -159,28 +158,30 @@ class ConnectorSuite(ConnectorRanks, ConnectorEnds):
             engine.check("stays")
             engine.close()
 
-    def test_a_step_that_failed_publishes_nothing(self) -> None:
-        prompt = self.prompt(30)
-        engine = self.engine(broken_steps=[0], max_num_batched_tokens=64)
+    @pytest.mark.parametrize("shape", [{}, STATES["states"]], ids=["tokens", "states"])
+    def test_a_step_that_failed_publishes_nothing(self, shape: Mapping[str, Any]) -> None:
+        prompt, layout = self.prompt(30), self.needs(make_layout(**shape))
+        engine = self.engine(layout, broken_steps=[0], max_num_batched_tokens=64)
         engine.run(request("broken", prompt))
         assert engine.outputs["broken"][-1].finish_reason == "error"
         engine.run(request("later", self.prompt(30, seed=9)))
         engine.check("later")
         engine.close()
-        engine = self.engine()
+        engine = self.engine(layout)
         engine.run(request("again", prompt))
         engine.check()
         assert engine.num_cached("again") == 0, "blocks of a step that failed were found"
         engine.close()
 
-    def test_blocks_that_are_damaged_are_computed_again(self) -> None:
+    @pytest.mark.parametrize("shape", [{}, STATES["states"]], ids=["tokens", "states"])
+    def test_blocks_that_are_damaged_are_computed_again(self, shape: Mapping[str, Any]) -> None:
         self.needs_storage()
-        prompts = [self.prompt(30), self.prompt(25, seed=1)]
-        self.fill(*prompts)
+        prompts, layout = [self.prompt(30), self.prompt(25, seed=1)], self.needs(make_layout(**shape))
+        self.fill(*prompts, layout=layout)
         if not self.damage():
             pytest.skip("nothing was damaged: override damage() for what is stored elsewhere")
         for _ in range(2):
-            engine = self.engine()
+            engine = self.engine(layout)
             engine.run(*(request(str(index), prompt) for index, prompt in enumerate(prompts)))
             engine.check()
             engine.close()
@@ -228,25 +229,7 @@ class ConnectorSuite(ConnectorRanks, ConnectorEnds):
         layout = make_layout(
             num_blocks=draw.choice([30, 80]) * len(windows), windows=windows, strides=strides, ranks=ranks
         )
-        late = seed % 3 if ranks > 1 else 0
-        for life in range(3):
-            broken = {draw.randrange(1, 20)} if draw.random() < 0.5 else ()
-            budget = draw.choice([5, 16, 64])
-            engine = self.engine(layout, broken, ranks=ranks, late=late, max_num_batched_tokens=budget)
-            gone: set[str] = set()
-            for number in range(8):
-                name = f"{life}-{number}"
-                prompt = self.prompt(draw.randrange(1, 40), seed=draw.randrange(3))
-                engine.add(request(name, prompt, draw.randrange(1, 9), seed=draw.randrange(2)))
-                for _ in range(draw.randrange(4)):
-                    engine.step()
-                if draw.random() < 0.2:
-                    gone.add(name)
-                    engine.engine.abort([name])
-            engine.run()
-            failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
-            engine.check(*(set(engine.requests) - gone - failed))
-            engine.close()
+        self.live(draw, layout, late=seed % 3 if ranks > 1 else 0, ranks=ranks)
 
     def test_reset_drops_what_is_stored_or_says_no(self) -> None:
         self.fill(self.prompt())

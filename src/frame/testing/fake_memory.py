@@ -21,7 +21,7 @@ from .fake_cache import BAD, HEAD_DIM, HEADS
 
 
 class FakeMemory:
-    """The cache of one rank. `views` is what connectors see of it: the layers that keep something of each token."""
+    """The cache of one rank. `views` is what connectors see of it: all but an encoder's tokens."""
 
     def __init__(self, layout: KVLayout, rank: int) -> None:
         self._groups = layout.groups
@@ -35,7 +35,11 @@ class FakeMemory:
                 block = _block_format(spec, group.block_size)
                 rows = block.view(caches[layer]).view(torch.int32).numpy()
                 self._rows[layer] = np.moveaxis(rows, 0, 2) if block.block_axis else rows
-                if not (group.keeps_states or group.keeps_encoded):
+                if group.keeps_states:
+                    raw = BlockFormat((caches[layer].shape[1],), (0,), torch.uint8)
+                    kept = ((torch.float32, caches[layer].shape[1]),)
+                    self.views[layer] = CacheView(caches[layer], raw, index, None, 1, kept)
+                elif not group.keeps_encoded:
                     heads, total = (None, 0) if block.head_axis is None else (_heads_of(spec, rank), HEADS)
                     part = None if heads is None else (heads.start, heads.stop)
                     self.views[layer] = CacheView(caches[layer], block, index, part, total)

@@ -109,6 +109,9 @@ class FakeWorker:
         self.memory = FakeMemory(layout, self.rank)
         if self.connector is not None:
             self.transfer = self.connector(layout)
+            kept = [group.layers[0] for group in layout.groups if group.keeps_states]
+            if kept and not self.transfer.moves_states:
+                raise ValueError(f"the KV connector cannot move what {kept[0]!r} keeps")
         self.transfer.register(self.memory.views)
         return WorkerReady(handshake=self.transfer.handshake())
 
@@ -199,15 +202,19 @@ class FakeWorker:
 
     def put(self, group: int, block: int, position: int, prefix: int) -> None:
         """Stores, in all layers of a group, that the token at `position`, in that block, stands for a prefix."""
-        size, one = self.layout.groups[group].block_size, range(position, position + 1)
+        one, offset = range(position, position + 1), self._offset(group, position)
         for number in range(len(self.layout.groups[group].layers)):
-            places = np.array([block]), np.array([position % size])
+            places = np.array([block]), np.array([offset])
             self.memory.store(group, number, places, self.memory.wanted(group, number, one, [prefix]))
 
     def prefix_at(self, group: int, block: int, position: int) -> int:
         """The prefix that the token at `position`, in that block, stands for, as the group's first layer has it."""
-        offset = position % self.layout.groups[group].block_size
+        offset = self._offset(group, position)
         return int(self.memory.found(group, 0, np.array([block]), np.array([offset]))[0, 2])
+
+    def _offset(self, group: int, position: int) -> int:
+        of = self.layout.groups[group]
+        return 0 if of.keeps_states else position % of.block_size
 
     def _expect(self, holds: bool, what: str) -> None:
         if self.strict and not holds:

@@ -68,9 +68,30 @@ class Transfers:
         """Returns (whether the blocks must be held, parameters for the response); called once a request."""
         if not self.active:
             return False, None
+        tables, states = list(request.cache.blocks), self._prompt_states(request)
+        for group, block in states.items():
+            tables[group] = [block]
         answer: tuple[bool, dict[str, Any] | None]
-        answer = self._ask("finished", (False, None), request, request.cache.blocks, reason=reason)
+        answer = self._ask("finished", (False, None), request, tables, reason=reason)
+        for group, block in states.items() if answer[0] else ():
+            if block:
+                self._kv.checkpoints.pools[group].share(block)
+                request.cache.blocks[group].append(block)
         return answer
+
+    def _prompt_states(self, request: Request) -> dict[int, int]:
+        """By group the copies of its state behind the prompt's last grain before its last token; 0 where none is kept.
+
+        The request's own block, which is overwritten in place, stands for more tokens by now.
+        """
+        layout, pools = self._kv.layout, self._kv.checkpoints.pools
+        place = (request.prompt_len - 1) // layout.grain * layout.grain // layout.block_size
+        known = self._kv.block_hashes(request, place)[place - 1] if place and pools else None
+        return {
+            group: 0 if known is None else pool.find(group, known)
+            for group, pool in pools.items()
+            if request.cache.blocks[group]
+        }
 
     def attach(self, plan: StepPlan) -> bool:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""

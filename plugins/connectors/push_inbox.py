@@ -1,0 +1,307 @@
+"""Blocks that other engines sent to a worker and that no request has yet, in host memory of a fixed size.
+
+What a prompt's blocks are is said by its digest, so they are right for whoever knows the prompt, whenever they came.
+Knows no request and no device.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from frame.interfaces import KVLayout
+
+from .callers import Callers
+from .host_arena import HostArena
+from .nixl_wire import Channel
+from .peer_wire import PeerError, receive_into
+from .push_facts import Facts
+from .push_messages import State, spans
+from .push_wire import Begin, End, Have, Message, No, Part, Ready, meet_caller
+
+logger = logging.getLogger("frame.connectors.push")
+
+#: Connections at a time; further ones are closed at once.
+MAX_CALLERS = 256
+_HELLO_SECONDS = 5.0
+#: What becomes of at most so many prompts is kept for a scheduler side that does not ask.
+_MAX_EVENTS = 4096
+
+
+@dataclass(eq=False)
+class Prompt:
+    """The blocks of a prompt; `parts[l]` uint8 [n, block bytes] of layer l, from place `firsts[l]` on.
+
+    `there[l]` [n] says which have come, from the connection `source`. Its memory stays while `users` read or write it.
+    """
+
+    digest: bytes
+    source: object
+    memory: Tensor
+    firsts: list[int]
+    parts: list[Tensor]
+    there: list[np.ndarray]
+    deadline: float
+    arrived: bool = False
+    gone: bool = False
+    users: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all blocks have come."""
+        return all(one.all() for one in self.there)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The blocks of a layer: of which KV group, and how many bytes each has."""
+
+    group: int
+    num_bytes: int
+
+
+@dataclass
+class Counts:
+    """What came since the worker last asked."""
+
+    num_bytes: int = 0
+    events: dict[bytes, State] = field(default_factory=dict)
+
+
+class Inbox:
+    """See the module. Listens at `host`, any port, until `close`; `facts` and `rank` are those a sender must have.
+
+    With `session` senders write to the arena's memory themselves. What they were promised there is not given to others
+    before they have said that they are done, or are gone for `expiry` seconds. Raises `ValueError` when the address
+    cannot be used.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        rows: Sequence[Row],
+        arena: HostArena,
+        host: str,
+        *,
+        secret: bytes,
+        facts: Facts,
+        rank: int,
+        expiry: float,
+        session: str = "",
+        name: str = "push",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._rows = list(rows)
+        self.arena = arena
+        self._secret, self._facts, self._rank = secret, facts, rank
+        self._expiry = expiry
+        self._session = session
+        self._writers: dict[tuple[object, bytes], Prompt] = {}  # by connection and digest, with a session
+        self._lost: list[tuple[float, Prompt]] = []  # when memory is free to which a writer that is gone may write
+        self._clock = clock
+        self._prompts: dict[bytes, Prompt] = {}
+        self._counts = Counts()
+        self._lock = threading.Lock()
+        listener = listen(host, 0, name)
+        self.port = int(listener.getsockname()[1])
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name)
+
+    def take(self) -> Counts:
+        """What came since the last call, and what became of prompts."""
+        with self._lock:
+            self._expire()
+            counts, self._counts = self._counts, Counts()
+            return counts
+
+    def claim(self, digest: bytes) -> Prompt | None:
+        """A prompt whose blocks are all there; nobody else gets it, and `release` must follow."""
+        with self._lock:
+            prompt = self._prompts.get(digest)
+            if prompt is None or not prompt.arrived:
+                return None
+            del self._prompts[digest]
+            prompt.gone = True
+            prompt.users += 1
+            return prompt
+
+    def release(self, prompt: Prompt) -> None:
+        """Called when nobody reads or writes a prompt's memory any more that was claimed or entered."""
+        with self._lock:
+            self._free(prompt)
+
+    def forget(self, digest: bytes | None = None) -> None:
+        """Drops a prompt, or all of them."""
+        with self._lock:
+            for prompt in list(self._prompts.values()) if digest is None else [self._prompts.get(digest)]:
+                if prompt is not None:
+                    self._drop(prompt)
+
+    def close(self) -> None:
+        """Closes the listener and all connections."""
+        self._callers.close()
+
+    def _serve(self, caller: socket.socket) -> None:
+        channel = meet_caller(caller, self._secret, {self._rank: self._facts}, _HELLO_SECONDS).channel
+        channel.send(Ready(), _HELLO_SECONDS)
+        try:
+            while True:
+                message: Message = channel.receive(Message, None)
+                self._take(caller, channel, message)
+        finally:
+            with self._lock:
+                for prompt in list(self._prompts.values()):
+                    if prompt.source is caller and not prompt.arrived:
+                        self._drop(prompt)
+                until = self._clock() + self._expiry
+                for source, digest in list(self._writers):
+                    if source is caller:
+                        self._lost.append((until, self._writers.pop((source, digest))))
+
+    def _take(self, caller: socket.socket, channel: Channel, message: Message) -> None:
+        if isinstance(message, Begin):
+            channel.send(self._begin(caller, message), _HELLO_SECONDS)
+        elif isinstance(message, Part):
+            self._receive(caller, message)
+        else:
+            with self._lock:
+                self._written(caller, message.digest)
+                prompt = self._prompts.get(message.digest)
+                if prompt is None or prompt.source is not caller or prompt.arrived:
+                    return
+                if isinstance(message, End) and prompt.whole:
+                    prompt.arrived = True
+                    prompt.deadline = self._clock() + self._expiry
+                    self._tell(prompt.digest, "arrived")
+                else:
+                    self._drop(prompt)
+
+    def _begin(self, caller: socket.socket, begin: Begin) -> Ready | Have | No:
+        if begin.num_tokens % self._layout.grain:
+            return No("these are no whole blocks")
+        places = spans(self._layout, begin.num_tokens)
+        counts = [places[row.group][1] - places[row.group][0] for row in self._rows]
+        sizes = [count * row.num_bytes for count, row in zip(counts, self._rows, strict=True)]
+        with self._lock:
+            self._expire()
+            before = self._prompts.get(begin.digest)
+            if before is not None and (before.arrived or before.source is not caller):
+                return Have()
+            if before is not None:
+                self._drop(before)
+            self._written(caller, begin.digest)
+            memory = self.arena.take(sum(sizes))
+            if memory is None:
+                self._tell(begin.digest, "gone")
+                return No("it has no room for further blocks")
+            parts = [
+                part.view(count, row.num_bytes)
+                for part, count, row in zip(memory.split(sizes), counts, self._rows, strict=True)
+            ]
+            self._prompts[begin.digest] = prompt = Prompt(
+                begin.digest,
+                caller,
+                memory,
+                [places[row.group][0] for row in self._rows],
+                parts,
+                [np.zeros(count, bool) for count in counts],
+                self._clock() + self._expiry,
+            )
+            self._tell(begin.digest, "begun")
+            if self._session:
+                prompt.users += 1
+                self._writers[caller, begin.digest] = prompt
+        return Ready(self._session, [part.data_ptr() for part in parts] if self._session else [])
+
+    def _receive(self, caller: socket.socket, part: Part) -> None:
+        """Takes the bytes that follow, also of a prompt that is not wanted any more."""
+        if part.layer >= len(self._rows):
+            raise PeerError("a sender names a layer that is not there")
+        num_bytes = self._rows[part.layer].num_bytes
+        with self._lock:
+            prompt = self._prompts.get(part.digest)
+            if prompt is not None and (prompt.source is not caller or prompt.arrived):
+                prompt = None
+            if prompt is not None:
+                first = part.first - prompt.firsts[part.layer]
+                if first < 0 or first + part.count > len(prompt.there[part.layer]):
+                    raise PeerError("a sender names blocks that are not of the prompt")
+                prompt.users += 1
+        if prompt is None:
+            if not self._session:
+                _discard(caller, part.count * num_bytes, self._expiry)
+            return
+        try:
+            memory = prompt.parts[part.layer][first : first + part.count].view(-1).numpy().data
+            if not self._session:
+                receive_into(caller, memory, self._expiry)
+            right = part.checksum < 0 or part.checksum == zlib.crc32(memory)
+            with self._lock:
+                self._counts.num_bytes += part.count * num_bytes
+                if right:
+                    prompt.there[part.layer][first : first + part.count] = True
+                    prompt.deadline = self._clock() + self._expiry
+                elif not prompt.gone:
+                    logger.warning("blocks that were changed on their way are dropped")
+                    self._drop(prompt)
+        finally:
+            self.release(prompt)
+
+    def _written(self, caller: object, digest: bytes) -> None:
+        """A sender writes no more to what it was promised for a prompt."""
+        prompt = self._writers.pop((caller, digest), None)
+        if prompt is not None:
+            self._free(prompt)
+
+    def _free(self, prompt: Prompt) -> None:
+        prompt.users -= 1
+        if prompt.gone and not prompt.users:
+            self.arena.give_back(prompt.memory)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for _, prompt in [one for one in self._lost if one[0] <= now]:
+            self._free(prompt)
+        self._lost = [one for one in self._lost if one[0] > now]
+        for prompt in [one for one in self._prompts.values() if one.deadline <= now]:
+            self._drop(prompt)
+
+    def _drop(self, prompt: Prompt) -> None:
+        del self._prompts[prompt.digest]
+        prompt.gone = True
+        if not prompt.users:
+            self.arena.give_back(prompt.memory)
+        self._tell(prompt.digest, "gone")
+
+    def _tell(self, digest: bytes, state: State) -> None:
+        events = self._counts.events
+        events.pop(digest, None)
+        events[digest] = state
+        if len(events) > _MAX_EVENTS:
+            del events[next(iter(events))]
+
+
+def listen(host: str, port: int, name: str) -> socket.socket:
+    """A listener of the connector `name`. Raises `ValueError` when the address cannot be used."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ValueError(f"the {name} connector cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _discard(caller: socket.socket, num_bytes: int, seconds: float) -> None:
+    latest = time.monotonic() + seconds
+    scratch = memoryview(bytearray(min(num_bytes, 1 << 20)))
+    while num_bytes:
+        piece = scratch[: min(num_bytes, len(scratch))]
+        receive_into(caller, piece, max(latest - time.monotonic(), 1e-3))
+        num_bytes -= len(piece)

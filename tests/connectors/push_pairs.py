@@ -1,0 +1,108 @@
+"""Engines over fake workers with the push connector, in one process: what arrives wrong tells by wrong tokens."""
+
+from __future__ import annotations
+
+import time
+
+from frame.testing import ConnectorSuite
+from frame.testing.engines import request
+
+SECRET = "a secret of the tests"
+
+
+class Pairs(ConnectorSuite):
+    """Makes engines, which it closes, and takes requests through them."""
+
+    plugin = "push"
+
+    def __init__(self, folder):
+        self.folder, self.made = folder, []
+        (folder / "secret").write_text(SECRET)
+        small = {"buffer_bytes": 1 << 18, "send_buffer_bytes": 1 << 18, "retry_seconds": 0}
+        self.options = {"secret_file": str(folder / "secret"), "expiry_seconds": 5, "wait_seconds": 3, **small}
+
+    def engine(self, *args, options=None, **settings):
+        kept = self.options
+        self.options = {**kept, **(options or {})}
+        try:
+            made = super().engine(*args, **settings)
+        finally:
+            self.options = kept
+        self.made.append(made)
+        return made
+
+    def close(self):
+        for engine in self.made:
+            engine.close()
+
+    def asks(self, here, **changes):
+        """What a proxy sends to the prefill engine, of the decode engine `here`."""
+        return {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port(here), **changes}
+
+    def add(self, engine, name, prompt, params, count=8, salt=None):
+        one = request(name, prompt, count)
+        one.kv_transfer, one.salt = params, salt
+        engine.add(one)
+        return one
+
+    def finish(self, engine, name, seconds=20):
+        """Steps all engines until the request is done; returns what it says of its transfer."""
+        done = lambda: engine.outputs[name] and engine.outputs[name][-1].finish_reason  # noqa: E731
+        self.until(done, *self.made, seconds=seconds)
+        return engine.outputs[name][-1].kv_transfer
+
+    def prefill(self, there, here, name, prompt, salt=None, **changes):
+        self.add(there, name, prompt, self.asks(here, **changes), 1, salt)
+        return self.finish(there, name)
+
+    def decode(self, engine, name, prompt, params=None, salt=None):
+        """Returns how many tokens of the prompt were not computed."""
+        self.add(engine, name, prompt, params or {"do_remote_prefill": True}, 8, salt)
+        self.finish(engine, name)
+        return engine.num_cached(name)
+
+    def until(self, done, *engines, seconds=10.0):
+        """Steps engines until it is so."""
+        latest = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < latest, "it does not come to that"
+            for engine in engines:
+                if engine.busy:
+                    engine.step()
+            time.sleep(0.0005)
+
+    def unsent(self, engine, seconds=10.0):
+        """How many prompts could not be sent, once it is at least one: an idle engine hears of that in a later step."""
+        latest = time.monotonic() + seconds
+        while not counter(engine, "unsent_prompts", self.plugin):
+            assert time.monotonic() < latest, "all prompts were sent"
+            engine.run(request(f"later {time.monotonic()}", self.prompt(4), 1))
+        return counter(engine, "unsent_prompts", self.plugin)
+
+    def rest(self, *engines, seconds=10.0):
+        """Steps engines until nothing is held or read, and checks all tokens."""
+        self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)
+        for engine in engines:
+            engine.check()
+            for side in engine.sides:
+                assert_empty(side.inner, seconds)
+
+
+def assert_empty(worker, seconds=10.0):
+    """All memory for what is sent is given back."""
+    latest = time.monotonic() + seconds
+    while worker._lanes is not None and worker._lanes._arena.used_bytes:
+        assert time.monotonic() < latest, "memory for what is sent is not given back"
+        time.sleep(0.001)
+
+
+def port(engine):
+    return engine.connector.inner.door.port
+
+
+def counter(engine, name, connector="push"):
+    return engine.engine.stats().connector_counters.get(f"{connector}_{name}", 0)
+
+
+def inbox(engine, rank=0):
+    return engine.workers.made[rank].transfer.inner._inbox

@@ -1,0 +1,48 @@
+"""The contract of connectors for `push` with a secret, so that it listens; tests/contract has it without one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from frame.testing import ConnectorSuite
+from frame.testing.connector_ends_suite import ConnectorEnds
+from tests.connectors.push_pairs import SECRET, port
+
+
+class TestPush(ConnectorSuite):
+    plugin = "push"
+
+    @pytest.fixture(autouse=True)
+    def _secret(self, _own_folder):
+        secret = self.folder / "secret"
+        secret.write_text(SECRET)
+        self.options = {"secret_file": str(secret), "wait_seconds": 0.2, "expiry_seconds": 2}
+
+    def test_engines_may_write_the_same_blocks_at_once(self):
+        pytest.skip("tests/contract/test_connectors.py has it, and these engines write to no storage")
+
+
+class TestPushed(ConnectorEnds):
+    """Where another engine takes the blocks of the prompts that are given."""
+
+    plugin = "push"
+    stores = False
+    produces: ClassVar = {"do_remote_decode": True}
+
+    @pytest.fixture(autouse=True)
+    def _taker(self, _own_folder):
+        secret = self.folder / "secret"
+        secret.write_text(SECRET)
+        self.options = {"secret_file": str(secret), "wait_seconds": 0.1, "expiry_seconds": 1}
+        takers = [self.engine(ranks=ranks) for ranks in (1, 2)]
+        self.ports = [port(taker) for taker in takers]
+        yield
+        for taker in takers:
+            taker.close()
+
+    def engine(self, layout=None, broken_steps=(), *, ranks=1, **settings):
+        if hasattr(self, "ports"):
+            self.options = {**self.options, "decode": f"127.0.0.1:{self.ports[ranks - 1]}"}
+        return super().engine(layout, broken_steps, ranks=ranks, **settings)

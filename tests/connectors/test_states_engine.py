@@ -1,0 +1,184 @@
+"""Connectors under engines of models whose layers keep a running state: tokens are those of one engine without any."""
+
+from __future__ import annotations
+
+import pytest
+
+from frame.plugins.connectors import nixl_worker
+from frame.plugins.connectors.block_messages import state_key
+from frame.plugins.connectors.peer_client import PeerClient
+from tests.connectors.nixl_prompts import Asked
+from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
+
+NOTHING = [0] * len(SIZES)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    """(name, folder, what an engine alone says to the prompts)"""
+    folder = write_model(tmp_path_factory.mktemp("model"), request.param)
+    with engine_of(folder) as engine:
+        tokens, found = complete(engine, prompts())
+    assert found == NOTHING
+    return request.param, folder, tokens
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("hybrid"), "qwen3-next")
+    with engine_of(folder) as engine:
+        return folder, complete(engine, prompts())[0]
+
+
+def test_a_new_engine_reads_states_and_blocks_from_the_disk(model, tmp_path):
+    name, folder, want = model
+    with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+    with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
+        assert complete(engine, prompts()) == (want, cached(name))
+        counters = engine.stats().connector_counters
+        assert counters["disk_loaded_states"] == sum(map(bool, cached(name)))
+        # from then on they are here
+        assert complete(engine, prompts(), "again") == (want, cached(name))
+        assert engine.stats().connector_counters == counters
+
+
+def test_states_that_are_damaged_or_lost_are_computed_again(model, tmp_path):
+    name, folder, want = model
+    options = {"folder": str(tmp_path)}
+    with engine_of(folder, "disk", options) as engine:
+        complete(engine, prompts())
+    files = sorted(tmp_path.rglob("*.kv"))
+    states = [path for path in files if len(path.stem) > min(len(one.stem) for one in files)] or files
+    for number, path in enumerate(states):
+        data = bytearray(path.read_bytes())
+        data[-7] ^= 0x40
+        path.write_bytes(bytes(data[: len(data) // 2] if number % 2 else data))
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts())[0] == want
+        assert engine.stats().connector_counters["disk_failed_blocks"] > 0
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts()) == (want, cached(name))
+    for path in states:
+        path.unlink()
+    with engine_of(folder, "disk", options) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+
+
+def test_a_peer_gives_its_states_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
+    name, folder, want = model
+    address = f"unix:{tmp_path}/holder"
+    with engine_of(folder, "peer", {"listen": address}) as holder:
+        complete(holder, prompts())
+        with engine_of(folder, "peer", {"peers": [address], "lookup_seconds": 20}) as engine:
+            assert complete(engine, prompts()) == (want, cached(name))
+            assert engine.stats().kv_usage == 0
+            assert complete(engine, prompts(1))[1] == NOTHING
+        fetch = PeerClient.fetch
+        monkeypatch.setattr(PeerClient, "fetch", lambda *given: [] if is_state(given[1][0]) else fetch(*given))
+        with engine_of(folder, "peer", {"peers": [address], "lookup_seconds": 20}) as engine:
+            assert complete(engine, prompts())[0] == want
+            assert engine.stats().connector_counters["peer_failed_blocks"] == sum(map(bool, cached(name)))
+            assert engine.stats().kv_usage == 0
+
+
+def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
+    pytest.importorskip("nixl")
+    name, folder, want = model
+    (tmp_path / "secret").write_text("a secret of the tests")
+    options = {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20, "retry_seconds": 0}
+    with engine_of(folder, "nixl", options) as prefill, engine_of(folder, "nixl", options) as decode:
+        there, here = Asked(prefill), Asked(decode)
+
+        def passed(label, given):
+            """Hands all prompts over before the first is decoded; returns as `complete`."""
+            names = [f"{label}{index}" for index in range(len(given))]
+            for one, prompt in zip(names, given, strict=True):
+                there.add(one, prompt, {"do_remote_decode": True}, 1)
+                there.finish(one)
+            for one, prompt in zip(names, given, strict=True):
+                here.add(one, prompt, there.outputs[one][-1].kv_transfer)
+            return [here.finish(one) for one in names], [here.num_cached(one) for one in names]
+
+        assert passed("d", prompts()) == (want, cached(name))
+        assert here.counter("failed_blocks") == 0
+        assert there.rest() == here.rest() == 0
+        # the states are here by now
+        assert complete(decode, prompts(), "again") == (want, cached(name))
+        monkeypatch.setattr(nixl_worker, "_covers", lambda *given: False)
+        assert decode.call("reset_prefix_cache", {})
+        assert passed("lost", prompts())[0] == want
+        assert here.counter("failed_blocks") > 0
+        assert there.rest() == here.rest() == 0
+
+
+def is_state(key):
+    return key == state_key(key.removesuffix(state_key(b"")))
+
+
+def test_states_that_the_device_forgot_come_back_from_host_memory(model):
+    name, folder, want = model
+    with engine_of(folder, kv_offloading_size=0.01) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+        for label in ("again", "and again"):
+            assert engine.call("reset_prefix_cache", {})
+            assert complete(engine, prompts(), label) == (want, cached(name))
+        engine.call("sleep", {})
+        engine.call("wake_up", {})
+        assert complete(engine, prompts(), "after sleep") == (want, cached(name))
+        counters = engine.stats().connector_counters
+        assert counters["offload_loaded_states"] == 3 * sum(map(bool, cached(name)))
+        assert "offload_failed_blocks" not in counters
+
+
+#: The first stage of the second kind has no attention, so that one of its two ranks keeps no tokens.
+RANKS = {"tensor": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
+
+
+#: What is left to `make matrix` is shown in parts elsewhere.
+OFTEN = {("disk", "tensor"), ("offload", "pipeline")}
+CASES = [
+    pytest.param(name, kind, id=f"{name}-{kind}", marks=[] if (name, kind) in OFTEN else [pytest.mark.matrix])
+    for name in ("disk", "offload", "peer", "nixl")
+    for kind in RANKS
+]
+
+
+@pytest.mark.parametrize(("connector", "kind"), CASES)
+def test_each_of_two_ranks_moves_its_part(tmp_path, hybrid, connector, kind):
+    (folder, want), ranks = hybrid, RANKS[kind]
+    (tmp_path / "secret").write_text("a secret of the tests")
+    options = {
+        "disk": {"folder": str(tmp_path / "kv")},
+        "offload": {"size": 0.01},
+        "peer": {"listen": f"unix:{tmp_path}/one"},
+        "nixl": {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20},
+    }[connector]
+    others = {"peers": [f"unix:{tmp_path}/one"], "lookup_seconds": 20} if connector == "peer" else options
+    with engine_of(folder, connector, options, **ranks, executor="threads") as engine:
+        if connector == "nixl":
+            there = Asked(engine)
+            for index, prompt in enumerate(prompts()):
+                there.add(f"r{index}", prompt, {"do_remote_decode": True}, 1)
+                there.finish(f"r{index}")
+            given = [there.outputs[f"r{index}"][-1].kv_transfer for index in range(len(SIZES))]
+        else:
+            assert complete(engine, prompts()) == (want, NOTHING)
+        if connector == "offload":
+            assert engine.call("reset_prefix_cache", {})
+            assert complete(engine, prompts(), "again") == (want, cached("qwen3-next"))
+            return
+        with engine_of(folder, connector, others, **ranks, executor="threads") as other:
+            if connector == "nixl":
+                here = Asked(other)
+                for index, prompt in enumerate(prompts()):
+                    here.add(f"r{index}", prompt, given[index])
+                    here.finish(f"r{index}")
+                found = [here.tokens(f"r{index}") for index in range(len(SIZES))]
+                assert [here.num_cached(f"r{index}") for index in range(len(SIZES))] == cached("qwen3-next")
+                assert found == want
+                assert there.rest() == here.rest() == 0
+            else:
+                assert complete(other, prompts(), "again") == (want, cached("qwen3-next"))
+            counters = other.stats().connector_counters
+            assert not counters.get(f"{connector}_failed_blocks")
