@@ -2,8 +2,10 @@
 
     python -m benchmarks.restart
     python -m benchmarks.restart --kills 5 -- /models/qwen3
+    python -m benchmarks.restart --prompt-words 8000 -- --kv-offloading-size 1 --plugin.offload.shared true
 
-Prints a JSON report: seconds from the kill until `/ready` answers 200 again, and the load of the machine meanwhile.
+Prints a JSON report: seconds from the kill until `/ready` answers 200 again, those until the first token of a prompt
+that was answered before the kill, how many of its tokens were found, and the load of the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -23,29 +25,43 @@ from benchmarks.soak_server import SoakServer
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def measure(arguments: Sequence[str], kills: int) -> dict[str, Any]:
+def measure(arguments: Sequence[str], kills: int, num_words: int) -> dict[str, Any]:
     """Kills the engine of one server so many times."""
-    server = SoakServer(arguments)
+    server = SoakServer([*arguments, "--enable-prompt-tokens-details"])
     try:
-        seconds = [_restart(server, standby="--no-standby-engine" not in arguments) for _ in range(kills)]
+        found = [_restart(server, num_words, standby="--no-standby-engine" not in arguments) for _ in range(kills)]
         server.stop()
     finally:
         server.close()
-    return {"median": sorted(seconds)[kills // 2], "all": seconds, "load": round(os.getloadavg()[0], 1)}
+    ready, first, cached = zip(*found, strict=True)
+    return {
+        "median": sorted(ready)[kills // 2],
+        "all": ready,
+        "first token": {"median": sorted(first)[kills // 2], "all": first},
+        "found tokens": cached,
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
-def _restart(server: SoakServer, standby: bool) -> float:
+def _restart(server: SoakServer, num_words: int, standby: bool) -> tuple[float, float, int]:
+    """Seconds until an engine was ready and until its first token, and how many tokens of the prompt it found."""
     if standby:
         _until_loaded(server)
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=600) as client:
+        prompt = " ".join(f"{number} foxes" for number in range(num_words // 2)) or "Hello"
+        body = {"prompt": prompt, "max_tokens": 1}
+        client.post("/v1/completions", json=body).raise_for_status()
+        time.sleep(2)  # until its blocks are saved
         start = time.perf_counter()
         server.kill("engine")
         for status in (503, 200):
             while client.get("/ready").status_code != status:
                 time.sleep(0.005)
-        seconds = time.perf_counter() - start
-        client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 8}).raise_for_status()
-    return round(seconds, 2)
+        ready = time.perf_counter() - start
+        answer = client.post("/v1/completions", json=body).raise_for_status()
+        first = time.perf_counter() - start
+    details = answer.json()["usage"].get("prompt_tokens_details") or {}
+    return round(ready, 2), round(first, 2), details.get("cached_tokens") or 0
 
 
 def _until_loaded(server: SoakServer) -> None:
@@ -66,10 +82,11 @@ def main() -> None:
     """Both, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=3, help="of each")
+    parser.add_argument("--prompt-words", type=int, default=1, help="of the prompt, about")
     parser.add_argument("arguments", nargs="*", help="for `frame serve`, after --")
     options = parser.parse_args()
     report = {
-        name: measure([*options.arguments, *more], options.kills)
+        name: measure([*options.arguments, *more], options.kills, options.prompt_words)
         for name, more in (("standing by", ()), ("none", ("--no-standby-engine",)))
     }
     print(json.dumps(report, indent=2))

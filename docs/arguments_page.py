@@ -14,6 +14,7 @@ _TRANSLATED: Mapping[str, str] = {
     "distributed_executor_backend": "`executor`: `uni` is `inline`, `mp` is `process`",
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`, and `kv_buffer_device` `cpu` is its `host_buffer`; "
+    "`lmcache.mp.host` and `lmcache.mp.port` in it are `plugin.lmcache.server`; "
     "`engine_id` and `kv_buffer_size` have no effect, and of `kv_port`, `kv_parallel_size`, "
     "`enable_permute_local_kv` and "
     "`kv_connector_module_path` only the defaults are accepted",

@@ -173,7 +173,7 @@ class Answers:
     def apply_transfer(self, report: TransferReport, step: LaunchedStep) -> list[EngineOutput]:
         """Ends loads and saves. Must be called before `accept` of the same `step`, some of whose rows it may drop."""
         lifecycle = self._lifecycle
-        released = lifecycle.transfers.report(report)
+        released = lifecycle.transfers.report(report, step.plan)
         outputs = []
         if report.failed_blocks and (bad := lifecycle.transfers.failed_blocks(report)):
             outputs = self._lose_blocks(bad, step)

@@ -19,6 +19,7 @@ from frame.kv_events.start import make_events
 from frame.layout.check import check_layout
 from frame.layout.devices import check_devices
 from frame.layout.line import layout_line
+from frame.transfers.children import maker
 from frame.transfers.merging import ResultMerge
 
 from ..config.checkpoint import read_checkpoint
@@ -133,7 +134,7 @@ class EngineStart:
                 pooling=ready[mesh_of(config).output_rank].pooling,
             )
             setup = connector_setup(config, info.max_model_len, layout, self._engine_id)
-            setup = replace(setup, make=partial(make, config=config))
+            setup = replace(setup, make=maker(self._registry, config))
             connector: ConnectorScheduler = NullConnectorScheduler(setup)
             if config.transfer.kv_connector is not None:
                 connector = make("connector", config.transfer.kv_connector, setup, config)

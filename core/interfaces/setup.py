@@ -98,7 +98,8 @@ class ConnectorSetup(EngineSetup):
     `role` says whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange
     blocks; no other engine has or had that name. Of several engines beside one another each has a `data_rank`, from
     which those of one machine tell their ports. `address` is this machine's for engines that it exchanges blocks with.
-    `make(kind, name, setup)` builds another plugin, with the options that the user set for it; not on the worker side.
+    `make(kind, name, setup, options, part)` builds another plugin, with the options that the user set for it and, over
+    them, `options`; `part` is the tag of what is to be built of it, as "worker". Both may be left out.
     """
 
     layout: KVLayout
@@ -107,7 +108,7 @@ class ConnectorSetup(EngineSetup):
     mesh: Mesh
     data_rank: int = 0
     address: str = "127.0.0.1"
-    make: Callable[[str, str, Setup], Any] | None = None
+    make: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ _MAX_LISTED = 30
 #: Characters of a line about a choice that holds the reasons against the others.
 _MAX_LINE = 100
 #: Kinds of which child processes load all, whatever the configuration names: a model may have layers that the named
-#: attention backend is not for, and weights in another format than the named one.
-_NEVER_ALONE = ("attention", "quantization")
+#: attention backend is not for, and weights in another format than the named one; a connector may hold others.
+_NEVER_ALONE = ("attention", "quantization", "connector")
 
 __all__ = ["Choice", "PluginError", "Registry"]
 

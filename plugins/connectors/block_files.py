@@ -35,21 +35,33 @@ STALE_SECONDS = 3600.0
 class BlockFiles:
     """The blocks below `folder`. `space` is a relative path that separates models, layouts and ranks.
 
-    Raises `ValueError` when the folder cannot be used or other users could write to it.
+    `owner` and `setting` are the connector's name and its setting of `max_bytes`, for what is said to the user. Raises
+    `ValueError` when the folder cannot be used or other users could write to it.
     """
 
-    def __init__(self, folder: Path, *, max_bytes: int | None = None, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_bytes: int | None = None,
+        fsync: bool = False,
+        owner: str = "disk",
+        setting: str = "max_bytes",
+    ) -> None:
         self._root = folder / ROOT
         self._incoming = self._root / INCOMING
         self._fsync = fsync
+        self._remedy = f"; set --plugin.{owner}.{setting}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._root.mkdir(mode=0o700, exist_ok=True)
-            _check_private(self._root)
+            _check_private(self._root, owner)
             self._incoming.mkdir(mode=0o700, exist_ok=True)
             self._remove_stale()
         except OSError as error:
-            raise ValueError(f"the folder of the disk connector, {folder}, cannot be used: {error.strerror}") from None
+            raise ValueError(
+                f"the folder of the {owner} connector, {folder}, cannot be used: {error.strerror}"
+            ) from None
         self._quota = Quota(self._root, max_bytes)
         self._complained = False
 
@@ -101,10 +113,16 @@ class BlockFiles:
             os.replace(temporary, path)
         except OSError as error:
             self._complain(error)
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             return False
         self._quota.add(size)
         return True
+
+    def remove(self, space: str, key: bytes) -> None:
+        """Removes the block where it is there."""
+        with suppress(OSError):
+            os.unlink(self._path(space, key))
 
     def clear(self, space: str) -> None:
         """Removes every block of `space`."""
@@ -142,7 +160,7 @@ class BlockFiles:
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
-            remedy = "; set --plugin.disk.max_bytes" if error.errno == errno.ENOSPC else ""
+            remedy = self._remedy if error.errno == errno.ENOSPC else ""
             logger.warning("blocks cannot be kept below %s: %s%s", self._root, error, remedy)
         self._complained = True
 
@@ -155,13 +173,13 @@ class BlockFiles:
                     path.unlink()
 
 
-def _check_private(root: Path) -> None:
+def _check_private(root: Path, owner: str) -> None:
     found = os.lstat(root)
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
         raise ValueError(
-            f"the folder of the disk connector, {root}, has owner {found.st_uid} and mode {mode:o}: others could read "
-            "prompts in it or plant blocks; it must be a folder of this user with mode 700"
+            f"the folder of the {owner} connector, {root}, has owner {found.st_uid} and mode {mode:o}: others could "
+            "read prompts in it or plant blocks; it must be a folder of this user with mode 700"
         )
 
 

@@ -2,15 +2,16 @@
 
 All decisions are made here; workers only copy. A block is written in the step that fills it, and found once every
 worker has written it. Blocks of the device that are still read for that when they are given away are named to the
-workers (`join`), which then wait. Sees no block's bytes.
+workers (`join`), which then wait. Blocks that host memory soon needs the room of go to the disk, if there is one, and
+come back to host memory before they are loaded. Sees no block's bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from frame.interfaces import (
@@ -20,31 +21,27 @@ from frame.interfaces import (
     TierPolicySetup,
     TransferReport,
     decode,
+    encode,
 )
 
 from .block_messages import BlockStep, Move, state_key
 from .block_scheduler import BlockScheduler
-from .offload_index import TierIndex
-from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .device_blocks import blocks_of, given_blocks
+from .neighbours import Neighbours, NoNeighbours
+from .offload_disk import DiskTier, NoDisk
+from .offload_index import Ledger, TierIndex
+from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_states import StateRows
+from .offload_transfers import Transfer, Transfers
+from .row_forms import mesh_name, space_name
+from .shelf import Shelf
+from .shelf_index import ShelfLedger
+from .tier_sources import TierSources
 
 logger = logging.getLogger("frame.connectors.offload")
 
-
-@dataclass
-class Transfer:
-    """What a message asks for, until all workers have done it: `loading` and `saving` are those that have not.
-
-    `loads` are the keys that it reads for each request, `saves` (key, owner) of each part that it writes, of which
-    `bad` failed; `blocks` (pool, block) are those of the device that are read for it.
-    """
-
-    loads: dict[str, list[bytes]]
-    saves: list[tuple[bytes, str]]
-    blocks: list[tuple[int, int]]
-    loading: int
-    saving: int
-    bad: set[int] = field(default_factory=set)
+#: Share of the tier that is kept free, where blocks that go are written to a disk, or more, if a step may need more.
+_FREE_SHARE, _MOST_FREE_SHARE = 1 / 16, 1 / 4
 
 
 class OffloadScheduler(BlockScheduler):
@@ -65,16 +62,30 @@ class OffloadScheduler(BlockScheduler):
         self._index = self._make_index(self._num_blocks, self._parts)
         self._state_bytes = self._num_states = 0  # as of blocks
         self._rows = StateRows(self._make_index(0, 1), 0)
-        self._transfers: dict[int, Transfer] = {}  # by the number of their message
+        self._shelf = (
+            Shelf.claim(
+                options.shared_folder, space_name(self.layout, self._parts), setup.engine_id, mesh_name(setup.mesh)
+            )
+            if options.shared
+            else None
+        )
+        self._neighbours = NoNeighbours()
+        self._disk = NoDisk() if options.disk is None else DiskTier(options, self._parts)
+        self._sources = TierSources(self._index, self._neighbours, self._disk)
+        self._transfers = Transfers()
+        self._fetches: list[Fetch] = []  # that the next message has
         self._used: dict[str, list[bytes]] = {}  # by request: keys of blocks whose loads the next message has
         self._reading = Counter[tuple[int, int]]()  # (pool, block) of the device's blocks that are being saved
         self._held: set[str] = set()  # requests that ended and are being saved
         self._join = False
-        self._lookups = self._hits = 0
+        self._lookups = self._hits = self._unsaved = 0
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         """Raises `ValueError` where not one block has room."""
-        hellos = [decode(handshake, Hello) for handshake in handshakes.values()]
+        by_rank = {rank: decode(handshake, Hello) for rank, handshake in handshakes.items()}
+        hellos = list(by_rank.values())
+        super().connect({rank: hello.formats.encode() for rank, hello in by_rank.items()})
+        self._disk.connect(self.spaces, {rank: hello.mark for rank, hello in by_rank.items()})
         self._num_workers = len(hellos)
         self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
         # a pipeline stage may have no layers that keep tokens, or none that keep states
@@ -95,33 +106,41 @@ class OffloadScheduler(BlockScheduler):
             )
         self._index = self._make_index(self._num_blocks, self._parts)
         self._rows = StateRows(self._make_index(self._num_states, 1), self._num_workers)
+        if self._shelf is not None:
+            self._share(self._shelf, by_rank)
+        self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s",
+            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
             self._size_bytes / (1 << 30),
             self._num_blocks,
             size,
             f" and {self._num_states} states" if self._num_states else "",
             self._options.policy,
+            "" if self._shelf is None else f"; {self._index.num_used} of them are there from an engine before this one",
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
+        keys = self._keys(request.block_hashes, first, last) if self._keeps_tokens else []
+        found = self._sources.found(request.request_id, keys)
+        if found is None:
+            return None, False
+        if self._keeps_tokens:
+            last = min(last, (first // self._parts + found) * self._parts) if found else first
         hashes = request.block_hashes
-
-        def has(index: int) -> bool:
-            key = self._key(hashes, index)
-            return key is not None and self._index.has(key)
-
-        count = self.run(first, last, has, lambda index: self._rows.index.has(state_key(hashes[index])))
+        count = self.run(first, last, lambda index: True, lambda index: self._rows.index.has(state_key(hashes[index])))
         return count, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
         super().allocated(request, block_ids, num_external)
+        self._disk.forget(request.request_id)
         loads = self._loads[earlier:]
         if loads:
             tokens, states = ([move for move in loads if move.state is kind] for kind in (False, True))
             keys = list(dict.fromkeys(key for move in tokens if (key := self._key(request.block_hashes, move.index))))
             self._rows.use(states)
+            self._fetches += self._sources.bring(keys)
+            keys = [key for key in keys if self._index.knows(key)]
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
         here = self.found_from(request)
@@ -129,7 +148,7 @@ class OffloadScheduler(BlockScheduler):
         self._hits += num_external
 
     def build_message(self, plan: StepPlan) -> bytes:
-        given = self._given(plan) if self._reading else ()
+        given = given_blocks(self.layout, plan) if self._reading else ()
         self._join = any(block in self._reading for block in given)
         message = super().build_message(plan)
         running = {prompt.request_id for prompt in self._prompts.values()}
@@ -146,28 +165,29 @@ class OffloadScheduler(BlockScheduler):
         loads, state_loads = ([move for move in step.loads if move.state is kind] for kind in (False, True))
         state_load_rows = self._rows.rows(step.number, state_loads)
         states, state_rows = self._rows.save(step.number, step.states)
-        keys = [self._key(self._hashes.get(move.owner, ()), move.index) for move in loads]
         load_rows = [
-            self._index.row(key, move.index % self._parts)
-            for key, move in zip(keys, loads, strict=True)
-            if key is not None
+            self._index.row(self._key(self._hashes.get(move.owner, ()), move.index), move.index % self._parts)
+            for move in loads
         ]
-        loading = [block for move in loads for block in self._blocks_of(move)]
-        join = self._join or any(block in self._reading for block in loading)
+        join = self._join or any(block in self._reading for block in blocks_of(self.layout, loads))
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
-        waiting = {number: list(one.loads) for number, one in self._transfers.items() if one.loading}
-        if used or saves:
-            self._transfers[step.number] = transfer = Transfer(
-                loads=used,
-                saves=[(key, move.owner) for key, move in saves],
-                blocks=[block for _, move in saves for block in self._blocks_of(move)],
-                loading=self._num_workers if used else 0,
-                saving=self._num_workers if saves else 0,
-            )
-            self._reading.update(transfer.blocks)
+        fetches, self._fetches = self._fetches, []
+        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
+        waiting = self._transfers.loading()
+        transfer = Transfer(
+            loads=used,
+            saves=[(key, move.owner) for key, move in saves],
+            blocks=blocks_of(self.layout, [move for _, move in saves]),
+            fetches=[fetch.key for fetch in fetches],
+            leaves=[leave.key for leave in leaves],
+        )
+        self._transfers.begin(step.number, transfer, self._num_workers)
+        self._reading.update(transfer.blocks)
         lookups, self._lookups = self._lookups, 0
         hits, self._hits = self._hits, 0
+        unsaved, self._unsaved = self._unsaved, 0
+        lost, self._index.dropped = self._index.dropped, 0
         return OffloadStep(
             blocks_name=step.blocks_name,
             number=step.number,
@@ -181,17 +201,23 @@ class OffloadScheduler(BlockScheduler):
             known_breaks=step.known_breaks,
             load_rows=load_rows,
             save_rows=save_rows,
+            save_marks=self._marks([key for key, _ in saves], save_rows),
             join=join,
             lookups=lookups,
             hits=hits,
             used_bytes=self._index.num_used * self._block_bytes + self._rows.index.num_used * self._state_bytes,
             size_bytes=self._size_bytes,
             waiting=waiting,
+            fetches=fetches,
+            leaves=leaves,
+            unsaved=unsaved,
+            lost=lost if self._num_free else 0,
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Holds the blocks until they are saved."""
         super().finished(request, block_ids)
+        self._disk.forget(request.request_id)
         held = self._index.writes(request.request_id)
         if held:
             self._held.add(request.request_id)
@@ -201,12 +227,13 @@ class OffloadScheduler(BlockScheduler):
         for rank, data in report.notes:
             note = decode(data, OffloadNote)
             self._breaks[rank] = note.breaks
-            for number in note.loaded:
-                self._end_loads(number)
-            for number, bad in note.saved:
-                self._end_saves(number, bad)
-            for number, bad in note.states:
-                self._rows.saved(number, bad)
+            for kind, number, bad in note.ended:
+                if kind == "state":
+                    self._rows.saved(number, bad)
+                    continue
+                transfer = self._transfers.end(number, kind, bad)
+                if transfer is not None:
+                    self._end(kind, number, transfer, transfer.bad.get(kind, set()))
         done = [name for name in self._held if not self._index.writes(name)]
         self._held.difference_update(done)
         return done
@@ -217,29 +244,80 @@ class OffloadScheduler(BlockScheduler):
             return False
         self._rows.index.clear()
         self._prompts.clear()
+        leaving = [key for one in self._transfers if "leave" in one.pending for key in one.leaves]
+        self._disk.clear(self.blocks_name, leaving)
+        self._neighbours.forget()
         return True
+
+    def close(self) -> None:
+        self._disk.close()
+        self._neighbours.close()
+        self._index.close()
+        if self._shelf is not None:
+            self._shelf.close(keep=self._options.keep)
 
     @property
     def _size_bytes(self) -> int:
         return self._num_blocks * self._block_bytes + self._num_states * self._state_bytes
 
-    def _make_index(self, num_blocks: int, parts: int) -> TierIndex:
+    @property
+    def _num_free(self) -> int:
+        """Slots that are to be free, so that blocks that need one need not wait for the disk."""
+        if self._options.disk is None:
+            return 0
+        step = self.setup.max_num_batched_tokens // (self._parts * self.layout.grain)
+        most = int(self._num_blocks * _MOST_FREE_SHARE)
+        return max(1, min(most, max(step, int(self._num_blocks * _FREE_SHARE))))
+
+    def _share(self, shelf: Shelf, hellos: Mapping[int, Hello]) -> None:
+        """Has the shelf say what the slots hold, and takes over what is there."""
+        facts = {hello.family for hello in hellos.values()}
+        if len(facts) > 1:  # its workers hold different layers: only an engine that divides them alike is of use
+            facts = {encode((rank, hello.formats)) for rank, hello in hellos.items()}
+        shape = hashlib.blake2b(encode(sorted(facts)), digest_size=16).digest()
+        identities = [hello.identity for _, hello in sorted(hellos.items())]
+        shelf.lead()
+        ledger = ShelfLedger(
+            shelf, shape, hashlib.blake2b(encode(identities), digest_size=16).digest(), self._num_blocks
+        )
+        self._index = self._make_index(self._num_blocks, self._parts, ledger)
+        self._index.adopt(ledger.found())
+        self._neighbours = Neighbours(shelf, shape)
+
+    def _make_index(self, num_blocks: int, parts: int, ledger: Ledger | None = None) -> TierIndex:
         if self.setup.make is None:
             raise ValueError("its scheduler side needs a setup that makes tier policies")
         setup = TierPolicySetup(num_blocks=max(1, num_blocks))
         policy = self.setup.make("tier-policy", self._options.policy, setup)
-        return TierIndex(num_blocks, parts, policy)
+        return TierIndex(num_blocks, parts, policy, ledger)
 
     def _key(self, hashes: Sequence[bytes], index: int) -> bytes | None:
         """The key of the block of the tier with grain `index`; None where the prompt does not fill that block."""
         last = (index // self._parts + 1) * self._parts - 1
         return hashes[last] if last < len(hashes) else None
 
+    def _keys(self, hashes: Sequence[bytes], first: int, last: int) -> list[bytes]:
+        """The keys of the tier's blocks that hold the grains [first, last), up to one that the prompt does not fill."""
+        keys = []
+        for index in range(first // self._parts, -(-last // self._parts)):
+            key = self._key(hashes, index * self._parts)
+            if key is None:
+                break
+            keys.append(key)
+        return keys
+
+    def _marks(self, keys: list[bytes], rows: list[int]) -> list[tuple[bytes, int]]:
+        if self._shelf is None:
+            return []
+        return [(key, self._index.generation(row)) for key, row in zip(keys, rows, strict=True)]
+
     def _begin(self, moves: Sequence[Move]) -> tuple[list[tuple[bytes, Move]], list[int]]:
         """Those of `moves` that are to be saved, with their keys, and the rows that they go to."""
         saves, rows = list[tuple[bytes, Move]](), list[int]()
         if len(self._reading) > self.layout.pools[0] // 2:
-            return saves, rows  # the host is slower than the device: ended requests must not hold all blocks meanwhile
+            # the host is slower than the device: ended requests must not hold all blocks meanwhile
+            self._unsaved += sum(not self._stored(move) for move in moves)
+            return saves, rows
         for move in moves:
             key = self._key(self._hashes.get(move.owner, ()), move.index)
             if key is None:
@@ -250,41 +328,26 @@ class OffloadScheduler(BlockScheduler):
                 rows.append(row)
         return saves, rows
 
-    def _blocks_of(self, move: Move) -> Iterator[tuple[int, int]]:
-        for group, blocks in zip(self.layout.groups, move.blocks, strict=True):
-            yield from ((group.pool, block) for block in blocks if block)
+    def _stored(self, move: Move) -> bool:
+        key = self._key(self._hashes.get(move.owner, ()), move.index)
+        return key is None or self._index.knows(key)
 
-    def _given(self, plan: StepPlan) -> Iterator[tuple[int, int]]:
-        """(pool, block) of the blocks that requests get in this step and may write to."""
-        groups = self.layout.groups
-        for new in plan.added:
-            for group, blocks in zip(groups, new.block_ids, strict=True):
-                yield from ((group.pool, block) for block in blocks[new.num_computed // group.block_size :].tolist())
-        for append in plan.appends:
-            yield from ((groups[append.group].pool, block) for block in append.block_ids.tolist())
-
-    def _end_loads(self, number: int) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is not None and transfer.loading:
-            transfer.loading -= 1
-            if not transfer.loading:
+    def _end(self, kind: Kind, number: int, transfer: Transfer, bad: Container[int]) -> None:
+        """All workers have done what a message asked for, but for the places `bad`."""
+        match kind:
+            case "load":
                 for keys in transfer.loads.values():
                     self._index.release(keys)
                 self._rows.loaded(number)
-                self._forget(number, transfer)
-
-    def _end_saves(self, number: int, bad: list[int] | None) -> None:
-        transfer = self._transfers.get(number)
-        if transfer is not None and transfer.saving:
-            transfer.saving -= 1
-            transfer.bad.update(range(len(transfer.saves)) if bad is None else bad)
-            if not transfer.saving:
+            case "save":
                 for place, (key, owner) in enumerate(transfer.saves):
-                    self._index.end(key, owner, good=place not in transfer.bad)
+                    self._index.end(key, owner, good=place not in bad)
                 self._reading.subtract(transfer.blocks)
                 self._reading = +self._reading
-                self._forget(number, transfer)
-
-    def _forget(self, number: int, transfer: Transfer) -> None:
-        if not (transfer.loading or transfer.saving):
-            del self._transfers[number]
+            case "fetch":
+                for place, key in enumerate(transfer.fetches):
+                    self._index.brought(key, good=place not in bad)
+            case "leave":
+                for key in transfer.leaves:
+                    self._index.left(key)
+                    self._disk.left(key)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .block_messages import BlockStep, Move
+
+#: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
+#: memory from elsewhere, those that leave it for the disk, and states that are saved.
+Kind = Literal["load", "save", "fetch", "leave", "state"]
+#: For the name of a shelf: this engine's own.
+HERE = "."
 
 
 class OffloadOptions(BaseModel):
@@ -26,6 +35,42 @@ class OffloadOptions(BaseModel):
         le=1 << 20,
         description="Tokens of a block of the tier, a multiple of the cache's; 0: as many as there.",
     )
+    shared: bool = Field(
+        False,
+        description="Keep the blocks in shared memory, where engines of this machine find each other's, and an engine "
+        "those of one that was killed.",
+    )
+    shared_folder: Path = Field(
+        Path("/dev/shm"),  # noqa: S108
+        description="The folder of shared memory, in which a folder of this user is made.",
+    )
+    keep: bool = Field(False, description="Leave what is in shared memory there for the next engine after a clean end.")
+    disk_folder: str = Field(
+        "",
+        description="Where blocks go that host memory has no room for; made when missing; empty: nowhere.",
+    )
+    disk_size: float = Field(
+        64.0,
+        gt=0,
+        le=1 << 30,
+        description="GiB that the folder may hold; the blocks unused for longest go first.",
+    )
+    disk_threads: int = Field(4, ge=1, le=64, description="Threads of each worker that fetch blocks; one more writes.")
+
+    @field_validator("shared_folder")
+    @classmethod
+    def _make_absolute(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
+
+    @property
+    def disk(self) -> Path | None:
+        """The folder of the disk, if there is one."""
+        return Path(self.disk_folder).expanduser().absolute() if self.disk_folder else None
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of what is on the disk, in bytes."""
+        return int(self.disk_size * (1 << 30))
 
     @property
     def num_bytes(self) -> int:
@@ -33,13 +78,32 @@ class OffloadOptions(BaseModel):
         return int(self.size * (1 << 30))
 
 
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A block of the tier that is to come to `row` and the rows behind it, as many as a block has, or to leave them.
+
+    `generation` is that of its slot. It comes from `their_slot` of another engine's `shelf`, whose generation is
+    `theirs`, or from the disk, where that is empty; in the `HERE` shelf it is there and to be checked.
+    """
+
+    key: bytes
+    row: int
+    generation: int = 0
+    shelf: str = ""
+    their_slot: int = 0
+    theirs: int = 0
+
+
 class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
-    """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`.
+    """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`; -1: there is none.
 
     `join`: blocks that are being saved get other content in this step or by its loads. `lookups` are tokens that were
     asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks. `waiting` are
-    the requests whose loads earlier messages asked for and no report has ended, by their numbers. States, which lie in
-    rows of their own, are apart: `state_loads` in `state_load_rows`, and `states`, to be saved, in `state_rows`.
+    the requests whose loads earlier messages asked for and no report has ended, by their numbers. `fetches` are blocks
+    that come from elsewhere, before they are loaded, and `leaves` those that are written to the disk. `unsaved` blocks
+    were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
+    been written to the disk. `save_marks` are the key and the generation of each row of `save_rows` in shared memory.
+    States, which lie in rows of their own, are apart: `state_loads` in `state_load_rows`, and `states`, to be saved, in
+    `state_rows`.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -53,25 +117,36 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     state_loads: list[Move] = msgspec.field(default_factory=list)
     state_load_rows: list[int] = msgspec.field(default_factory=list)
     state_rows: list[int] = msgspec.field(default_factory=list)
+    fetches: list[Fetch] = msgspec.field(default_factory=list)
+    leaves: list[Fetch] = msgspec.field(default_factory=list)
+    save_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    unsaved: int = 0
+    lost: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A worker's handshake: how many rows it has, and how many bytes each takes; for states, too."""
+    """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there; so for states.
+
+    `mark` is the name of a file that it left in the disk's folder, `identity` that of its rows in shared memory, if
+    there are such; rows of a `family` hold the same layers, but perhaps other heads.
+    """
 
     num_rows: int
     row_bytes: int
     num_states: int = 0
     state_bytes: int = 0
+    formats: str = ""
+    mark: str = ""
+    identity: bytes = b""
+    family: bytes = b""
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):
     """What became of messages, by their numbers, on one worker.
 
-    `breaks`: how many of its steps failed. `loaded`: those whose loads have ended. `saved`: those whose saves have,
-    with the places of saves that did not succeed, or None where that is all; `states`: the same of states.
+    `breaks`: how many of its steps failed. `ended`: what has ended of which message, with the places of those that did
+    not succeed, or None where that is all.
     """
 
     breaks: int
-    loaded: list[int] = []
-    saved: list[tuple[int, list[int] | None]] = []
-    states: list[tuple[int, list[int] | None]] = []
+    ended: list[tuple[Kind, int, list[int] | None]] = []

@@ -1,7 +1,7 @@
 """The worker side of the offload connector: copies blocks between the device and host memory, beside the steps.
 
-Loads and saves have a queue each. A block goes through a buffer on the device, in which all its layers lie side by
-side, so that it crosses to the host in one piece. Knows of a request only its id, and chooses no row.
+Loads and saves have a queue each. Blocks that come to host memory from elsewhere are loaded when they are there. Knows
+of a request only its id, and chooses no row.
 """
 
 from __future__ import annotations
@@ -9,47 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from frame.interfaces import CacheView, ConnectorWorkerSetup, Mark, SideQueue, TransferReport, encode
+from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
 from .block_messages import BlockStep, Move
 from .host_slab import HostSlab, check_room
-from .offload_messages import Hello, OffloadNote, OffloadOptions, OffloadStep
+from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .offload_mover import TierMover
 from .offload_states import StateCopies, share_of_states
-from .step_worker import CHECKED, StepWorker
+from .row_copies import Copy, RowCopies
+from .row_forms import RowForm, form_of, mesh_name, space_name
+from .shared_slab import SharedSlab
+from .shelf import Shelf
+from .step_worker import StepWorker
 
 logger = logging.getLogger("frame.connectors.offload")
-
-#: Bytes of the buffer on the device through which each queue copies.
-BUFFER_BYTES = 32 << 20
-_MOST_ROWS = 256
-
-
-@dataclass(eq=False)
-class Copy:
-    """Copies under way: of message `number`, for the request `owner` if they are loads; `moves` with their `rows`.
-
-    `states` are what is loaded besides, with their rows. `finite` [n] says of saves which hold numbers only, once
-    `mark` is passed. `places` are those of saves among the `total` of their message. `error` is what a copy raised.
-    """
-
-    number: int
-    owner: str
-    moves: Sequence[Move]
-    rows: Sequence[int]
-    places: Sequence[int] = ()
-    total: int = 0
-    finite: Tensor | None = None
-    states: Sequence[tuple[Move, int]] = ()
-    begun: float = field(default_factory=time.monotonic)
-    mark: Mark = field(default_factory=Mark)
-    error: Exception | None = None
 
 
 class OffloadWorker(StepWorker):
@@ -62,18 +39,26 @@ class OffloadWorker(StepWorker):
         super().__init__(setup, options)
         self.next_number = 0
         self._share = options.num_bytes // setup.mesh.engine_size
-        check_room(self._share)
+        self._shelf: Shelf | None = None
+        if not options.shared:
+            check_room(self._share)
+        self._options = options
         self._first = self.place == 0
         self._slab: HostSlab | None = None
         self._states: StateCopies | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
-        self._load_buffer = self._save_buffer = torch.empty(0)
+        self._copies: RowCopies | None = None
+        self._family = b""
+        self._coming: list[Copy] = []  # loads of rows that come from elsewhere
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
         self._skipped: list[int] = []  # messages that never came
         self._ended: list[str] = []  # requests whose loads they asked for
-        self._note = OffloadNote(0)
+        self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
+        self._told_breaks = 0
+        self._num_parts = max(1, options.block_size // self.layout.grain)
+        self._mover = TierMover(options, self._num_parts, self._rows)
         self._gauges: dict[str, float] = {}
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
@@ -86,29 +71,36 @@ class OffloadWorker(StepWorker):
                 self._states = StateCopies(self.setup, self.states, states)
             self._states.stored = self.states
         if caches and self._slab is None:
-            if size:
-                self._slab = HostSlab(size, self._share - states, self.setup.memory.pinned)
-            count = max(1, min(_MOST_ROWS, BUFFER_BYTES // max(1, size)))
             device = next(iter(caches.values())).bytes.device
-            shape = (count, size)
-            self._load_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
-            self._save_buffer = torch.empty(shape, dtype=torch.uint8, device=device)
+            if size:
+                form = form_of(self.tokens.parts, caches, self.layout)
+                self._slab = self._make_slab(device, form, self._share - states)
+                self._copies = RowCopies(self._slab, device, self.setup.streams)
+        if self._copies is not None:
+            self._copies.parts = self.tokens.parts
 
     def handshake(self) -> bytes:
-        num_states = 0 if self._states is None else self._states.num_rows
-        num_rows = 0 if self._slab is None else self._slab.num_rows
-        return encode(Hello(num_rows, self.tokens.num_bytes, num_states, self.states.num_bytes))
+        slab, states = self._slab, self._states
+        hello = Hello(
+            num_rows=0 if slab is None else slab.num_rows,
+            row_bytes=self.tokens.num_bytes,
+            num_states=0 if states is None else states.num_rows,
+            state_bytes=self.states.num_bytes,
+            formats=self.formats,
+            mark=self._mover.mark(),
+            identity=b"" if slab is None else slab.identity,
+            family=self._family,
+        )
+        return encode(hello)
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
-        for number in skipped:
-            self._note.loaded.append(number)
-            self._note.saved.append((number, None))
-            self._note.states.append((number, None))
+        kinds: tuple[Kind, ...] = ("load", "save", "fetch", "leave", "state")
+        self._told += [(kind, number, None) for number in skipped for kind in kinds]
         if broken >= 0:
-            self._note.saved.append((broken, None))
+            self._told.append(("save", broken, None))
             if self._states is not None and self._states.begun != broken:
-                self._note.states.append((broken, None))
+                self._told.append(("state", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
 
@@ -124,6 +116,7 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        self._mover.begin(step.number, self.space, step.fetches, step.leaves)
         states: dict[str, list[tuple[Move, int]]] = {}
         by_owner: dict[str, list[int]] = {}
         for place, move in enumerate(step.loads):
@@ -135,9 +128,11 @@ class OffloadWorker(StepWorker):
             rows = [step.load_rows[place] for place in places]
             copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
             copy.states = states.get(owner, [])
-            self._run(self._load_queue, copy, self._read)
-            self._loading.append(copy)
+            self._coming.append(copy)
+        self._start_loads()
+        self.count("unsaved_blocks", step.unsaved)
         if self._first:
+            self.count("disk_lost_blocks", step.lost)
             self.count("lookup_tokens", step.lookups)
             self.count("hit_tokens", step.hits)
             if step.size_bytes:
@@ -149,6 +144,8 @@ class OffloadWorker(StepWorker):
             self._save_sound(step)
         self._sound.difference_update(finished)
         self._in_step = False
+        self._start_loads()
+        self._told += self._mover.ended(self.count)
         received = self._end_loads()
         self._end_saves()
         if self._states is not None:
@@ -157,36 +154,60 @@ class OffloadWorker(StepWorker):
             self.count("unsaved_states", unsaved)
             self.count("save_bytes", count * self.states.num_bytes)
             self.count("save_seconds", seconds if self._first else 0)
-            self._note.states += self._states.saved
+            self._told += [("state", number, bad) for number, bad in self._states.saved]
             self._states.saved = []
-        notes, told = [], self._note
-        if told.loaded or told.saved or told.states or told.breaks != self._breaks:
-            told.breaks = self._breaks
-            notes.append((self.rank, encode(told)))
-        self._note = OffloadNote(self._breaks)
+        notes = []
+        if self._told or self._told_breaks != self._breaks:
+            notes.append((self.rank, encode(OffloadNote(self._breaks, self._told))))
+        self._told, self._told_breaks = [], self._breaks
         return TransferReport(
             received=received, failed_blocks=self.failed, counters=self._counters, gauges=self._gauges, notes=notes
         )
 
     def close(self) -> None:
+        self._mover.close()
         self._wait()
         if self._states is not None:
             self._states.close()
         self._load_queue.close()
         self._save_queue.close()
+        if self._slab is not None:
+            self._slab.close()
+        if self._shelf is not None:
+            self._shelf.close(keep=self._options.keep)
 
     def _save_sound(self, step: OffloadStep) -> None:
         places = [place for place, move in enumerate(step.saves) if move.owner in self._sound]
         if not places:
-            self._note.saved.append((step.number, None))
+            self._told.append(("save", step.number, None))
             self.count("unsaved_blocks", len(step.saves))
             return
         rows = [step.save_rows[place] for place in places]
         copy = Copy(step.number, "", [step.saves[place] for place in places], rows, places, len(step.saves))
         copy.finite = self.setup.memory.pinned(len(places)).view(torch.bool)
+        if step.save_marks:
+            copy.marks = [step.save_marks[place] for place in places]
+            copy.sums = self.setup.memory.pinned(8 * len(places)).view(torch.int64)
         self._run(self._save_queue, copy, self._write)
         self.count("unsaved_blocks", len(step.saves) - len(places))
         self._saving.append(copy)
+
+    def _start_loads(self) -> None:
+        """Starts the loads whose rows are there; those of blocks that did not come are over."""
+        for copy in list(self._coming):
+            moves = [self._mover.coming(row) if row >= 0 else None for row in copy.rows]
+            if all(move is None or move.done() for move in moves):
+                self._coming.remove(copy)
+                lacking = {
+                    place
+                    for place, (row, move) in enumerate(zip(copy.rows, moves, strict=True))
+                    if row < 0 or (move is not None and not move.result().good)
+                }
+                self.fail([copy.moves[place] for place in lacking])
+                there = [place for place in range(len(moves)) if place not in lacking]
+                copy.moves, copy.rows = [copy.moves[place] for place in there], [copy.rows[place] for place in there]
+                self._run(self._load_queue, copy, self._read)
+                self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
         queue.run(partial(self._tried, copy, work))
@@ -201,57 +222,34 @@ class OffloadWorker(StepWorker):
             copy.error = error
 
     def _read(self, copy: Copy) -> None:
-        """From host memory to the blocks of `copy.moves`."""
-        buffer = self._load_buffer
-        for start in range(0, len(copy.moves), len(buffer)):
-            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
-            for place, run in self._host(rows):
-                buffer[place : place + len(run)].copy_(run, non_blocking=True)
-            staged: dict[int, Sequence[Tensor]] = {}  # by KV group, whose layers have the same blocks
-            for part in self.tokens.parts:
-                if part.group not in staged:
-                    needed = [
-                        (place, block)
-                        for row, move in enumerate(moves)
-                        for place, block in enumerate(move.blocks[part.group], row * part.count)
-                        if block
-                    ]
-                    staged[part.group] = (
-                        self.setup.streams.stage(np.array(needed, np.int64).T).unbind(0) if needed else ()
-                    )
-                if staged[part.group]:
-                    places, blocks = staged[part.group]
-                    found = buffer[: len(moves), part.start : part.end].reshape(-1, part.cache.shape[1])
-                    part.cache.index_copy_(0, blocks, found.index_select(0, places))
-
+        """From host memory to the blocks of `copy.moves`, and the states."""
+        if self._copies is not None:
+            self._copies.read(copy)
         for move, row in copy.states:
             if self._states is not None:
                 self._states.load(move, row)
 
     def _write(self, copy: Copy) -> None:
         """From the blocks of `copy.moves` to host memory."""
-        buffer, finite = self._save_buffer, copy.finite
-        for start in range(0, len(copy.moves), len(buffer)):
-            moves, rows = copy.moves[start : start + len(buffer)], copy.rows[start : start + len(buffer)]
-            good = torch.ones(len(moves), dtype=torch.bool, device=buffer.device)
-            staged: dict[int, Tensor] = {}  # by KV group, whose layers have the same blocks
-            for part in self.tokens.parts:
-                if part.group not in staged:
-                    numbers = np.array([block for move in moves for block in move.blocks[part.group]], np.int64)
-                    staged[part.group] = self.setup.streams.stage(numbers)
-                blocks = staged[part.group]
-                found = part.cache.index_select(0, blocks).view(len(moves), -1)
-                if part.dtype in CHECKED:
-                    # values that are not finite fail the request that made them; they must not fail later ones
-                    good &= found.view(part.dtype).to(CHECKED[part.dtype]).isfinite().all(1)
-                buffer[: len(moves), part.start : part.end] = found
-            for place, run in self._host(rows):
-                run.copy_(buffer[place : place + len(run)], non_blocking=True)
-            if finite is not None:
-                finite[start : start + len(moves)].copy_(good, non_blocking=True)
+        if self._copies is not None:
+            self._copies.write(copy)
+        elif copy.finite is not None:
+            copy.finite.fill_(True)  # this stage of a pipeline keeps no tokens
 
-    def _host(self, rows: Sequence[int]) -> Sequence[tuple[int, Tensor]]:
-        return [] if self._slab is None else list(self._slab.runs(rows))
+    def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int) -> HostSlab:
+        options, setup = self._options, self.setup
+        if not options.shared:
+            return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned)
+        self._family = form.family
+        space = space_name(self.layout, self._num_parts)
+        self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
+        self._shelf.work(self.place)
+        return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device)
+
+    def _rows(self) -> HostSlab:
+        if self._slab is None:
+            raise RuntimeError("there is no memory yet")
+        return self._slab
 
     def _end_loads(self) -> list[str]:
         """The requests whose loads have ended; blocks of those that failed are named."""
@@ -265,8 +263,9 @@ class OffloadWorker(StepWorker):
                 self.count("load_bytes", len(copy.states) * self.states.num_bytes)
             else:
                 self.fail([*copy.moves, *(move for move, _ in copy.states)])
-            if all(other.number != copy.number for other in self._loading) and copy.number not in self._note.loaded:
-                self._note.loaded.append(copy.number)
+            under_way = {other.number for other in (*self._coming, *self._loading)}
+            if copy.number not in under_way and ("load", copy.number, []) not in self._told:
+                self._told.append(("load", copy.number, []))
         told, self._ended = self._ended, []
         return [*told, *(copy.owner for copy in ended)]
 
@@ -276,8 +275,11 @@ class OffloadWorker(StepWorker):
             self._passed(copy)
             good = copy.finite.tolist() if copy.finite is not None and copy.error is None else [False] * len(copy.rows)
             saved = {place for place, one in zip(copy.places, good, strict=True) if one}
+            if copy.sums is not None:
+                for row, (key, generation), row_sum in zip(copy.rows, copy.marks, copy.sums.tolist(), strict=True):
+                    self._rows().sign(row, key, generation, row % self._num_parts, row_sum)
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
-            self._note.saved.append((copy.number, bad))
+            self._told.append(("save", copy.number, bad))
             self._count_copy("save", copy, len(saved))
             self.count("unsaved_blocks", len(copy.rows) - len(saved))
 

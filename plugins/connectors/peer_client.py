@@ -12,7 +12,7 @@ import numpy as np
 
 from .callers import hang_up
 from .peer_options import Address
-from .peer_wire import MAX_KEYS, Ask, Held, PeerError, introduce, receive, receive_into, send
+from .peer_wire import MAX_KEYS, Ask, Held, PeerError, checksum, introduce, receive, receive_into, send
 
 logger = logging.getLogger("frame.connectors.peer")
 
@@ -44,7 +44,7 @@ class PeerClient:
             try:
                 found = b""
                 for start in range(0, len(keys), MAX_KEYS):
-                    found += self._ask(keys[start : start + MAX_KEYS], fetch=False)
+                    found += self._ask(keys[start : start + MAX_KEYS], fetch=False).held
                 return found
             except PeerError as error:
                 self._give_up(error)
@@ -54,10 +54,15 @@ class PeerClient:
         """Fills the rows of `out` uint8 [n, block_bytes] that the peer holds, and returns them. Raises `PeerError`."""
         with self._lock:
             try:
-                held = self._ask(keys, fetch=True)
-                rows = [row for row, one in enumerate(held) if one]
-                for row in rows:
-                    receive_into(self._connected(), out[row].data.cast("B"), self._timeout)
+                answer = self._ask(keys, fetch=True)
+                rows = [row for row, one in enumerate(answer.held) if one]
+                if len(answer.checksums) != len(rows):
+                    raise PeerError(f"{len(answer.checksums)} checksums came for {len(rows)} blocks")
+                for row, wanted in zip(rows, answer.checksums, strict=True):
+                    data = out[row].data.cast("B")
+                    receive_into(self._connected(), data, self._timeout)
+                    if checksum(keys[row], data) != wanted:
+                        raise PeerError("a block was changed on its way")
                 return rows
             except PeerError as error:
                 self._give_up(error)
@@ -70,13 +75,13 @@ class PeerClient:
         if connection is not None:
             hang_up(connection)
 
-    def _ask(self, keys: Sequence[bytes], *, fetch: bool) -> bytes:
+    def _ask(self, keys: Sequence[bytes], *, fetch: bool) -> Held:
         connection = self._connected()
         send(connection, Ask(list(keys), fetch))
-        held = receive(connection, Held, self._timeout).held
-        if len(held) != len(keys):
-            raise PeerError(f"{len(held)} answers came for {len(keys)} blocks")
-        return held
+        answer = receive(connection, Held, self._timeout)
+        if len(answer.held) != len(keys):
+            raise PeerError(f"{len(answer.held)} answers came for {len(keys)} blocks")
+        return answer
 
     def _connected(self) -> socket.socket:
         if self._connection is None:
@@ -86,6 +91,8 @@ class PeerClient:
                 self._connection = self._connect()
             except OSError as error:
                 raise PeerError(f"it cannot be reached: {error}") from None
+            if self.resting:  # `close` did not see this connection
+                raise PeerError("it was closed")
             introduce(self._connection, self._secret, self.space, self._timeout)
         return self._connection
 

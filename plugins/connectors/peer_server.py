@@ -13,7 +13,7 @@ import numpy as np
 
 from .callers import Callers
 from .peer_options import Address
-from .peer_wire import MAX_KEYS, Ask, Held, PeerError, Welcome, admit, receive, send
+from .peer_wire import MAX_KEYS, Ask, Held, PeerError, Welcome, admit, checksum, receive, send
 
 #: Connections at a time; further ones are closed at once.
 MAX_CALLERS = 64
@@ -102,9 +102,11 @@ class PeerServer:
         if len(ask.keys) > (MAX_FETCH if ask.fetch else MAX_KEYS):
             raise PeerError(f"{len(ask.keys)} blocks are asked for at once")
         found = [self._blocks.get(key) if space == self._blocks.space else None for key in ask.keys]
-        held = bytes(data is not None for data in found)
+        held, blocks = bytes(data is not None for data in found), list[tuple[bytes, bytes]]()
+        if ask.fetch:
+            blocks = [(key, data) for key, data in zip(ask.keys, found, strict=True) if data is not None]
         caller.settimeout(self._timeout)
-        send(caller, Held(held), b"".join(data for data in found if data is not None) if ask.fetch else b"")
+        send(caller, Held(held, [checksum(*block) for block in blocks]), b"".join(data for _, data in blocks))
 
 
 def _listen(address: Address) -> socket.socket:

@@ -6,6 +6,7 @@ itself is never sent, and names the set of blocks that it wants. Knows no block.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import socket
@@ -56,12 +57,16 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """For each key 1 or 0; after a fetch the bytes of those that are held follow, in this order."""
+    """For each key 1 or 0; after a fetch the bytes of those that are held follow, in this order.
+
+    `checksums` are theirs: a socket may lose or change bytes where machines, proxies or kernels fail.
+    """
 
     held: bytes
+    checksums: list[bytes] = []
 
 
-VERSION = 1
+VERSION = 2
 
 
 def send(connection: socket.socket, message: msgspec.Struct, payload: bytes | memoryview = b"") -> None:
@@ -99,6 +104,11 @@ def receive(connection: socket.socket, kind: type[T], seconds: float | None, lim
         return decode(bytes(data), kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise PeerError(f"a frame is not a {kind.__name__}: {error}") from None
+
+
+def checksum(key: bytes, data: bytes | memoryview) -> bytes:
+    """Of the bytes of the block with that key: those of another block do not pass for them."""
+    return hashlib.blake2b(data, digest_size=16, key=key[:64]).digest()
 
 
 def receive_into(connection: socket.socket, out: memoryview, seconds: float) -> None:

@@ -6,63 +6,35 @@ arrived into the KV memory. A load that fails reports the blocks that did not ar
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from queue import Empty, Full, Queue
+from functools import partial
 
 import numpy as np
 
-from frame.interfaces import ConnectorWorkerSetup, TransferReport
+from frame.interfaces import ConnectorWorkerSetup
 
 from .block_messages import BlockStep, Move
-from .block_worker import BlockWorker, batches
+from .block_worker import batches
+from .loading_worker import LoadingWorker
 from .peer_client import PeerClient
 from .peer_messages import PeerStep
 from .peer_options import Address, PeerOptions
 from .peer_server import HostBlocks, PeerServer
 from .peer_wire import PeerError
 
-#: Received parts of one load that may wait for a step.
-_PARTS = 4
-_POLL_SECONDS = 0.1
 
-
-@dataclass
-class Load:
-    """One request's load: parts (moves, their bytes, the rows that arrived), at last None."""
-
-    owner: str
-    parts: Queue[tuple[Sequence[Move], np.ndarray, list[int]] | None] = field(default_factory=lambda: Queue(_PARTS))
-    stopped: threading.Event = field(default_factory=threading.Event)
-
-    def give(self, part: tuple[Sequence[Move], np.ndarray, list[int]] | None) -> None:
-        """Waits for room in the queue; returns without adding once the load was stopped."""
-        while not self.stopped.is_set():
-            try:
-                self.parts.put(part, timeout=_POLL_SECONDS)
-            except Full:
-                continue
-            return
-
-
-class PeerWorker(BlockWorker):
+class PeerWorker(LoadingWorker):
     """See the module."""
 
     title = "peer"
     message = PeerStep
 
     def __init__(self, setup: ConnectorWorkerSetup, options: PeerOptions) -> None:
-        super().__init__(setup, options)
+        super().__init__(setup, options, max(1, len(options.peers)))
         self._options = options
         self._secret = options.secret()
         self._blocks = HostBlocks(options.max_bytes)
         self._peers: dict[int, PeerClient] = {}
-        self._loads: list[Load] = []
-        self._ended: list[str] = []
-        self._gone: set[str] = set()  # requests that ended while they were loaded
-        self._threads = ThreadPoolExecutor(max(1, len(options.peers)), thread_name_prefix="peer-load")
         self._server: PeerServer | None = None
         if options.listen is not None and setup.role != "consumer":
             address = Address.parse(options.listen, self.rank)
@@ -76,11 +48,8 @@ class PeerWorker(BlockWorker):
         for move in step.loads:
             by_owner.setdefault(move.owner, []).append(move)
         for owner, moves in by_owner.items():
-            load = Load(owner)
-            self._loads.append(load)
-            self._threads.submit(self._receive, load, self._peer(sources[owner]), moves)
-        for load in list(self._loads):
-            self._take(load)
+            self.begin_load(owner, batches(moves), partial(_fetch, self._peer(sources[owner])))
+        self.take_arrived()
 
     def keeps(self, key: bytes) -> bool:
         return self._server is None or self._blocks.touch(key)
@@ -95,20 +64,11 @@ class PeerWorker(BlockWorker):
             return {}
         return {"peer_used_bytes": float(self._blocks.used_bytes), "peer_size_bytes": float(self._options.max_bytes)}
 
-    def loaded(self) -> list[str]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def end_step(self, finished: Sequence[str]) -> TransferReport:
-        self._gone.update(load.owner for load in self._loads if load.owner in finished)
-        return super().end_step(finished)
-
     def close(self) -> None:
-        for load in self._loads:
-            load.stopped.set()
+        self.stop_loads()
         for peer in self._peers.values():
             peer.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self.end_loads()
         if self._server is not None:
             self._server.close()
         self._blocks.clear()
@@ -124,28 +84,9 @@ class PeerWorker(BlockWorker):
             )
         return self._peers[source]
 
-    def _receive(self, load: Load, peer: PeerClient, moves: Sequence[Move]) -> None:
-        """Runs in a thread: fetches batch by batch, and asks for no further batch once a block is missing."""
-        whole = True
-        for part in batches(moves):
-            data = self.rows_for(part)
-            rows: list[int] = []
-            if whole and load.owner not in self._gone and not load.stopped.is_set():
-                try:
-                    rows = peer.fetch([move.key for move in part], data)
-                except PeerError:
-                    rows = []
-            whole = whole and len(rows) == len(part)
-            load.give((part, data, rows))
-        load.give(None)
 
-    def _take(self, load: Load) -> None:
-        """Moves what has arrived into the KV memory."""
-        try:
-            while (part := load.parts.get_nowait()) is not None:
-                self.put(*part)
-        except Empty:
-            return
-        self._loads.remove(load)
-        self._gone.discard(load.owner)
-        self._ended.append(load.owner)
+def _fetch(peer: PeerClient, moves: Sequence[Move], data: np.ndarray) -> list[int]:
+    try:
+        return peer.fetch([move.key for move in moves], data)
+    except PeerError:
+        return []

@@ -55,6 +55,7 @@ class TorchCollectives(Collectives):
         self._address = placement.address or "127.0.0.1"
         self._make = make
         self._made: list[Any] = []
+        self._groups: list[TorchGroup | GlooHost] = []
         self.is_silent = False
         self._store = open_store(placement)
 
@@ -66,7 +67,9 @@ class TorchCollectives(Collectives):
             with _explained(f"group {name!r} of ranks {', '.join(map(str, ranks))}"):
                 device = self._make(self._store_of(name, "device", ranks), rank, size, self._address)
             self._made.append(device)
-        return TorchGroup(name, rank, size, device, host, self)
+        group = TorchGroup(name, rank, size, device, host, self)
+        self._groups.append(group)
+        return group
 
     def host(self, name: str, ranks: Sequence[int]) -> GlooHost:
         """A group that exchanges bytes only."""
@@ -74,16 +77,25 @@ class TorchCollectives(Collectives):
         with _explained(f"group {name!r} of ranks {', '.join(map(str, ranks))}"):
             group = gloo_group(self._store_of(name, "host", ranks), rank, size, self._address)
         self._made.append(group)
-        return GlooHost(name, size, group)
+        host = GlooHost(name, size, group)
+        self._groups.append(host)
+        return host
 
     def _store_of(self, name: str, kind: str, ranks: Sequence[int]) -> Any:
         return distributed.PrefixStore(f"{name}:{kind}:{'-'.join(map(str, ranks))}", self._store)
 
     def close(self) -> None:
-        made, self._made = self._made, []
-        for group in reversed(made):
-            with contextlib.suppress(Exception):  # peers may be gone
-                group.abort()
+        while self._made:
+            _abort(self._made.pop())
+        # the last reference to the store ends it, which opens its file once more: that must still be the same one
+        groups, self._groups, self._store = self._groups, [], None
+        for one in groups:
+            one.end()
+
+
+def _abort(communicator: Any) -> None:
+    with contextlib.suppress(Exception):  # peers may be gone
+        communicator.abort()
 
 
 def open_store(placement: Placement) -> Any:
@@ -164,6 +176,10 @@ class GlooHost(HostGroup):
     def __init__(self, name: str, size: int, group: Any) -> None:
         self._name, self._size, self.group = name, size, group
 
+    def end(self) -> None:
+        """Lets go of the communicator, which was closed."""
+        self.group = None
+
     def gather(self, data: bytes, timeout_seconds: float = GATHER_SECONDS) -> list[bytes]:
         heads = self._padded(len(data).to_bytes(8, "little") + data[:SMALL_BYTES], 8 + SMALL_BYTES, timeout_seconds)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
@@ -199,6 +215,12 @@ class TorchGroup(ProcessGroup):
         self._sent = deque[tuple[list[Any], list[Tensor]]]()  # what each call of `send` has on its way
         #: bytes of a part of a sum that is worth being begun before the rest is computed, 0 for none; the most parts
         self.overlap_bytes, self.overlap_parts = 0, 4
+
+    def end(self) -> None:
+        """Lets go of the communicator, which was closed, and of what it had on its way."""
+        self.communicator = None
+        self._begun.clear()
+        self._sent.clear()
 
     @property
     def is_silent(self) -> bool:  # type: ignore[override]

@@ -240,6 +240,20 @@ def test_a_whole_kv_transfer_config_of_vllm_is_taken(caplog):
     assert "no effect here: engine_id, kv_buffer_size" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("extra", "plugin"),
+    [
+        ({"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 6555}, {"server": "tcp:localhost:6555"}),
+        ({"lmcache.mp.port": "7", "max_bytes": 9}, {"server": "tcp:localhost:7", "max_bytes": 9}),
+        ({"lmcache.mp.host": "10.0.0.1"}, {"server": "tcp:10.0.0.1:5555"}),
+        ({"server": "tcp:localhost:1"}, {"server": "tcp:localhost:1"}),
+    ],
+)
+def test_vllms_names_of_an_lmcache_server(extra, plugin):
+    given = {"kv_connector": "LMCacheMPConnector", "kv_connector_extra_config": extra}
+    assert FrameConfig.from_flat(kv_transfer_config=given).plugin == {"LMCacheMPConnector": plugin}
+
+
 def test_vllm_names_and_values_mean_the_same(caplog):
     config = FrameConfig.from_flat(
         dtype="half",

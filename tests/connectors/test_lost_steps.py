@@ -6,11 +6,13 @@ import pytest
 
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
+from tests.connectors.test_offload import lose_steps
 
 
-def suite_of(name, folder, **options):
+def suite_of(name, path, **options):
     made = type("Suite", (ConnectorSuite,), {"plugin": name, "options": options})()
-    made.folder = folder
+    made.folder = path
     return made
 
 
@@ -37,3 +39,56 @@ def test_blocks_behind_a_lost_step_are_not_saved(tmp_path, lost, budget):
             other.begin_step(message)
             other.end_step([])
     assert len(list(tmp_path.rglob("*.kv"))) == lost * budget // 4
+
+
+@pytest.mark.parametrize("where", ["begin_step", "end_step", "sample"])
+def test_what_one_rank_reported_of_a_step_that_failed_on_the_other_is_told_again(tmp_path, where):
+    """The first rank has said that its saves ended; nobody would give the blocks back."""
+    suite = suite_of("offload", tmp_path, size=0.001)
+    engine = suite.engine(make_layout(ranks=2), ranks=2)
+    first, second = engine.workers.made
+    engine.add(request("a", suite.prompt(30), 1))
+    while not engine.held:
+        engine.step()
+    told = []
+    end = first.transfer.end_step
+
+    def ends(finished):
+        report = end(finished)
+        told.extend(report.notes)
+        return report
+
+    first.transfer.end_step = ends
+    of = second if where == "sample" else second.transfer
+    does = getattr(of, where)
+
+    def fails(*arguments):
+        if told and not failed:
+            failed.append(where)
+            raise RuntimeError("a step fails on one rank")
+        return does(*arguments)
+
+    failed = []
+    setattr(of, where, fails)
+    engine.run()
+    assert failed
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["disk", "multi"])
+def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, name):
+    """The connector's worker side never hears of the load, so it never says that it ended."""
+    disk = {"folder": str(tmp_path / "disk")}
+    options = {"connectors": [{"kv_connector": "disk", "options": disk}]} if name == "multi" else disk
+    suite, layout = suite_of(name, tmp_path, **options), make_layout(ranks=2)
+    suite.fill(suite.prompt(40), layout=layout, ranks=2)
+    engine = suite.engine(layout, ranks=2)
+    for worker in engine.workers.made:
+        lose_steps(worker, [0])
+    engine.run(request("again", suite.prompt(40)))
+    engine.check()
+    assert not engine.engine.scheduler.lifecycle.abandoned
+    engine.run(request("later", suite.prompt(40)[:30] + [1] * 10))
+    engine.check()
+    engine.close()

@@ -45,7 +45,8 @@ class Suite(ConnectorSuite):
 
 def suite_of(folder, *, share=0.3, seed=0, **options):
     made = Suite()
-    made.folder, made.options, made.share, made.seed = folder, {"size": 0.01, **options}, share, seed
+    made.folder, made.share, made.seed = folder, share, seed
+    made.options = {"size": 0.01, "disk_folder": "", **options}
     return made
 
 
@@ -386,9 +387,9 @@ def test_a_copy_that_fails_costs_its_help_only(tmp_path):
     engine.run(request("first", suite.prompt(30)))
     forget(engine)
     worker = worker_of(engine)
-    worker._host, host = lambda rows: 1 / 0, worker._host
+    worker._copies.runs, runs = lambda rows: 1 / 0, worker._copies.runs
     engine.run(request("again", suite.prompt(30)), request("new", suite.prompt(30, seed=3)))
-    worker._host = host
+    worker._copies.runs = runs
     forget(engine)
     engine.run(request("third", suite.prompt(30)), request("newer", suite.prompt(30, seed=3)))
     engine.check()

@@ -20,7 +20,18 @@ from frame.plugins.connectors import peer_server
 from frame.plugins.connectors.peer_client import PeerClient
 from frame.plugins.connectors.peer_options import Address, PeerOptions
 from frame.plugins.connectors.peer_server import HostBlocks, PeerServer
-from frame.plugins.connectors.peer_wire import MAX_KEYS, Ask, Challenge, Held, Hello, PeerError, Welcome, receive, send
+from frame.plugins.connectors.peer_wire import (
+    MAX_KEYS,
+    Ask,
+    Challenge,
+    Held,
+    Hello,
+    PeerError,
+    Welcome,
+    checksum,
+    receive,
+    send,
+)
 from frame.testing import make_setup
 from frame.testing.fake_cache import make_layout
 
@@ -204,11 +215,12 @@ def frame(message):
         b"",
         frame(Held(b"\1")),
         frame(Held(b"\1" * 3)),
-        frame(Held(b"\1\1\1")) + bytes(SIZE + 3),
+        frame(Held(b"\1\1\1", [checksum(key, bytes(SIZE)) for key in KEYS[:3]])) + bytes(SIZE + 3),
+        frame(Held(b"\1\1\1", [checksum(KEYS[0], bytes(SIZE))])) + bytes(3 * SIZE),
         frame(Welcome()),
         struct.pack("<I", 1 << 30),
     ],
-    ids=["hangs up", "silent", "short", "no bytes", "few bytes", "other kind", "long"],
+    ids=["hangs up", "silent", "short", "no bytes", "few bytes", "few sums", "other kind", "long"],
 )
 def test_a_peer_that_fails_in_the_middle_costs_a_pause(tmp_path, answer, client):
     liar = Liar(str(tmp_path / "liar"), [answer])
@@ -254,3 +266,31 @@ def test_tcp_demands_a_secret(tmp_path):
 
 def test_frames_are_not_executable():
     assert msgspec.msgpack.decode(encode(Ask(KEYS[:1]))) == {"keys": KEYS[:1], "fetch": False}
+
+
+@pytest.mark.parametrize("place", [0, SIZE, 2 * SIZE - 1])
+def test_a_block_that_changes_on_its_way_is_not_taken(server, address, client, monkeypatch, place):
+    def changes(connection, message, payload=b""):
+        changed = bytearray(payload)
+        if payload:
+            changed[place] ^= 1
+        send(connection, message, changed)
+
+    monkeypatch.setattr(peer_server, "send", changes)
+    with pytest.raises(PeerError, match="a block was changed on its way"):
+        client(address).fetch(KEYS[:2], np.zeros((2, SIZE), np.uint8))
+
+
+def test_an_answer_that_comes_twice_is_not_taken_for_the_next(server, address, client, monkeypatch):
+    def repeats(connection, message, payload=b""):
+        send(connection, message, payload)
+        if payload:
+            send(connection, message, payload)
+
+    monkeypatch.setattr(peer_server, "send", repeats)
+    caller, out = client(address), np.zeros((1, SIZE), np.uint8)
+    assert caller.fetch(KEYS[:1], out) == [0]
+    with pytest.raises(PeerError, match="a block was changed on its way"):
+        caller.fetch(KEYS[1:2], out)
+    assert caller.fetch(KEYS[1:2], out) == [0]
+    assert out.tolist() == [[1] * SIZE]

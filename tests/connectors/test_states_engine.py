@@ -136,6 +136,25 @@ def test_states_that_the_device_forgot_come_back_from_host_memory(model):
 RANKS = {"tensor": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
 
 
+@pytest.mark.parametrize("more", [{"shared": True}, {"disk_size": 0.01}], ids=["shared", "disk"])
+def test_states_stay_with_the_engine_where_blocks_do_not(model, tmp_path, more):
+    """Blocks of tokens outlive it, and are of no use without the states behind them."""
+    name, folder, want = model
+    (tmp_path / "shm").mkdir()
+    options = {
+        "size": 0.01,
+        **more,
+        **({"shared_folder": str(tmp_path / "shm"), "keep": True} if "shared" in more else {}),
+    }
+    if "disk_size" in more:
+        options["disk_folder"] = str(tmp_path / "disk")
+    for _ in range(2):
+        with engine_of(folder, "offload", options) as engine:
+            assert complete(engine, prompts()) == (want, NOTHING)
+            assert engine.call("reset_prefix_cache", {})
+            assert complete(engine, prompts(), "again") == (want, cached(name))
+
+
 #: What is left to `make matrix` is shown in parts elsewhere.
 OFTEN = {("disk", "tensor"), ("offload", "pipeline")}
 CASES = [

@@ -243,7 +243,29 @@ def test_steps_that_only_a_connector_needs_end_the_engine_when_they_fail_for_goo
             rig.run()
 
 
-def test_a_load_that_a_failed_step_never_began_holds_up_no_sleep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_a_failed_step_may_have_begun_holds_up_no_sleep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker side raised where it read the message, so nobody knows, and it does not say that the load ended."""
+    transfer, failed = rig.executor.worker.transfer, iter([True])
+    sound = transfer.begin_step
+    rig.executor.worker.strict = False
+
+    def fails_once(message: bytes) -> None:
+        if message and next(failed, False):
+            raise OSError("no message arrived")
+        sound(message)
+
+    monkeypatch.setattr(transfer, "begin_step", fails_once)
+    monkeypatch.setattr(engine_module, "EMPTY_FAILURE_SECONDS", 0.0)
+    request = make_request("second", PROMPT, max_tokens=4)
+    rig.run(request)
+    rig.check(request)
+    assert rig.engine.scheduler.num_transfers == 1
+    rig.engine.call("sleep")
+    assert rig.engine.call("is_sleeping")
+    assert not rig.engine.scheduler.num_transfers
+
+
+def test_a_load_that_a_failed_step_never_began_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     sound, failed = rig.executor.execute, iter([True])
     rig.executor.worker.strict = False
 
@@ -257,9 +279,6 @@ def test_a_load_that_a_failed_step_never_began_holds_up_no_sleep(rig: Rig, monke
     request = make_request("second", PROMPT, max_tokens=4)
     rig.run(request)
     rig.check(request)
-    assert rig.engine.scheduler.num_transfers == 1
-    rig.engine.call("sleep")
-    assert rig.engine.call("is_sleeping")
     assert not rig.engine.scheduler.num_transfers
 
 

@@ -1,10 +1,14 @@
 """Collectives over gloo equal what one process computes from all ranks' tensors; stand-ins have the same shapes."""
 
+import gc
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from frame.core.parallel.rendezvous import Rendezvous
 from frame.interfaces import Mesh, Placement, UnconnectedGroup
 from frame.plugins.platforms.torch_collectives import TorchCollectives
 from frame.testing import run_ranks
@@ -165,3 +169,23 @@ def test_the_host_side_gathers_messages_of_any_length():
 
     expected = [[b"A" * mine, b"B" * other] for mine in lengths for other in lengths]
     assert run_ranks(2, work) == [expected, expected]
+
+
+def test_groups_that_outlive_their_collectives_touch_no_other_file():
+    """The rendezvous is known by the number of a descriptor, which is another file's once it was closed."""
+    rendezvous = Rendezvous()
+    placements = [Placement(rank=rank, mesh=Mesh(tensor=2), rendezvous=rendezvous.address) for rank in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        collectives = list(threads.map(TorchCollectives, placements))
+        groups = list(threads.map(lambda one: one.group("tensor", [0, 1]), collectives))
+    for one in collectives:
+        one.close()
+    number = int(rendezvous.address.rpartition("/")[2])
+    rendezvous.close()
+    if (other := os.memfd_create("another file")) != number:
+        os.dup2(other, number)
+        os.close(other)
+    del collectives, groups, one
+    gc.collect()
+    assert os.fstat(number).st_size == 0
+    os.close(number)

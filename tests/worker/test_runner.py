@@ -14,10 +14,12 @@ from torch import Tensor
 from frame import LLM
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import NewRequest, StepPlan, TransferReport
+from frame.core.interfaces.wire import encode
 from frame.core.worker.start import model_loading
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import LayerHooks
 from frame.testing.checkpoints import make_checkpoint
+from frame.transfers.untold import LOST
 
 NONE = np.zeros(0, np.int32)
 
@@ -89,7 +91,7 @@ def fail(*arguments: Any) -> None:
     raise RuntimeError("a processor failed")
 
 
-def test_what_a_connector_reported_in_a_step_that_could_not_be_sampled_is_told_with_the_next(
+def test_what_a_connector_reported_in_a_step_that_failed_is_told_with_a_later_one_that_names_it(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "connector", Reports())
@@ -99,13 +101,22 @@ def test_what_a_connector_reported_in_a_step_that_could_not_be_sampled_is_told_w
         with pytest.raises(RuntimeError, match="a processor failed"):
             runner.sample()
     runner.execute(plan(1, new(0, [5, 6], [1])))  # and this one is never sampled: its masks failed
-    runner.execute(plan(2, new(0, [5, 6], [1])))
+    runner.execute(plan(2, new(0, [5, 6], [1])))  # which another worker fails behind
+    assert runner.sample().result().transfer.received == ["3"]
+    later = plan(3)
+    later.extras = {LOST: encode([(0, []), (1, ["x"]), (2, [])])}
+    runner.execute(later)
     report = runner.sample().result().transfer
-    assert report == TransferReport(
-        received=["1", "2", "3"], sent=["1", "2", "3"], counters={"steps": 3.0}, gauges={"step": 3.0}
-    )
-    runner.execute(plan(3))
-    assert runner.sample().result().transfer.received == ["4"]
+    assert report.received == report.sent == ["1", "2", "3", "4"]
+    assert (report.counters, report.gauges) == ({"steps": 4.0}, {"step": 4.0})
+    again = plan(4)
+    again.extras = {LOST: encode([(0, []), (1, ["x"]), (2, [])])}  # it was on its way before the answer came
+    runner.execute(again)
+    assert runner.sample().result().transfer.received == ["5"]
+    for step in range(5, 400):
+        runner.execute(plan(step))
+        runner.sample()
+    assert len(runner._untold._reports) <= 256
 
 
 def test_all_that_follows_slots_is_told_of_them_though_one_raises(
@@ -172,3 +183,18 @@ def test_weights_that_sleep_dropped_are_read_in_place(engine: Any, monkeypatch: 
     engine.core.call("wake_up")
     (after,) = engine.collective_rpc(lambda worker: list(worker.model.parameters()))
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_loads_of_a_step_that_failed_before_the_connector_heard_of_it_are_told_as_ended_once(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "connector", Reports())
+    with monkeypatch.context() as broken:
+        broken.setattr(runner, "_apply_changes", fail)
+        with pytest.raises(RuntimeError, match="a processor failed"):
+            runner.execute(plan(1000))
+    for step, received in ((1001, ["a", "1"]), (1002, ["2"])):
+        one = plan(step)
+        one.extras = {LOST: encode([(1000, ["a"])])}
+        runner.execute(one)
+        assert runner.sample().result().transfer.received == received

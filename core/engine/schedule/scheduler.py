@@ -355,6 +355,7 @@ class Scheduler:
         plan repeats the removals and additions that workers learnt from this plan alone.
         """
         step, living = self._launched(plan), self.living(plan)
+        self._transfers.lose(plan, step.loads)
         self._kv.checkpoints.drop()
         self.adapters.lose(plan)
         guilty = self.quarantine.blame(living)
@@ -409,7 +410,9 @@ class Scheduler:
     def has_transfers(self) -> bool:
         """Whether the connector needs steps, if need be without tokens, to go on with its transfers."""
         lifecycle = self.lifecycle
-        return self._transfers.active and bool(lifecycle.loading or lifecycle.held or lifecycle.finished_ids)
+        return self._transfers.active and bool(
+            lifecycle.loading or lifecycle.held or lifecycle.finished_ids or self._transfers.asks
+        )
 
     def preempt_all(self) -> None:
         """Sends every running request back to the queue, in its order."""

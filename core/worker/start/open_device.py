@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from frame.transfers.children import maker
+
 from ...config.checkpoint import Checkpoint, read_checkpoint
 from ...config.tree import FrameConfig
 from ...interfaces.collectives import Collectives, Groups, NoCollectives
@@ -56,6 +58,7 @@ class OpenDevice:
         setup = connector_worker_setup(config, max_model_len, layout, self.placement, self.platform, self.engine_id)
         if name is None:
             return NullConnectorWorker(setup)
+        setup = replace(setup, make=maker(self.registry, config))
         connector: ConnectorWorker = self.registry.make("connector", name, setup, config, part="worker")
         return connector
 

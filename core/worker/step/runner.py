@@ -19,11 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frame.transfers.untold import UntoldReports
+
 from ...interfaces.connector import ConnectorWorker
 from ...interfaces.kv import KVLayout
 from ...interfaces.model import ForwardStep, LayerHooks, Model
 from ...interfaces.platform_steps import NO_ROWS, StepShape
-from ...interfaces.step import BlockCopy, StepPlan, TransferReport
+from ...interfaces.step import BlockCopy, StepPlan
 from ...layers.cached import CachedLayer, Planner
 from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
@@ -44,7 +46,7 @@ from .prefix_tiles import PrefixTiles
 from .prompt_embeds import NoPromptEmbeds
 from .request_state import RequestTables
 from .speculation import NoSpeculation
-from .step_handle import PendingStep, joined
+from .step_handle import PendingStep
 from .step_inputs import InputBuilder, StepInputs
 
 CONNECTOR = "connector"
@@ -117,7 +119,7 @@ class Runner:
         # each keeps state by slot and hears of requests that leave and come, in this order
         self._by_slot = (sampler, speculation, self.prompt_logprobs, pooling) if stage.draws else ()
         self._executed: _Executed | None = None
-        self._untold: TransferReport | None = None  # what the connector reported in a step that was not sampled
+        self._untold = UntoldReports()
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
@@ -144,6 +146,7 @@ class Runner:
         self._apply_changes(plan)
         inputs = self.device.graphs.run(shape, "writes", partial(self._write, plan, shape))
         self._copy_blocks(plan.copies)
+        self._untold.begin(plan)
         self.connector.begin_step(plan.extras.get(CONNECTOR, b""))
         hidden = None
         if inputs is not None:
@@ -153,8 +156,7 @@ class Runner:
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
             self.stage.hand_on(hidden)
         report = self.connector.end_step(plan.finished_ids)
-        self._untold = report if self._untold is None else joined(self._untold, report)
-        return PendingStep(plan, self._untold, self.sampler), shape, inputs, hidden
+        return PendingStep(plan, self._untold.told(plan, report), self.sampler), shape, inputs, hidden
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:
@@ -174,7 +176,6 @@ class Runner:
         if step.plan.capture and self.lockstep.captures:
             self.device.graphs.capture(self.run_dummy)
         step.wants_capture = self.wants_capture
-        self._untold = None
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
             self._pending.popleft()

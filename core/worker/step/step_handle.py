@@ -78,19 +78,3 @@ class PendingStep:
             result.pooled, failed = self.pooled.rows()
             result.failed.update(failed)
         return result
-
-
-def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:
-    """What a connector reported in two steps, as one report."""
-    counters = dict(later.counters)
-    for name, value in earlier.counters.items():
-        counters[name] = counters.get(name, 0.0) + value
-    return TransferReport(
-        sent=earlier.sent + later.sent,
-        received=earlier.received + later.received,
-        failed_blocks=earlier.failed_blocks + later.failed_blocks,
-        counters=counters,
-        gauges=earlier.gauges | later.gauges,
-        events=earlier.events + later.events,
-        notes=earlier.notes + later.notes,
-    )

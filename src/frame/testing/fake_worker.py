@@ -20,6 +20,7 @@ from frame.core.interfaces.kv import KVLayout
 from frame.core.interfaces.kv_layout import pool_bytes
 from frame.core.interfaces.step import LogprobRows, StepPlan, StepResult
 from frame.core.worker.step.runner import CONNECTOR, NO_HOOKS
+from frame.transfers.untold import UntoldReports
 
 from .fake_cache import (
     BAD,
@@ -81,6 +82,7 @@ class FakeWorker:
     def __post_init__(self) -> None:
         self.slots: dict[int, Resident] = {}
         self.unanswered: list[StepPlan] = []
+        self.untold = UntoldReports()
         self.closed = False
         self.transfer: ConnectorWorker = NullConnectorWorker(make_setup("connector", part="worker", layout=self.layout))
         self._executed: StepResult | None = None
@@ -128,6 +130,7 @@ class FakeWorker:
         self.unanswered.append(plan)
         for copy in plan.copies:
             self.memory.copy(copy)
+        self.untold.begin(plan)
         self.transfer.begin_step(plan.extras.get(CONNECTOR, b""))
         rows = [self.slots[slot] for slot in plan.slots.tolist()]
         starts = [self._begin(plan, row, resident) for row, resident in enumerate(rows)]
@@ -135,7 +138,7 @@ class FakeWorker:
         result = self._draw_rows(plan, rows, starts)
         if plan.step in self.broken_steps:
             raise BrokenStepError(f"step {plan.step} was told to break")
-        result.transfer = self.transfer.end_step(plan.finished_ids)
+        result.transfer = self.untold.told(plan, self.transfer.end_step(plan.finished_ids))
         self._executed = result
 
     def sample(self, masks: bytes = b"") -> FakeHandle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from frame.core.plugin_host.setups import (
     platform_setup,
 )
 from frame.tiers.policy import TierPolicySetup
+from frame.transfers.children import maker
 
 if TYPE_CHECKING:
     from frame.core.interfaces.platform import Platform
@@ -81,13 +83,21 @@ def _engine_side(kind: str, part: str, config: FrameConfig, changes: dict[str, A
             return executor_setup(config, _MAX_MODEL_LEN, [Placement()], changes["workers"])
         case "connector", "":
             made = connector_setup(config, _MAX_MODEL_LEN, layout, "engine-under-test")
-            return replace(made, make=lambda kind, name, setup: _registry().make(kind, name, setup, config))
+            return replace(made, make=_maker(config))
         case "connector", "worker":
             platform = _cpu(config)
-            return connector_worker_setup(
+            beside = connector_worker_setup(
                 config, _MAX_MODEL_LEN, layout, Placement(), platform, engine_id="engine-under-test"
             )
+            return replace(beside, make=_maker(config))
     return None
+
+
+def _maker(config: FrameConfig) -> Callable[..., Any]:
+    def make(*arguments: Any) -> Any:
+        return maker(_registry(), config)(*arguments)
+
+    return make
 
 
 def _cpu(config: FrameConfig) -> Platform:

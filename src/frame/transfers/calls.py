@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,8 @@ from frame.core.engine.request import Request
 from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorScheduler, RequestView
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import encode
+
+from .untold import LOST
 
 logger = logging.getLogger("frame.engine")
 
@@ -38,6 +40,9 @@ class Transfers:
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
         self._contents = WeakKeyDictionary[Request, bytes]()
+        # steps that failed, of which some workers may have reported: the requests whose loads they were to begin
+        self._lost: dict[int, list[str]] = {}
+        self._asked: dict[int, set[int]] = {}  # by step: those that its plan asks about
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
@@ -95,6 +100,9 @@ class Transfers:
 
     def attach(self, plan: StepPlan) -> bool:
         """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
+        if self._lost:
+            self._asked[plan.step] = set(self._lost)
+            plan.extras = {**plan.extras, LOST: encode(sorted(self._lost.items()))}
         if not self.active or self._silent:
             return True
         try:
@@ -107,11 +115,24 @@ class Transfers:
             plan.extras = {**plan.extras, "connector": message}
         return True
 
-    def report(self, report: TransferReport) -> list[str]:
-        """Passes the report to the connector, and adds the numbers that are in it then to the metrics.
+    @property
+    def asks(self) -> bool:
+        """Whether workers must be asked if loads ended that steps which failed were to begin."""
+        return any(self._lost.values())
+
+    def lose(self, plan: StepPlan, loads: Sequence[Request]) -> None:
+        """A launched step failed on some worker: what the others reported of it, and of its `loads`, is asked for."""
+        self._asked.pop(plan.step, None)
+        if self.active:
+            self._lost[plan.step] = [request.request_id for request in loads]
+
+    def report(self, report: TransferReport, plan: StepPlan) -> list[str]:
+        """Passes the report of a step to the connector, and adds the numbers that are in it then to the metrics.
 
         Returns the ids of ended requests whose blocks it gives back.
         """
+        for step in self._asked.pop(plan.step, ()):
+            self._lost.pop(step, None)
         released: list[str] = []
         try:
             released = list(self.connector.update(report) or ())

@@ -8,6 +8,8 @@ from frame.core.interfaces.mesh import Mesh
 from frame.core.plugin_host.offers import import_target
 from frame.core.plugin_host.registry import Registry
 
+from .children import CHILDREN, with_options
+
 #: The tag of a connector's provider that names what is called, `"package.module:function"`.
 CHECK = "check"
 
@@ -15,14 +17,25 @@ CHECK = "check"
 def check_connector(config: FrameConfig, mesh: Mesh, registry: Registry) -> None:
     """Raises `ConfigError` with the reason for which the connector's check refuses its options.
 
-    It is called with them, the workers of the engine, and on how many machines they are.
+    It is called with them, the workers of the engine, and on how many machines they are. The connectors that it holds
+    are checked too; they hold no others.
     """
-    if (name := config.transfer.kv_connector) is None:
-        return
+    if (name := config.transfer.kv_connector) is not None:
+        _check(config, mesh, registry, name, f"KV connector {name!r}")
+
+
+def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where: str) -> None:
     provider = registry.choose("connector", name)
+    options = registry.options(provider, config)
     if (target := provider.tags.get(CHECK)) is not None:
-        check = import_target(target, f"KV connector {name!r}")
+        check = import_target(target, where)
         try:
-            check(registry.options(provider, config), mesh.engine_size, config.executor.nnodes)
+            check(options, mesh.engine_size, config.executor.nnodes)
         except ValueError as error:
-            raise ConfigError(f"KV connector {name!r}: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
+    for child in getattr(options, provider.tags.get(CHILDREN, ""), ()):
+        held = registry.choose("connector", child.kv_connector)
+        if CHILDREN in held.tags:
+            raise ConfigError(f"{where}: it cannot hold {child.kv_connector!r}, which holds connectors itself")
+        own = with_options(config, registry, held, child.options)
+        _check(own, mesh, registry, child.kv_connector, f"{where}, {child.kv_connector!r} in it")

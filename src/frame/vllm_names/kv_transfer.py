@@ -45,5 +45,14 @@ def kv_transfer_settings(given: dict[str, Any]) -> dict[str, Any]:
     if extra and "kv_connector" not in settings:
         raise ConfigError("kv_transfer_config has options of a connector, and must name it: give kv_connector")
     if extra:
-        settings["plugin"] = {settings["kv_connector"]: extra}
+        settings["plugin"] = {settings["kv_connector"]: _lmcache(extra)}
     return settings
+
+
+def _lmcache(extra: Any) -> Any:
+    """`extra` with the address of an LMCache server, if it names one, as the connector `lmcache` takes it."""
+    host, port = "lmcache.mp.host", "lmcache.mp.port"
+    if not isinstance(extra, dict) or not {host, port} & extra.keys():
+        return extra
+    server = f"tcp:{str(extra.get(host, 'localhost')).removeprefix('tcp://')}:{extra.get(port, 5555)}"
+    return {"server": server} | {name: value for name, value in extra.items() if name not in (host, port)}

@@ -1,0 +1,63 @@
+"""What a worker tells later of steps that failed: on another worker, behind the connector, or before it.
+
+Knows no connector, and of reports only how two become one.
+"""
+
+from __future__ import annotations
+
+from frame.core.interfaces.step import StepPlan, TransferReport
+from frame.core.interfaces.wire import decode
+
+#: The name, among the extras of a plan, of the numbers of steps that failed, each with the requests whose loads it was
+#: to begin.
+LOST = "connector_lost"
+#: Steps that may be on their way when one fails, and more.
+_KEPT_STEPS = 256
+
+
+class UntoldReports:
+    """A worker's reports of its last steps, until the engine has them, and which steps its connector heard of."""
+
+    def __init__(self) -> None:
+        self._reports: dict[int, TransferReport] = {}  # by step, oldest first
+        self._heard: dict[int, None] = {}  # steps that the connector began, or may have begun
+        self._nothing = TransferReport()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Called before the connector begins the step."""
+        self._heard[plan.step] = None
+        for known in (self._heard, self._reports):
+            while known and next(iter(known)) <= plan.step - _KEPT_STEPS:
+                del known[next(iter(known))]
+
+    def told(self, plan: StepPlan, report: TransferReport) -> TransferReport:
+        """What is to be told in the step of `plan`: `report`, and what the engine does not know of the lost steps.
+
+        That is their reports, and that loads have ended of which the connector never heard.
+        """
+        if lost := plan.extras.get(LOST):
+            for step, owners in reversed(decode(lost, list[tuple[int, list[str]]])):
+                if (earlier := self._reports.pop(step, None)) is not None:
+                    report = joined(earlier, report)
+                if step not in self._heard:
+                    self._heard[step] = None  # told once
+                    report = joined(TransferReport(received=owners), report)
+        if report != self._nothing:
+            self._reports[plan.step] = report
+        return report
+
+
+def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:
+    """What a connector reported in two steps, as one report."""
+    counters = dict(later.counters)
+    for name, value in earlier.counters.items():
+        counters[name] = counters.get(name, 0.0) + value
+    return TransferReport(
+        sent=earlier.sent + later.sent,
+        received=earlier.received + later.received,
+        failed_blocks=earlier.failed_blocks + later.failed_blocks,
+        counters=counters,
+        gauges=earlier.gauges | later.gauges,
+        events=earlier.events + later.events,
+        notes=earlier.notes + later.notes,
+    )
