@@ -14,7 +14,10 @@ _TRANSLATED: Mapping[str, str] = {
     "distributed_executor_backend": "`executor`: `uni` is `inline`, `mp` is `process`",
     "kv_transfer_config": "`kv_connector`, `kv_role`, `kv_ip`, `kv_load_failure_policy`; "
     "`kv_connector_extra_config` is `plugin.CONNECTOR`, and `kv_buffer_device` `cpu` is its `host_buffer`; "
-    "`lmcache.mp.host` and `lmcache.mp.port` in it are `plugin.lmcache.server`",
+    "`lmcache.mp.host` and `lmcache.mp.port` in it are `plugin.lmcache.server`; "
+    "`engine_id` and `kv_buffer_size` have no effect, and of `kv_port`, `kv_parallel_size`, "
+    "`enable_permute_local_kv` and "
+    "`kv_connector_module_path` only the defaults are accepted",
     "kv_offloading_size": "`kv_connector=offload` with `plugin.offload.size`; 0: none",
     "kv_events_config": "`kv_events_endpoint` and the others of `kv_events_…`; without `endpoint` it is "
     "tcp://127.0.0.1:5557, `tcp://*` is refused, and a tcp address of a host is connected to, as in vLLM",

@@ -65,6 +65,11 @@ class BlockFiles:
         self._quota = Quota(self._root, max_bytes)
         self._complained = False
 
+    @property
+    def used_bytes(self) -> int | None:
+        """Bytes of the folder's files as they were counted last, for a limit on them; None where they were not."""
+        return self._quota.used
+
     def has(self, space: str, key: bytes) -> bool:
         """Whether the block was published; it may still turn out to be damaged or be removed before it is read."""
         return os.path.exists(self._path(space, key))

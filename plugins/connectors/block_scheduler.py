@@ -64,6 +64,7 @@ class BlockScheduler(ConnectorScheduler):
         self._loads: list[Move] = []
         self._breaks: dict[int, int] = {}  # by rank
         self._num_messages = 0
+        self._asked_tokens = self._found_tokens = 0  # since the last report
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         self.spaces = [f"{self.blocks_name}/{rank}-{formats.decode()}" for rank, formats in sorted(handshakes.items())]
@@ -83,6 +84,7 @@ class BlockScheduler(ConnectorScheduler):
         """As `matched_tokens`, for the grains [first, last) of the prompt."""
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        self._tally(request, num_external)
         layout, count = self.layout, num_external // self.layout.grain
         first = self.found_from(request)
         for index in range(first, first + count) if self._keeps_tokens else ():
@@ -159,7 +161,17 @@ class BlockScheduler(ConnectorScheduler):
     def update(self, report: TransferReport) -> Iterable[str] | None:
         for rank, note in report.notes:
             self._breaks[rank] = decode(note, int)
+        tokens = {"lookup_tokens": self._asked_tokens, "hit_tokens": self._found_tokens}
+        report.counters.update({f"{self.title}_{name}": float(count) for name, count in tokens.items() if count})
+        self._asked_tokens = self._found_tokens = 0
         return None
+
+    def _tally(self, request: RequestView, num_external: int) -> None:
+        """Counts the tokens of whole grains that the device lacked, and those of them that are loaded."""
+        if self.loads_any:
+            lacked = len(request.block_hashes) - self.found_from(request)
+            self._asked_tokens += max(0, lacked) * self.layout.grain
+            self._found_tokens += num_external
 
     def _follow(self, plan: StepPlan) -> list[str]:
         """Updates which request has which slot and blocks; returns the ids of requests that begin in this step."""

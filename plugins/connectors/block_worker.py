@@ -40,6 +40,10 @@ class BlockWorker(StepWorker):
         """Ids of the requests whose loads, which no step was to wait for, have ended since the last call."""
         return []
 
+    def gauges(self) -> dict[str, float]:
+        """What is to be shown of where blocks are stored."""
+        return {}
+
     def save_states(self, moves: Sequence[Move]) -> None:
         self._save_all(moves)
 
@@ -51,7 +55,13 @@ class BlockWorker(StepWorker):
         if self._reported_breaks != self._breaks:
             self._reported_breaks = self._breaks
             notes.append((self.rank, encode(self._breaks)))
-        return TransferReport(received=self.loaded(), failed_blocks=self.failed, counters=self._counters, notes=notes)
+        return TransferReport(
+            received=self.loaded(),
+            failed_blocks=self.failed,
+            counters=self._counters,
+            gauges=self.gauges(),
+            notes=notes,
+        )
 
     def put(self, moves: Sequence[Move], data: np.ndarray, arrived: Sequence[int]) -> None:
         """Writes the rows `arrived` of `data` uint8 [n, bytes of one] to the blocks of `moves` [n]; the rest failed."""
@@ -68,6 +78,7 @@ class BlockWorker(StepWorker):
                 found = rows[:, part.start : part.end].reshape(-1, part.cache.shape[1])[places]
                 part.cache.index_copy_(0, blocks.to(part.cache.device), found.to(part.cache.device))
         there = set(arrived)
+        self.count("load_bytes", len(there) * data.shape[1])
         lost = [move for row, move in enumerate(moves) if row not in there]
         self._sound.difference_update(move.owner for move in lost)
         self.count("loaded_states" if moves[0].state else "loaded_blocks", len(there))

@@ -5,6 +5,7 @@ It only asks whether a file exists; the worker side reads and writes files.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from frame.interfaces import ConnectorSetup, RequestView
@@ -12,6 +13,8 @@ from frame.interfaces import ConnectorSetup, RequestView
 from .block_files import BlockFiles
 from .block_scheduler import BlockScheduler
 from .disk_messages import DiskOptions, loads_later
+
+logger = logging.getLogger("frame.connectors.disk")
 
 
 class DiskScheduler(BlockScheduler):
@@ -23,6 +26,7 @@ class DiskScheduler(BlockScheduler):
         super().__init__(setup, options)
         self._folder = options.folder
         self._files = BlockFiles(options.folder)
+        self._max_bytes = options.max_bytes
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         """Raises `ValueError` when a worker writes its blocks to a folder that this side cannot see."""
@@ -36,6 +40,10 @@ class DiskScheduler(BlockScheduler):
                     f"the disk connector's folder {self._folder} is another one where the worker of rank {rank} runs: "
                     "name a folder that all machines and containers of the engine share"
                 )
+        size = "as many as there is room for"
+        if self._max_bytes is not None:
+            size = f"at most {self._max_bytes / (1 << 30):.3g} GiB"
+        logger.info("disk connector: blocks of %d tokens in %s, %s", self.layout.grain, self._folder, size)
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         count = self.longest(request, first, last, self._has)

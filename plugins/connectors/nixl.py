@@ -32,8 +32,8 @@ class NixlScheduler(ConnectorScheduler):
                 raise ValueError(f"the nixl connector cannot move what layer {group.layers[0]} keeps")
         self._options = options
         self._secret = options.secret()
-        most, *states = (int((count - 1) * options.max_held_share) for count in self.layout.pools)
-        self._holds = Holds(self.layout, options.lease_seconds, most, max_states=sum(states))
+        self._most_held, *states = (int((count - 1) * options.max_held_share) for count in self.layout.pools)
+        self._holds = Holds(self.layout, options.lease_seconds, self._most_held, max_states=sum(states))
         self._workers: list[WorkerFacts] = []
         self._listener: NixlListener | None = None
         self._pulls: Pulls | None = None
@@ -67,7 +67,16 @@ class NixlScheduler(ConnectorScheduler):
                 holds=self._holds,
                 agents=lambda: [worker.agent for worker in self._workers],
             )
-            logger.info("KV blocks may be read from %s:%d", setup.address, self._listener.port)
+            logger.info(
+                "nixl connector: KV blocks may be read from %s:%d; up to %d of %d are held for %g s",
+                setup.address,
+                self._listener.port,
+                self._most_held,
+                self.layout.pools[0] - 1,
+                options.lease_seconds,
+            )
+        if self._pulls is not None:
+            logger.info("nixl connector: KV blocks are read from %s", ", ".join(options.peers) or setup.address)
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         return (0, False) if self._pulls is None else self._pulls.match(request, num_computed)

@@ -56,6 +56,7 @@ class PeerScheduler(BlockScheduler):
 
     def __init__(self, setup: ConnectorSetup, options: PeerOptions) -> None:
         super().__init__(setup, options)
+        self._options = options
         self._lookup_seconds = options.lookup_seconds
         secret = options.secret()
         ranks = range(setup.mesh.engine_size)
@@ -81,6 +82,17 @@ class PeerScheduler(BlockScheduler):
         for peer in self._peers:
             for worker, space in zip(peer, self.spaces, strict=True):
                 worker.space = space
+        options, kept = self._options, "no blocks are kept for peers"
+        if options.listen is not None and self.setup.role != "consumer":
+            kept = (
+                f"each worker keeps {options.max_bytes / (1 << 30):.3g} GiB of them for peers, from {options.listen} on"
+            )
+        logger.info(
+            "peer connector: blocks of %d tokens; peers that are asked: %d; %s",
+            self.layout.grain,
+            len(self._peers),
+            kept,
+        )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
         question = self._questions.get(request.request_id)

@@ -35,6 +35,11 @@ class HostBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self._used
+
     def touch(self, key: bytes) -> bool:
         """Marks the block as used now; False when it is not there."""
         return self.get(key) is not None

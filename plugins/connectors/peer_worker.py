@@ -55,7 +55,14 @@ class PeerWorker(LoadingWorker):
         return self._server is None or self._blocks.touch(key)
 
     def keep(self, key: bytes, data: np.ndarray) -> bool:
-        return self._blocks.put(key, data)
+        kept = self._blocks.put(key, data)
+        self.count("save_bytes", kept * data.nbytes)
+        return kept
+
+    def gauges(self) -> dict[str, float]:
+        if self._server is None:
+            return {}
+        return {"peer_used_bytes": float(self._blocks.used_bytes), "peer_size_bytes": float(self._options.max_bytes)}
 
     def close(self) -> None:
         self.stop_loads()

@@ -27,6 +27,11 @@ class Quota:
         self._used: int | None = None
         self._written = 0
 
+    @property
+    def used(self) -> int | None:
+        """Bytes below the root; None before they were counted."""
+        return self._used
+
     def make_room(self, size: int) -> bool:
         """Removes files until `size` more bytes fit; False when they never will."""
         if self._max_bytes is None:

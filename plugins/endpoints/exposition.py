@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from frame.interfaces import EngineInfo, EngineStats, Histogram, RequestCounts
+from frame.transfers.measures import by_tier
 
 #: (name, help, field of `EngineStats`)
 _ENGINE_GAUGES = (
@@ -62,6 +63,18 @@ _HISTOGRAMS = {
     "request_params_max_tokens": "max_tokens of a request.",
     "request_params_n": "n of a request.",
 }
+#: What is measured of the tiers of KV connectors: (name, help, type). `direction` is a label where a measure has one.
+_TIERS = (
+    ("lookup_tokens", "Prompt tokens that the device did not hold and the connector was asked for.", "counter"),
+    ("hit_tokens", "Those of them that it had.", "counter"),
+    ("bytes", "Bytes of KV blocks that were moved, of all workers.", "counter"),
+    ("seconds", "Seconds that the first worker took for its part.", "counter"),
+    ("blocks", "KV blocks that were moved.", "counter"),
+    ("failed_blocks", "KV blocks that could not be moved.", "counter"),
+    ("used_bytes", "Bytes of the tier that hold blocks.", "gauge"),
+    ("size_bytes", "Bytes that the tier may hold.", "gauge"),
+    ("held_blocks", "Blocks of ended requests that are kept for other engines.", "gauge"),
+)
 #: Names that older dashboards for vLLM use: vLLM's name → ours.
 _FORMER = {
     "time_per_output_token_seconds": "inter_token_latency_seconds",
@@ -108,7 +121,7 @@ class Exposition:
     def collect(self) -> Iterator[Metric]:
         """Every metric, under one name or both."""
         own = {family.name: family for family in (*self._of_engine(), *self._of_requests())}
-        further = {family.name: family for family in (*self._of_connector(), *self._of_adapters())}
+        further = {family.name: family for family in (*self._of_connector(), *self._of_tiers(), *self._of_adapters())}
         for name, family in (own | further).items():
             yield _named(family, f"frame_{name}")
         if self.vllm_names:
@@ -188,6 +201,18 @@ class Exposition:
                     family = families.setdefault(name, Metric(name, "Reported by the KV connector.", kind))
                     family.add_sample(name + "_total" * (kind == "counter"), labels, value)
         yield from families.values()
+
+    def _of_tiers(self) -> Iterator[Metric]:
+        """The same values where their names say what is measured, with the connector and the tier in labels."""
+        families = {what: Metric(f"kv_tier_{what}", text, kind) for what, text, kind in _TIERS}
+        for (model, engine), stats in self._by_engine():
+            for (connector, tier), values in by_tier(stats).items():
+                for (what, direction), value in values.items():
+                    labels = {"model_name": model, "engine": engine, "connector": connector, "tier": tier}
+                    family = families[what]
+                    labels |= {"direction": direction} if direction else {}
+                    family.add_sample(family.name + "_total" * (family.type == "counter"), labels, value)
+        yield from (family for family in families.values() if family.samples)
 
     def _of_adapters(self) -> Iterator[Metric]:
         """The requests of each adapter, where some are loaded."""

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from frame import __version__
 from frame.interfaces import Endpoint, RequestError
+from frame.transfers.measures import rows_by_tier
 
 from .exposition import Exposition
 from .json_response import json_response
@@ -81,11 +82,21 @@ class ServerEndpoint(Endpoint):
         return json_response({"server_load": self.serving.http.load})
 
     async def _stats(self) -> Response:
-        """The engine's counters and gauges now, for the live view; `time` is when, in Unix seconds."""
-        stats = msgspec.structs.asdict(await self.serving.engine.stats())
+        """The engine's counters and gauges now, for the live view; `time` is when, in Unix seconds.
+
+        `tiers` has what the KV connector reports, a row for each of its tiers; [] without one.
+        """
+        found = await self.serving.engine.stats()
+        stats = msgspec.structs.asdict(found)
         about = {"time": time.time(), "problem": self.serving.engine.error, "version": __version__}
         return json_response(
-            {**about, "models": self.serving.models.names, "load": self.serving.http.load, "engine": stats}
+            {
+                **about,
+                "models": self.serving.models.names,
+                "load": self.serving.http.load,
+                "engine": stats,
+                "tiers": rows_by_tier(found),
+            }
         )
 
     async def _history(self) -> Response:

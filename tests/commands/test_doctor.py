@@ -420,7 +420,8 @@ def test_no_gpu_is_said(monkeypatch):
 
 
 def test_torch_is_not_imported():
-    code = "import sys\nfrom frame.core.cli.main import main\nmain(['doctor'])\nprint('torch' in sys.modules)"
+    words = ["doctor", "--kv-offloading-size", "0.1"]
+    code = f"import sys\nfrom frame.core.cli.main import main\nmain({words})\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 

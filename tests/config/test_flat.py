@@ -192,6 +192,23 @@ def test_config_is_frozen_and_closed():
         ({"quantization_config": {"bits": 4}}, "quantization_config={'bits': 4} cannot be honoured"),
         ({"kv_transfer_config": {"kv_rank": 1}}, "kv_transfer_config has no kv_rank here"),
         ({"kv_transfer_config": {"kv_buffer_device": "tpu"}}, "no kv_buffer_device 'tpu'; there are: cuda, cpu"),
+        (
+            {"kv_transfer_config": {"kv_port": 5}},
+            "kv_transfer_config.kv_port=5 cannot be honoured: connectors have ports",
+        ),
+        ({"kv_transfer_config": {"kv_connector_module_path": "a.b"}}, "a connector is a plugin"),
+        ({"kv_transfer_config": {"kv_connector_extra_config": {"port": 5}}}, "must name it: give kv_connector"),
+        ({"kv_transfer_config": {"kv_buffer_device": "cpu"}}, "must name it: give kv_connector"),
+        (
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "nixl",
+                    "kv_buffer_device": "cpu",
+                    "kv_connector_extra_config": "x",
+                }
+            },
+            "kv_connector_extra_config must map names to values, got 'x'",
+        ),
         ({"device": "cpu", "platform": "cuda"}, "device means platform='cpu', but platform='cuda' is given too"),
         ({"allowed_origins": '["*"'}, "is not a JSON list"),
         ({"api_key": ["k", " "]}, "api_key must not be empty"),
@@ -207,6 +224,20 @@ def test_errors_are_one_sentence_with_name_and_value(settings, message):
 def test_the_buffer_of_transfers_is_an_option_of_the_connector(device, plugin):
     given = {"kv_connector": "nixl", "kv_buffer_device": device, "kv_connector_extra_config": {"port": 5}}
     assert FrameConfig.from_flat(kv_transfer_config=given).plugin == {"nixl": plugin}
+
+
+def test_a_whole_kv_transfer_config_of_vllm_is_taken(caplog):
+    given = {
+        "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail", "kv_rank": None,
+        "kv_parallel_size": 1, "kv_ip": "127.0.0.1", "kv_port": 14579, "kv_buffer_device": "cuda",
+        "kv_buffer_size": 1e9,
+        "kv_connector_extra_config": {"port": 5}, "kv_connector_module_path": None, "enable_permute_local_kv": False,
+        "engine_id": "4f7a",
+    }  # fmt: skip
+    config = FrameConfig.from_flat(kv_transfer_config=given)
+    assert (config.transfer.kv_connector, config.transfer.kv_load_failure_policy) == ("NixlConnector", "fail")
+    assert config.plugin == {"NixlConnector": {"port": 5}}
+    assert "no effect here: engine_id, kv_buffer_size" in caplog.text
 
 
 @pytest.mark.parametrize(

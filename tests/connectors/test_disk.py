@@ -39,9 +39,9 @@ def key(index: int) -> bytes:
 class Engine:
     """Both halves and a KV memory; `fill` stands for a forward pass."""
 
-    def __init__(self, folder, layout=LAYOUT, **settings):
+    def __init__(self, folder, layout=LAYOUT, max_bytes=None, **settings):
         config = FrameConfig.from_flat(kv_connector="disk", **settings)
-        options = DiskOptions(folder=folder)
+        options = DiskOptions(folder=folder, max_bytes=max_bytes)
         self.scheduler = DiskScheduler(make_setup("connector", config=config, layout=layout), options)
         self.worker = DiskWorker(make_setup("connector", part="worker", config=config, layout=layout), options)
         pool = [torch.zeros(40, 64, dtype=torch.uint8) for _ in range(2)]
@@ -50,6 +50,7 @@ class Engine:
         self.worker.register(self.views)
         self.scheduler.connect({rank: self.worker.handshake() for rank in range(self.scheduler.setup.mesh.size)})
         self.num_steps = 0
+        self.reports = []
 
     def fill(self, blocks, seed):
         """Content of block `index` of a prompt; the same wherever it lies."""
@@ -89,7 +90,13 @@ class Engine:
         report = self.worker.end_step(plan.finished_ids)
         report = msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=TransferReport)
         self.scheduler.update(report)
-        return report
+        self.reports.append(report)
+        return msgspec.structs.replace(report, counters=in_blocks(report.counters))
+
+
+def in_blocks(counters):
+    """Those counters that count blocks."""
+    return {name: value for name, value in counters.items() if name.endswith(("_blocks", "_states"))}
 
 
 def view(name="r", num_tokens=18, num_hashes=None):
@@ -244,8 +251,30 @@ def test_values_that_are_not_finite_are_not_kept(tmp_path):
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     engine.worker.begin_step(engine.scheduler.build_message(plan))
     engine.caches["b"][2].view(torch.float32)[3] = float("nan")
-    assert engine.worker.end_step([]).counters == {"disk_saved_blocks": 3, "disk_unsaved_blocks": 1}
+    assert in_blocks(engine.worker.end_step([]).counters) == {"disk_saved_blocks": 3, "disk_unsaved_blocks": 1}
     assert engine.scheduler.matched_tokens(view(), 0) == (4, False)
+
+
+def test_bytes_seconds_and_hits_are_counted(tmp_path, caplog):
+    caplog.set_level("INFO", "frame")
+    first = Engine(tmp_path, max_bytes=1 << 20)
+    assert f"disk connector: blocks of 4 tokens in {tmp_path}, at most 0.000977 GiB" in caplog.text
+    save_prompt(first)
+    engine = Engine(tmp_path)
+    assert f"blocks of 4 tokens in {tmp_path}, as many as there is room for" in caplog.text
+    load_prompt(engine)
+    size = first.worker.tokens.num_bytes
+    (saved,), (loaded,) = first.reports, engine.reports
+    assert saved.counters["disk_save_bytes"] == loaded.counters["disk_load_bytes"] == 4 * size
+    assert saved.counters["disk_save_seconds"] > 0
+    assert loaded.counters["disk_load_seconds"] > 0
+    assert "disk_lookup_tokens" not in saved.counters
+    assert (loaded.counters["disk_lookup_tokens"], loaded.counters["disk_hit_tokens"]) == (16, 16)
+    assert saved.gauges["disk_used_bytes"] >= 4 * size
+    assert saved.gauges["disk_size_bytes"] == 1 << 20
+    assert loaded.gauges == {}
+    empty = engine.run(engine.plan())
+    assert empty.counters == {}
 
 
 def test_roles(tmp_path):
@@ -267,7 +296,9 @@ def test_every_rank_must_have_the_block(tmp_path):
     second.register(engine.views)
     plan = engine.plan(added=[new()], rows=[(0, 0, 18)])
     second.begin_step(engine.scheduler.build_message(plan))
-    second.end_step([])
+    told = second.end_step([]).counters
+    assert told["disk_save_bytes"] == 4 * second.tokens.num_bytes
+    assert "disk_save_seconds" not in told, "both write at the same time"
     assert engine.scheduler.matched_tokens(view(), 0) == (16, True)
 
 

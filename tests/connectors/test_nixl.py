@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from contextlib import suppress
 
@@ -151,7 +152,12 @@ def test_two_requests_with_the_same_parameters_read_once(pairs):
 
 
 def test_more_than_the_share_is_not_kept(pairs, caplog):
+    caplog.set_level("INFO", "frame")
     there = pairs.engine(make_layout(num_blocks=31), options={"max_held_share": 0.5})
+    assert re.search(
+        r"nixl connector: KV blocks may be read from 127.0.0.1:\d+; up to 15 of 30 are held for", caplog.text
+    )
+    assert "nixl connector: KV blocks are read from 127.0.0.1" in caplog.text
     assert pairs.prefill(there, "a", pairs.prompt(40)) is not None
     assert pairs.prefill(there, "b", pairs.prompt(40, seed=1)) is None
     assert "max_held_share" in caplog.text

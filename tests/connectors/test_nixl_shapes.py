@@ -7,7 +7,7 @@ import random
 import pytest
 
 from frame.interfaces import BlockFormat
-from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_shapes
+from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_shapes, nixl_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.nixl_pairs import Pairs, counter
@@ -230,3 +230,18 @@ def test_a_request_alone_on_two_ranks_is_not_disturbed(pairs):
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 40
     assert counter(here, "loaded_blocks") == 2 * 3
     pairs.rest(there, here)
+
+
+def test_the_seconds_of_workers_that_read_at_the_same_time_count_once(pairs, monkeypatch):
+    told, count = [], nixl_worker._count
+
+    def watched(counters, name, value):
+        told.append(name)
+        count(counters, name, value)
+
+    monkeypatch.setattr(nixl_worker, "_count", watched)
+    there, here = (pairs.engine(make_layout(ranks=2), ranks=2) for _ in range(2))
+    prompt = pairs.prompt(22)
+    assert pairs.decode(here, "d", prompt, pairs.prefill(there, "p", prompt)) == 20
+    assert told.count("nixl_loaded_bytes") == 2
+    assert told.count("nixl_load_seconds") == 1

@@ -62,3 +62,24 @@ class TestPeers(ConnectorSuite):
 
     def test_blocks_that_are_damaged_are_computed_again(self):
         pytest.skip("tests/connectors/test_peer.py has peers that lie")
+
+    def test_bytes_and_hits_are_counted_and_the_start_says_what_is_kept(self, caplog):
+        caplog.set_level("INFO", "frame")
+        prompt = self.prompt(22)
+        self.fill(prompt)
+        assert f"each worker keeps 1 GiB of them for peers, from unix:{self.folder}/0 on" in caplog.text
+        engine = self.engine()
+        assert "peers that are asked: 1;" in caplog.text
+        engine.run(request("again", prompt))
+        engine.check()
+        grain = engine.layout.grain
+        told, size = engine.engine.stats(), engine.sides[0].inner.tokens.num_bytes
+        blocks = (len(prompt) - 1) // grain
+        assert told.connector_counters["peer_load_bytes"] == blocks * size
+        assert told.connector_counters["peer_hit_tokens"] == blocks * grain
+        assert told.connector_counters["peer_lookup_tokens"] == len(prompt) // grain * grain
+        kept = self.staying[0].engine.stats()
+        assert kept.connector_counters["peer_save_bytes"] == len(prompt) // grain * size
+        assert kept.connector_gauges["peer_used_bytes"] == len(prompt) // grain * size
+        assert kept.connector_gauges["peer_size_bytes"] == 1 << 30
+        engine.close()

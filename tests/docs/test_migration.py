@@ -21,6 +21,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.core.server.metrics import ServerMetrics
 from frame.interfaces import Setup
 from frame.plugins.endpoints.exposition import Exposition
+from frame.transfers.measures import COUNTERS, GAUGES
 from tests.server.running import FAKE, Running, server
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -51,7 +52,8 @@ def test_both_columns_mean_the_same(row: list[str]) -> None:
 def typed(config: FrameConfig) -> dict[str, object]:
     """The options of each plugin that is set, as the plugin will get them."""
     registry = Registry.load()
-    return {name: registry.options(registry.choose("sink", name), config) for name in config.plugin}
+    kinds = {name: "connector" if name == config.transfer.kv_connector else "sink" for name in config.plugin}
+    return {name: registry.options(registry.choose(kind, name), config) for name, kind in kinds.items()}
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +77,25 @@ def test_routes_of_operators_answer(running: Running) -> None:
         assert httpx.get(running.url + path).status_code == 200
 
 
+def test_the_list_of_metrics_of_tiers_is_whole() -> None:
+    numbers = EngineStats(
+        connector_counters={f"disk_{name}": 1.0 for name in COUNTERS},
+        connector_gauges={f"disk_{name}": 1.0 for name in GAUGES},
+    )
+    text = Exposition("m", ServerMetrics().counts(), numbers).encoded().decode()
+    there = set(re.findall(r"^# TYPE (frame_kv_tier_\w+)", text, re.MULTILINE))
+    for page, section in (("operating.md", "Metrics"), ("plugins/hooks.md", "KV connectors")):
+        listed = [name for row in rows(page, section) for name in re.findall(r"`(frame_kv_tier_\w+)`", " ".join(row))]
+        assert set(listed) == there, page
+    endings = {name for row in rows("plugins/hooks.md", "KV connectors") for name in re.findall(r"`(\w+)`", row[0])}
+    assert endings >= COUNTERS.keys() | GAUGES.keys()
+
+
 def test_the_list_of_metrics_is_whole() -> None:
     info = EngineInfo(max_model_len=1, vocab_size=1, num_blocks=1, block_size=1, platform="", attention=[], dtype="")
     text = Exposition("m", ServerMetrics().counts(), EngineStats(), info).encoded().decode()
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     listed = re.findall(r"`(frame_\w+)`", " ".join(row[0] for row in rows("operating.md", "Metrics")))
+    listed = [name for name in listed if not name.startswith("frame_kv_tier_")]
     assert len(listed) == len(set(listed))
     assert set(listed) == there

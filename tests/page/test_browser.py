@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.page.chromium import Page, program
-from tests.server.running import FAKE, Running, server
+from tests.server.running import FAKE, REAL, Running, server
 
 pytestmark = [
     pytest.mark.slow,
@@ -193,6 +193,63 @@ def test_a_single_engine_is_no_table(page: Page) -> None:
     page.click("#tab-engine")
     page.wait("document.getElementById('engine-note').textContent.includes('KV blocks')")
     assert page.run("document.getElementById('ranks').hidden")
+    assert page.run("document.getElementById('tiers').hidden"), "and no connector has tiers"
+
+
+COUNTERS = {
+    "offload_lookup_tokens": 4000, "offload_hit_tokens": 3000, "offload_load_bytes": 3 << 30,
+    "offload_load_seconds": 1.5, "offload_save_bytes": 1 << 20, "offload_unsaved_blocks": 4, "nixl_loaded_blocks": 12, 
+    "nixl_failed_blocks": 5,
+    "odd": 1,
+}  # fmt: skip
+GAUGES = {"offload_used_bytes": 1 << 29, "offload_size_bytes": 1 << 30, "nixl_held_blocks": 7}
+TIERS = "[...document.querySelectorAll('#tiers tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+
+
+def test_tiers_are_rows_that_say_what_they_hold_and_what_travelled(tmp_path: Path) -> None:
+    page = Page(tmp_path / "profile")
+    fake = "--plugin.fake.counters", json.dumps(COUNTERS), "--plugin.fake.gauges", json.dumps(GAUGES)
+    try:
+        with server(FAKE, *fake) as running:
+            page.look()
+            page.open(f"{running.url}/#engine")
+            page.wait(f"{TIERS}.length === 2")
+            assert page.run(TIERS) == [
+                [
+                    "offload",
+                    "host",
+                    "512 MiB of 1 GiB (50 %)",
+                    "75 % of tokens",
+                    "3 GiB, 1.5 s, 2 GiB/s",
+                    "1 MiB",
+                    "–",
+                    "4 saves",
+                ],
+                ["nixl", "engine", "–", "–", "12 blocks", "–", "7 blocks", "5 loads"],
+            ]
+            assert not page.run("document.getElementById('tiers').hidden")
+            for width in (1280, 360):
+                page.look(width=width, phone=width < 1000)
+                assert page.run("document.documentElement.scrollWidth") <= width
+            assert page.problems == []
+    finally:
+        page.close()
+
+
+def test_an_engine_s_host_memory_is_seen_to_fill(tmp_path: Path) -> None:
+    page = Page(tmp_path / "profile")
+    try:
+        with server(REAL, "--kv-offloading-size", "0.01", "--num-threads", "1") as running:
+            page.look()
+            page.open(f"{running.url}/#engine")
+            body = {"prompt": "the fox went down to the sea again. " * 12, "max_tokens": 4}
+            page.wait("document.getElementById('engine-note').textContent.includes('KV blocks')")
+            httpx.post(f"{running.url}/v1/completions", json=body, timeout=60).raise_for_status()
+            page.wait(
+                f"{TIERS}.some(row => row[0] === 'offload' && row[1] === 'host' && /^[0-9.]+ [KM]iB/.test(row[5]))"
+            )
+    finally:
+        page.close()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,8 @@ def test_what_the_page_asks_for_needs_the_key(running: Running) -> None:
     stats = httpx.get(f"{running.url}/stats", headers={"Authorization": "Bearer secret"}).json()
     assert stats["models"] == ["demo"]
     assert stats["engine"]["num_blocks"] == 100
-    assert set(stats) == {"time", "problem", "version", "models", "load", "engine"}
+    assert set(stats) == {"time", "problem", "version", "models", "load", "engine", "tiers"}
+    assert stats["tiers"] == []
     assert httpx.get(f"{running.url}/load", headers={"x-api-key": "secret"}).json() == {"server_load": 0}
 
 

@@ -191,6 +191,16 @@ def test_statistics_are_joined() -> None:
     assert joined.ranks == ranks
 
 
+def test_gauges_of_connectors_that_are_shares_are_not_added_up() -> None:
+    ranks = [
+        EngineStats(connector_gauges={"mine_hit_ratio": 0.9, "mine_used_bytes": 5.0}),
+        EngineStats(connector_gauges={"mine_hit_ratio": 0.7, "mine_used_bytes": 6.0}),
+        EngineStats(connector_gauges={}),
+    ]
+    joined = joined_stats(ranks)
+    assert joined.connector_gauges == pytest.approx({"mine_hit_ratio": 0.8, "mine_used_bytes": 11.0})
+
+
 def test_histories_are_joined_by_the_second() -> None:
     def sample(time: float, running: int) -> dict[str, Any]:
         return {"time": time, **msgspec.structs.asdict(EngineStats(running=running))}

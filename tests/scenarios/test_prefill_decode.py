@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -197,6 +198,21 @@ def test_a_short_prompt_and_parameters_of_nobody_are_computed(proxy: Proxy) -> N
     assert cached(answer) == 0
     both = {**body, "kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": True}}
     assert httpx.post(proxy.decode.url + "/v1/completions", json=both, timeout=60).status_code == 400
+
+
+def test_the_metrics_and_lines_of_the_page_are_there(proxy: Proxy) -> None:
+    proxy.send("/v1/completions", {"prompt": LONG + "What is named on the page?", **GREEDY})
+    named = set(re.findall(r"`(frame_kv_tier_\w+)`", PAGE.read_text(encoding="utf-8")))
+    seldom = {"frame_kv_tier_failed_blocks_total"}
+    assert len(named) == 5
+    assert seldom < named
+    there = set[str]()
+    for one in (proxy.prefill, proxy.decode):
+        text = httpx.get(f"{one.url}/metrics").text
+        there |= set(re.findall(r'^(frame_kv_tier_\w+)\{[^}]*connector="nixl"', text, re.MULTILINE))
+    assert named - seldom <= there
+    assert "nixl connector: KV blocks may be read from 127.0.0.1:" in proxy.prefill.text
+    assert "nixl connector: KV blocks are read from 127.0.0.1" in proxy.decode.text
 
 
 def test_a_prefill_server_that_is_killed_costs_no_request(proxy: Proxy) -> None:

@@ -5,9 +5,9 @@ output ends (`once`: with finish reason "stop") where the prompt does.
 
 `config.plugin["fake"]`: `delay` seconds a step, `libraries` seconds before it could begin and `startup` seconds from
 then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
-salt counts as found in the cache). Of so many engines or more: `refused_from` (the configuration is refused),
-`lost_from` (a worker is lost before it could begin), `broken_from` (start-up error), `short_from` (32 tokens fit).
-`broken_if` is a file with which none starts.
+salt counts as found in the cache), `counters` and `gauges` (what a KV connector has reported). Of so many engines or
+more: `refused_from` (the configuration is refused), `lost_from` (a worker is lost before it could begin), `broken_from`
+(start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class FakeEngine:
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._pending: list[EngineOutput] = []
         self._counters = EngineStats(num_blocks=100)
+        self._counters.connector_counters = config.plugin.get("fake", {}).get("counters", {})
+        self._counters.connector_gauges = config.plugin.get("fake", {}).get("gauges", {})
         self._journal: Any = None
         self._paused = False
         self._slots: list[str | None] = [None] * 64

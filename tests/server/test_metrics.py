@@ -86,6 +86,50 @@ def test_what_a_connector_reports_is_shown_under_its_names() -> None:
     assert "vllm:kv_connector" not in text
 
 
+def tiers(*ranks: EngineStats) -> dict[tuple[str, ...], float]:
+    """Value by (metric, engine, connector, tier, direction) of what is shown of tiers."""
+    text = exposition(EngineStats(ranks=list(ranks)) if len(ranks) > 1 else ranks[0])
+    labels = ("engine", "connector", "tier", "direction")
+    return {
+        (sample.name.removeprefix("frame_kv_tier_"), *(sample.labels.get(name, "") for name in labels)): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("frame_kv_tier_")
+    }
+
+
+def test_numbers_of_connectors_whose_names_say_what_they_are_have_labels() -> None:
+    counters = {
+        "offload_load_bytes": 10.0, "offload_load_seconds": 0.5, "offload_save_bytes": 20.0, "offload_hit_tokens": 7.0,
+        "offload_disk_read_bytes": 3.0, "offload_disk_lost_blocks": 1.0, "offload_unsaved_blocks": 2.0,
+        "disk_0_loaded_blocks": 4.0, "disk_1_loaded_blocks": 5.0, "own_store_failed_blocks": 6.0,
+        "odd": 1.0, "odd_number": 1.0, "bytes": 1.0, "load_bytes": 1.0, "nixl_direct_reads": 1.0,
+    }  # fmt: skip
+    gauges = {"offload_used_bytes": 8.0, "nixl_held_blocks": 9.0, "kept": 1.0}
+    assert tiers(EngineStats(connector_counters=counters, connector_gauges=gauges)) == {
+        ("bytes_total", "0", "offload", "host", "load"): 10,
+        ("bytes_total", "0", "offload", "host", "save"): 20,
+        ("bytes_total", "0", "offload", "disk", "load"): 3,
+        ("seconds_total", "0", "offload", "host", "load"): 0.5,
+        ("hit_tokens_total", "0", "offload", "host", ""): 7,
+        ("failed_blocks_total", "0", "offload", "host", "save"): 2,
+        ("failed_blocks_total", "0", "offload", "disk", "save"): 1,
+        ("failed_blocks_total", "0", "own_store", "own_store", "load"): 6,
+        ("blocks_total", "0", "disk_0", "disk", "load"): 4,
+        ("blocks_total", "0", "disk_1", "disk", "load"): 5,
+        ("used_bytes", "0", "offload", "host", ""): 8,
+        ("held_blocks", "0", "nixl", "engine", ""): 9,
+    }
+
+
+def test_engines_have_their_own_numbers_of_a_tier_and_none_are_shown_without_a_connector() -> None:
+    ranks = [EngineStats(rank=rank, connector_counters={"disk_saved_blocks": 1.0 + rank}) for rank in range(2)]
+    assert tiers(*ranks) == {
+        ("blocks_total", str(rank), "disk", "disk", "save"): 1.0 + rank for rank in range(2)
+    }  # fmt: skip
+    assert tiers(EngineStats()) == {}
+
+
 def test_names_are_what_prometheus_recommends() -> None:
     text = exposition(EngineStats())
     for line in text.splitlines():

@@ -54,10 +54,11 @@ class DoctorCommand(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Prints the prediction."""
-        from .facts import as_dict
+        from .facts import as_dict, cache_bytes, parts_of
         from .machine import find_devices
         from .prediction import predict
-        from .verdict import judge
+        from .tiers import tier_of
+        from .verdict import Verdict, judge
 
         for name in ("memory_gib", "disk_gib_per_s"):
             value = getattr(arguments, name)
@@ -69,6 +70,11 @@ class DoctorCommand(Command):
         prediction = predict(config, checkpoint, devices[0], arguments.disk_gib_per_s, _by_rank(config, devices))
         verdict = judge(prediction)
         found = as_dict(prediction)
+        tier = tier_of(config, prediction, parts_of(prediction), sum(cache_bytes(prediction)))
+        if tier is not None:
+            found["tier"] = tier.as_dict()
+            if tier.problem and verdict.works:
+                verdict = Verdict("kv_connector", tier.problem, tier.change, works=False)
         found["binding_limit"] = {"name": verdict.limit, "why": verdict.why, "change": verdict.change}
         found["starts"] = verdict.works
         print(json.dumps(found, indent=1) if arguments.json else _text(found))
@@ -138,7 +144,7 @@ def _text(found: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"KV cache         {size(cache['num_bytes'])}, states alone (set by: {cache['set_by']})")
-    lines += [*map(_group_line, cache["groups"]), *_state_lines(cache["states"])]
+    lines += [*map(_group_line, cache["groups"]), *_state_lines(cache["states"]), *_tier_lines(found.get("tier"))]
     tokens = "any number of" if capacity["tokens"] is None else f"{capacity['tokens']:,}"
     lines += [
         f"longest request  {capacity['longest_request']:,} tokens of max_model_len {capacity['max_model_len']:,} "
@@ -174,6 +180,29 @@ def _state_lines(states: dict[str, int] | None) -> list[str]:
     prefixes = f"{kept:,} of prefixes of a multiple of {tokens} tokens" if tokens else "none of prefixes"
     each = size(states["bytes_per_state"])
     return [f"states           {states['num_live']:,} of running requests, {prefixes}; {each} each"]
+
+
+def _tier_lines(tier: dict[str, Any] | None) -> list[str]:
+    """What the KV connector holds, none without one."""
+    if tier is None:
+        return []
+    lines = [f"tier             {tier['connector']}: {tier['held'] or tier['problem']}"]
+    if not tier["block_bytes"]:
+        return lines
+    by_rank = tier["block_bytes_by_rank"]
+    ranks = ""
+    if len(by_rank) > 1:
+        alike = len(set(by_rank)) == 1
+        ranks = f", {size(by_rank[0])} on each rank" if alike else f", by rank {', '.join(map(size, by_rank))}"
+    lines.append(
+        f"  a block        {tier['block_tokens']} tokens, {size(tier['block_bytes'])}{ranks}; "
+        f"{size(tier['bytes_per_token'])} a token, {tier['tokens_per_gib']:,} tokens a GiB"
+    )
+    if tier["num_blocks"]:
+        lines.append(
+            f"  holds          {tier['num_blocks']:,} blocks, {tier['tokens']:,} tokens, in {size(tier['size_bytes'])}"
+        )
+    return lines
 
 
 def _rank_lines(found: dict[str, Any]) -> list[str]:

@@ -41,10 +41,10 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
             "set_by": one.budget.rule if one.shape.kv_specs else None,
             "block_size": layout.block_size if layout else None,
             "num_blocks": layout.pools[0] if layout else 0,
-            "num_bytes": sum(_cache_bytes(one)),
-            "bytes_per_token": sum(map(bytes_per_token, _parts(one))) if layout else None,
+            "num_bytes": sum(cache_bytes(one)),
+            "bytes_per_token": sum(map(bytes_per_token, parts_of(one))) if layout else None,
             "states": _states(one, layout) if layout and len(layout.pools) > 1 else None,
-            "groups": _groups(_parts(one)) if layout else [],
+            "groups": _groups(parts_of(one)) if layout else [],
         },
         "capacity": {
             "max_model_len": one.sizes.max_model_len,
@@ -69,7 +69,7 @@ def _states(one: Prediction, layout: KVLayout) -> dict[str, int]:
     """
     num_live = one.sizes.max_num_seqs
     return {
-        "bytes_per_state": sum(pool_bytes(part)[1] for part in _parts(one)),
+        "bytes_per_state": sum(pool_bytes(part)[1] for part in parts_of(one)),
         "num_live": num_live,
         "num_checkpoints": layout.pools[1] - 1 - num_live,
         "checkpoint_tokens": next(group.block_size for group in layout.groups if group.keeps_states),
@@ -86,18 +86,18 @@ def _capacity_tokens(one: Prediction) -> int | None:
     return (one.layout.pools[0] - 1) // each * one.layout.grain if each else None
 
 
-def _parts(one: Prediction) -> list[KVLayout]:
+def parts_of(one: Prediction) -> list[KVLayout]:
     """The layout of the cache on each rank: with the layers that keep it there."""
     if one.layout is None or one.ranks is None:
         return [one.layout] if one.layout else []
     return [part_of(one.layout, rank.part.own) for rank in one.ranks.all]
 
 
-def _cache_bytes(one: Prediction) -> list[int]:
+def cache_bytes(one: Prediction) -> list[int]:
     """Bytes of the cache on each rank."""
     if one.layout is None:
         return [0] * one.num_ranks
-    return [held_bytes(one.layout.pools, pool_bytes(part)) for part in _parts(one)]
+    return [held_bytes(one.layout.pools, pool_bytes(part)) for part in parts_of(one)]
 
 
 def _groups(parts: Sequence[KVLayout]) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _ranks(one: Prediction, ranks: Ranks) -> list[dict[str, Any]]:
             "device": rank.device.name,
             "fits": rank.fits,
         }
-        for rank, held in zip(ranks.all, _cache_bytes(one), strict=True)
+        for rank, held in zip(ranks.all, cache_bytes(one), strict=True)
     ]
 
 

@@ -35,6 +35,40 @@ function shown(value, digits) {
   return value.toLocaleString("en", { maximumFractionDigits: most });
 }
 
+const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+function bytes(value) {
+  const place = value < 1 ? 0 : Math.min(SIZES.length - 1, Math.floor(Math.log2(value) / 10));
+  return `${shown(value / 1024 ** place, 1)} ${SIZES[place]}`;
+}
+
+/** What was moved one way: bytes and blocks, as far as the connector counts them, and how fast. */
+function moved(tier, way) {
+  const [size, seconds, blocks] = ["bytes", "seconds", "blocks"].map((name) => tier[`${way}_${name}`]);
+  const parts = [];
+  if (size !== undefined) parts.push(bytes(size));
+  if (blocks !== undefined) parts.push(`${shown(blocks, 0)} blocks`);
+  if (seconds) parts.push(`${shown(seconds, 2)} s`);
+  if (size && seconds) parts.push(`${bytes(size / seconds)}/s`);
+  return parts.join(", ") || "–";
+}
+
+function occupancy(tier) {
+  if (tier.used_bytes === undefined) return "–";
+  if (!tier.size_bytes) return bytes(tier.used_bytes);
+  return `${bytes(tier.used_bytes)} of ${bytes(tier.size_bytes)} (${shown((100 * tier.used_bytes) / tier.size_bytes, 1)} %)`;
+}
+
+function found(tier) {
+  return tier.lookup_tokens ? `${shown((100 * (tier.hit_tokens ?? 0)) / tier.lookup_tokens, 0)} % of tokens` : "–";
+}
+
+function failures(tier) {
+  const ways = [["load", "loads"], ["save", "saves"]];
+  const texts = ways.filter(([way]) => tier[`${way}_failed_blocks`]).map(([way, name]) => `${shown(tier[`${way}_failed_blocks`], 0)} ${name}`);
+  return texts.join(", ") || "0";
+}
+
 export class EngineView {
   constructor(onState) {
     this.onState = onState;
@@ -84,6 +118,7 @@ export class EngineView {
     if (this.shown) this.place(stats.time, stats.engine);
     this.problem(stats.problem);
     this.list(stats.engine.ranks);
+    this.listTiers(stats.tiers);
     const version = `frame ${stats.version}, ${stats.engine.num_blocks} KV blocks, ${stats.engine.steps} steps since the engine started. `;
     document.getElementById("engine-note").textContent = `${version}Lines show the last two minutes.`;
     this.onState(stats.problem ? "away" : "serving", stats.problem ?? `serving ${stats.models[0]}`);
@@ -105,12 +140,30 @@ export class EngineView {
   list(ranks) {
     const table = document.getElementById("ranks");
     table.hidden = ranks.length < 2;
-    const rows = ranks.map((one) => {
+    const kv = (one) => `${shown(100 * one.kv_usage, 1)} %`;
+    this.fill(
+      table,
+      ranks.map((one) => [one.rank, one.running, one.waiting, kv(one), shown(one.generated_tokens, 0), one.problem ?? "serving"]),
+    );
+  }
+
+  /** A row for each tier of the KV connector, once it has reported something. */
+  listTiers(tiers) {
+    const table = document.getElementById("tiers");
+    table.hidden = tiers.length === 0;
+    const held = (tier) => (tier.held_blocks === undefined ? "–" : `${shown(tier.held_blocks, 0)} blocks`);
+    this.fill(
+      table,
+      tiers.map((tier) => [
+        tier.connector, tier.tier, occupancy(tier), found(tier), moved(tier, "load"), moved(tier, "save"), held(tier), failures(tier),
+      ]),
+    );
+  }
+
+  fill(table, texts) {
+    const rows = texts.map((cells) => {
       const row = document.createElement("tr");
-      const kv = `${shown(100 * one.kv_usage, 1)} %`;
-      for (const text of [one.rank, one.running, one.waiting, kv, shown(one.generated_tokens, 0), one.problem ?? "serving"]) {
-        row.insertCell().textContent = text;
-      }
+      for (const text of cells) row.insertCell().textContent = text;
       return row;
     });
     table.tBodies[0].replaceChildren(...rows);

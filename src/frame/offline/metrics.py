@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import get_args
 
 from frame.core.front.outputs import RequestMetrics
 from frame.core.interfaces.engine import EngineStats, FinishReason
+from frame.transfers.measures import GAUGES, by_tier
 
 FINISH_REASONS: tuple[str, ...] = get_args(FinishReason)
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -113,6 +114,7 @@ class RequestStatistics:
             Counter("frame_expert_copies", stats.num_expert_copies),
             *(Counter(f"frame_kv_connector_{name}", value) for name, value in stats.connector_counters.items()),
             *(Gauge(f"frame_kv_connector_{name}", value) for name, value in stats.connector_gauges.items()),
+            *_of_tiers(stats),
             Vector("frame_spec_decode_num_accepted_tokens_per_pos", list(stats.num_accepted_per_place)),
             *(
                 Counter("frame_request_success", count, labels={"finished_reason": reason})
@@ -124,3 +126,11 @@ class RequestStatistics:
             self._per_token.snapshot("frame_time_per_output_token_seconds"),
             self._whole.snapshot("frame_e2e_request_latency_seconds"),
         ]
+
+
+def _of_tiers(stats: EngineStats) -> Iterator[Metric]:
+    """What connectors report under names that say what it is, with the connector and the tier in labels."""
+    for (connector, tier), values in by_tier(stats).items():
+        for (what, direction), value in values.items():
+            labels = {"connector": connector, "tier": tier} | ({"direction": direction} if direction else {})
+            yield (Gauge if what in GAUGES else Counter)(f"frame_kv_tier_{what}", value, labels=labels)

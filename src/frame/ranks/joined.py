@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from frame.core.interfaces.engine import EngineStats
+from frame.transfers.measures import is_share
 
 #: Fields of `EngineStats` that are not added up.
 _MEANS, _OF_ONE = ("kv_usage",), ("rank", "problem", "ranks")
@@ -15,7 +16,10 @@ _LARGEST = ("step_seconds", "expert_balancedness", "num_expert_placements", "num
 
 
 def joined_stats(ranks: Sequence[EngineStats]) -> EngineStats:
-    """Sums over engines; the share of the KV cache in use is that of all blocks, `step_seconds` the longest step."""
+    """Sums over engines; the share of the KV cache in use is that of all blocks, `step_seconds` the longest step.
+
+    Of a connector's gauges that are shares, by their names, it is the mean over the engines that have one.
+    """
     joined = EngineStats(ranks=list(ranks))
     for name in EngineStats.__struct_fields__:
         if name in _OF_ONE:
@@ -27,6 +31,8 @@ def joined_stats(ranks: Sequence[EngineStats]) -> EngineStats:
             setattr(joined, name, total / max(1, sum(blocks)))
         else:
             setattr(joined, name, max(values) if name in _LARGEST else _sum(values))
+    for name in filter(is_share, joined.connector_gauges):
+        joined.connector_gauges[name] /= sum(name in one.connector_gauges for one in ranks)
     return joined
 
 

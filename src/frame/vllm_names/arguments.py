@@ -15,6 +15,7 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.mappings import merge
 
 from .kv_events import KV_EVENTS_FIELDS, kv_events_settings
+from .kv_transfer import KV_TRANSFER_FIELDS, kv_transfer_settings
 from .unused import UNUSED
 
 logger = logging.getLogger(__name__)
@@ -91,26 +92,9 @@ def _executor(value: Any) -> dict[str, Any]:
 
 def _transfer(value: Any) -> dict[str, Any]:
     given = _fields("kv_transfer_config", value)
-    names = ("kv_connector", "kv_role", "kv_ip", "kv_load_failure_policy")
-    settings: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
-    extra, device = given.pop("kv_connector_extra_config", None), given.pop("kv_buffer_device", None)
-    _none_left("kv_transfer_config", given, *names, "kv_connector_extra_config", "kv_buffer_device")
-    if device == "cpu":
-        extra = {**(extra or {}), "host_buffer": True}
-    elif device not in (None, "cuda"):
-        raise ConfigError(f"no kv_buffer_device {device!r:.200}; there are: cuda, cpu")
-    if extra:
-        settings["plugin"] = {settings.get("kv_connector", ""): _lmcache(extra)}
+    settings = kv_transfer_settings(given)
+    _none_left("kv_transfer_config", given, *KV_TRANSFER_FIELDS)
     return settings
-
-
-def _lmcache(extra: Any) -> Any:
-    """`extra` with the address of an LMCache server, if it names one, as the connector `lmcache` takes it."""
-    host, port = "lmcache.mp.host", "lmcache.mp.port"
-    if not isinstance(extra, dict) or not {host, port} & extra.keys():
-        return extra
-    server = f"tcp:{str(extra.get(host, 'localhost')).removeprefix('tcp://')}:{extra.get(port, 5555)}"
-    return {"server": server} | {name: value for name, value in extra.items() if name not in (host, port)}
 
 
 def _offloading_size(value: Any) -> dict[str, Any]:
