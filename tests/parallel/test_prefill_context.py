@@ -85,7 +85,7 @@ def test_memory_holds_twice_the_tokens(tmp_path):
         ({"enable_expert_parallel": True}, "does not go with enable_expert_parallel yet"),
         ({"speculator": "ngram", "num_speculative_tokens": 2}, "does not go with speculator 'ngram' yet"),
         ({"block_size": 3}, ": blocks of 3 tokens cannot be shared"),
-        ({"kv_connector": "disk"}, ": KV connector 'disk' moves whole tokens"),
+        ({"kv_connector": "peer"}, ": KV connector 'peer' moves whole tokens"),
     ],
     ids=["pipeline", "decode context", "experts", "speculator", "blocks", "connector"],
 )
