@@ -76,7 +76,10 @@ def wanted(family: str, base: Path, adapters: dict[str, Path]) -> dict[str | Non
     return {name: merged_tokens(base, folder, STARTS[family]) for name, folder in every.items()}
 
 
-@pytest.fixture(params=[{}, {"tensor_parallel_size": 2, "fully_sharded_loras": True}], ids=["alone", "tp2"])
+TWO_RANKS = pytest.param({"tensor_parallel_size": 2, "fully_sharded_loras": True}, marks=pytest.mark.matrix)
+
+
+@pytest.fixture(params=[{}, TWO_RANKS], ids=["alone", "tp2"])
 def llm(request: pytest.FixtureRequest, base: Path) -> Iterator[LLM]:
     settings = {**SMALL, "max_loras": 3, "skip_tokenizer_init": True, **request.param}
     with closing(LLM(str(base), **settings)) as llm:

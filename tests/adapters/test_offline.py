@@ -99,7 +99,11 @@ def test_a_batch_of_all_equals_merged_weights(
     assert len({tuple(wanted[name][0]) for name in of}) == len(of), "the adapters change nothing"
 
 
-@pytest.mark.parametrize("settings", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tp2", "pp2"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"tensor_parallel_size": 2}, pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.matrix)],
+    ids=["tp2", "pp2"],
+)
 def test_ranks_share_adapters(
     base: Path, adapters: dict[str, Path], wanted: dict[str | None, list[list[int]]], settings: dict[str, Any]
 ) -> None:

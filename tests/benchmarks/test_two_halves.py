@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/kernels/two_halves.py"
 SIZES = ["--device", "cpu", "--shape", "tiny", "--layers", "2", "--decodes", "8", "--context", "20", "--prompt", "12"]
 
@@ -28,6 +30,7 @@ def test_halves_are_timed_and_compared_without_a_gpu(tmp_path: Path) -> None:
         assert set(one["launched"]) == {"whole", "alone", "apart", "overlap"}
 
 
+@pytest.mark.matrix
 def test_tokens_that_make_no_two_halves_are_refused() -> None:
     command = [sys.executable, str(BENCHMARK), *SIZES, "--tokens", "36"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -86,6 +86,7 @@ def test_kernels(tmp_path, capsys):
     assert rows[0]["median_us"] > 0
 
 
+@pytest.mark.matrix
 def test_a_sweep_draws_its_front(tmp_path, capsys):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     vary = ["--vary", "max-num-seqs=2,x", "--output-json", str(out), "--html", str(page), "--disable-tqdm"]

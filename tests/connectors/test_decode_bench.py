@@ -86,7 +86,11 @@ def test_numbers_may_be_drawn():
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {}), ("gemma2", {"tensor_parallel_size": 2}), ("llama", {"kv_cache_dtype": "fp8_e4m3"})],
+    [
+        ("llama", {}),
+        pytest.param("gemma2", {"tensor_parallel_size": 2}, marks=pytest.mark.matrix),
+        ("llama", {"kv_cache_dtype": "fp8_e4m3"}),
+    ],
     ids=str,
 )
 def test_a_real_model_decodes_without_computing_prompts(tmp_path, family, settings):

@@ -85,6 +85,7 @@ def test_latents_and_the_keys_of_an_index_are_reloaded(tmp_path):
     assert complete(model, folder) == [expected, CACHED]
 
 
+@pytest.mark.matrix
 def test_two_ranks_reload_each_its_part(tmp_path):
     model, folder, ranks = str(make_checkpoint(tmp_path / "model", "gemma2")), tmp_path / "kv", 2
     expected, cached = complete(model, str(folder), tensor_parallel_size=ranks)

@@ -35,7 +35,7 @@ def settings(server, **others):
     [
         ("llama", {}),
         ("gemma2", {}),
-        ("llama", {"tensor_parallel_size": 2, "executor": "process"}),
+        pytest.param("llama", {"tensor_parallel_size": 2, "executor": "process"}, marks=pytest.mark.matrix),
         pytest.param("gemma2", {"pipeline_parallel_size": 2}, marks=pytest.mark.matrix),
     ],
     ids=str,

@@ -449,7 +449,7 @@ def test_prefill_and_decode_apart_beside_a_tier(tmp_path):
 OFFLOAD = {"kv_connector": "offload", "options": {"size": 0.01}}
 
 
-@pytest.mark.parametrize("settings", [{}, {"tensor_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.matrix)], ids=str)
 def test_a_real_model_finds_its_prompts_in_a_tier_and_then_on_a_disk(tmp_path, settings):
     disk = {"kv_connector": "disk", "options": {"folder": str(tmp_path / "disk")}}
     prompts = [{"prompt_token_ids": [3 + (7 * i * (j + 1)) % 400 for i in range(60 + j)]} for j in range(3)]

@@ -81,6 +81,7 @@ def holder(model, tmp_path):
         yield address, process
 
 
+@pytest.mark.matrix
 def test_each_of_two_ranks_loads_from_its_like_and_a_dead_peer_is_no_loss(model, tmp_path):
     address, ranks = f"unix:{tmp_path}/holder", 2
     given = prompts()

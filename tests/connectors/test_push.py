@@ -371,6 +371,7 @@ def test_a_prefill_engine_that_ends_on_the_way_costs_the_computation(pairs):
     assert time.monotonic() - start < 2
 
 
+@pytest.mark.matrix
 def test_a_decode_engine_that_ends_on_the_way_costs_nothing_but_the_transfer(pairs):
     there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
     pairs.add(there, "p", pairs.prompt(40), pairs.asks(here), 1)

@@ -1,3 +1,5 @@
+import pytest
+
 from frame.testing import ConnectorSuite
 from tests.contract.installed import classes
 
@@ -5,4 +7,10 @@ from tests.contract.installed import classes
 #: tokens up (tests/connectors/test_decode_bench.py).
 ELSEWHERE = {"TestMulti", "TestDecodeBench"}
 
-globals().update({name: made for name, made in classes(ConnectorSuite).items() if name not in ELSEWHERE})
+#: Without a secret or a server they exchange nothing; tests/connectors/test_*_contract.py has them with one.
+ALONE = {"TestNixl", "TestPeer", "TestPush", "TestMooncake", "TestLmcache"}
+
+for name, made in classes(ConnectorSuite).items():
+    if name not in ELSEWHERE:
+        globals()[name] = pytest.mark.matrix(made) if name in ALONE else made
+del name, made

@@ -119,11 +119,12 @@ BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
             "a step that failed publishes nothing",
             {"worker": f"{KEEPING}:EarlyKeeper"},
         ),
-        (
+        pytest.param(
             "connector",
             f"{KEEPING}:Holding",
             "a reloaded prompt gives the tokens of a cold one",
             {"worker": f"{KEEPING}:Keeper"},
+            marks=pytest.mark.matrix,
         ),
         (
             "connector",
@@ -202,7 +203,7 @@ def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     [
         pytest.param(False, False, marks=pytest.mark.matrix),
         pytest.param(True, False, marks=pytest.mark.matrix),
-        (True, True),
+        pytest.param(True, True, marks=pytest.mark.matrix),
         pytest.param(False, True, marks=pytest.mark.slow),
     ],
 )
@@ -226,6 +227,6 @@ def test_every_kind_has_a_suite_that_teaches_its_use():
 
 def test_each_kind_has_two_wrong_plugins_that_its_suite_finds():
     (mark,) = test_a_wrong_plugin_fails_the_check_meant_for_it.pytestmark
-    found = Counter(kind for kind, *_ in mark.args[1])
+    found = Counter(getattr(case, "values", case)[0] for case in mark.args[1])
     assert set(found) == set(KINDS)
     assert min(found.values()) >= 2, found

@@ -170,6 +170,7 @@ def test_a_node_with_other_versions_is_named_on_both(folders, port, monkeypatch,
     assert f"a node at 127.0.0.2 is refused: {said}" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_node_that_differs_is_told_so_and_the_engine_waits_on(folders, port):
     errors = []
 

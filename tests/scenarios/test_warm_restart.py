@@ -77,6 +77,7 @@ def test_a_server_of_two_ranks_finds_what_one_of_one_stored(tmp_path):
             assert counted(second, "shared_failed_blocks") == 0
 
 
+@pytest.mark.matrix
 def test_a_second_server_finds_what_the_first_stored(tmp_path):
     with server(REAL, *arguments(tmp_path)) as first:
         texts = [told(first, prompt) for prompt in PROMPTS]
