@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from .block_messages import BlockStep, Move
 
@@ -61,6 +61,14 @@ class OffloadOptions(BaseModel):
     @classmethod
     def _make_absolute(cls, folder: Path) -> Path:
         return folder.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _check_needs(self) -> OffloadOptions:
+        if self.keep and not self.shared:
+            raise ValueError("keep has no effect without shared: only what is in shared memory can be left there")
+        if "disk_size" in self.model_fields_set and not self.disk_folder:
+            raise ValueError("disk_size has no effect without disk_folder")
+        return self
 
     @property
     def disk(self) -> Path | None:

@@ -90,9 +90,10 @@ def test_policies_have_their_options(tmp_path: Path) -> None:
         (["--servers", "65"], "--servers must be numbers from 1 to 64, got 65"),
         (["--policies", "magic"], "no route policy 'magic'"),
         (["--plugin.prefix.load-tokens", "-1"], "option load_tokens of plugin 'prefix'"),
-        (["--rate-per-server", "0"], "--rate-per-server must be above 0, got 0"),
-        (["--prefill-rate", "nan"], "--prefill-rate must be above 0, got nan"),
-        (["--event-seconds", "-1"], "--event-seconds must be at least 0, got -1"),
+        (["--rate-per-server", "0"], "--rate-per-server must be above 0 and finite, got 0"),
+        (["--prefill-rate", "nan"], "--prefill-rate must be above 0 and finite, got nan"),
+        (["--prefill-rate", "1e400"], "--prefill-rate must be above 0 and finite, got inf"),
+        (["--event-seconds", "-1"], "--event-seconds must be at least 0 and finite, got -1"),
         (["--num-prompts", "0"], "--num-prompts must be at least 1, got 0"),
     ],
 )

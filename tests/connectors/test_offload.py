@@ -421,6 +421,13 @@ def test_each_machine_is_asked_for_its_workers_part(monkeypatch):
         check_options(OffloadOptions(size=16), 4, 1)
 
 
+@pytest.mark.parametrize("options", [{"keep": True}, {"disk_size": 3}], ids=str)
+def test_an_option_without_the_one_that_it_belongs_to_is_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} has no effect without (shared|disk_folder)"):
+        OffloadOptions(**options)
+    OffloadOptions(**options, shared=True, disk_folder="x")
+
+
 def test_a_tier_without_room_for_a_block_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"hold no block of 4 tokens, which take 0.0 MiB: raise kv_offloading_size"):
         suite_of(tmp_path, size=room(0.5)).engine()

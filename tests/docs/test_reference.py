@@ -18,6 +18,7 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.flat import from_flat
 from frame.core.config.leaves import leaves
 from frame.core.plugin_host.kinds import KINDS
+from frame.testing import SUITES
 from frame.vllm_names.arguments import TRANSLATIONS
 from frame.vllm_names.unused import UNUSED
 
@@ -97,6 +98,11 @@ def test_every_name_of_the_contract_is_in_its_reference() -> None:
     hooks = dict(re.findall(r"^## (\w+)\n(.+?)(?=\n## |\Z)", pages["plugin-hooks.md"], re.MULTILINE | re.DOTALL))
     assert set(hooks) == {kind.hook for kind in KINDS.values()}
     assert all("builds" in about for about in hooks.values()), "each says who builds its plugins"
+
+
+def test_every_suite_is_on_the_page_of_the_contract() -> None:
+    text = (DOCS / "plugins" / "contract.md").read_text(encoding="utf-8")
+    assert [kind for kind, suite in SUITES.items() if f"`{suite.__name__}`" not in text] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

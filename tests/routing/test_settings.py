@@ -23,8 +23,21 @@ from frame.core.cli.main import main
         (["a:1", "--health-seconds", "nan"], "--health-seconds must be seconds from 0.05 to 3600, got 'nan'"),
         (["a:1", "--kv-events", "5557"], "events '5557' is no address"),
         (["--servers", "x", "--kv-events", "tcp://a:1"], "--servers FILE and addresses on the command line exclude"),
+        (
+            ["a:1", "--kv-events", "tcp://a:1", "--kv-events-ranks", ""],
+            "ranks must be a whole number from 1 to 64, got ''",
+        ),
+        (["a:1", "--kv-events-ranks", "2"], "--kv-events-ranks needs --kv-events, the addresses at which"),
+        (["a:1", "--kv-events-curve-key", "k" * 40], "--kv-events-curve-key needs --kv-events, the addresses at which"),
+        (
+            ["--servers", "x", "--kv-events-ranks", "2"],
+            "--servers FILE says how many data ranks a server has, by ranks=",
+        ),
         (["a:1", "--kv-events-ranks", "0"], "ranks must be a whole number from 1 to 64, got '0'"),
-        (["a:1", "--kv-events-curve-key", "x"], "--kv-events-curve-key must be a public CURVE key of 40 characters"),
+        (
+            ["a:1", "--kv-events", "tcp://a:1", "--kv-events-curve-key", "x"],
+            "--kv-events-curve-key must be a public CURVE key of 40 characters",
+        ),
         (["a:1", "--plugin.prefix.max-blocks", "1"], "option max_blocks of plugin 'prefix'"),
         (["a:1", "--server-key", ""], "--server-key must be a key of ASCII characters, and not empty"),
         (["a:1", "--api-key", ""], "api_key must not be empty"),

@@ -132,7 +132,7 @@ def _model(arguments: argparse.Namespace) -> ServiceModel:
         value, may_be_zero = getattr(arguments, name), name in ("request_seconds", "event_seconds")
         if not (0 <= value < float("inf") if may_be_zero else 0 < value < float("inf")):
             raise ConfigError(
-                f"--{name.replace('_', '-')} must be {'at least' if may_be_zero else 'above'} 0, got {value}"
+                f"--{name.replace('_', '-')} must be {'at least' if may_be_zero else 'above'} 0 and finite, got {value}"
             )
     return ServiceModel(**{name: getattr(arguments, name) for name in _MODEL})
 
@@ -144,7 +144,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for name in ("rate_per_server", "burstiness"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value}")
 
 
 def _maker(arguments: argparse.Namespace) -> Any:

@@ -81,9 +81,11 @@ def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Flee
     """Has the policy told of KV events, if it listens and the list names where they are; raises `ConfigError`."""
     from .policy import RoutePolicy
 
-    if type(policy).kv_changed is RoutePolicy.kv_changed:
-        return None
     named = any(server.kv_events for server in fleet.servers)
+    if type(policy).kv_changed is RoutePolicy.kv_changed:
+        if named:
+            logger.warning("the policy %s takes no KV events: their addresses have no effect (--policy prefix)", name)
+        return None
     if not named:
         logger.warning("the policy %s is told of no KV events: no server has an address of them (--kv-events)", name)
         if settings.file is None:

@@ -63,7 +63,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-events-replay", nargs="+", default=[], action="extend", metavar="ADDRESS",
         help="Where each server sends KV events again that were missed.",
     )  # fmt: skip
-    add("--kv-events-ranks", default="1", metavar="N", help="Data ranks of each server (default: %(default)s).")
+    add("--kv-events-ranks", metavar="N", help="Data ranks of each server (default: 1).")
     add("--kv-events-curve-key", metavar="KEY", help="Public CURVE key of servers that encrypt their KV events.")
     add("--policy", default="auto", metavar="NAME", help="Route policy plugin (default: auto, which is least-load).")
     add("--server-key", metavar="KEY", help="Key for the servers, which they get in place of the clients' keys.")
@@ -84,17 +84,22 @@ def take_plugin_options(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> RouteSettings:
     """The settings of parsed arguments; raises `ConfigError`."""
-    file = None
+    file, ranks = None, arguments.kv_events_ranks
     if arguments.servers is None:
         servers = listed(
             arguments.server,
             arguments.prefill,
             arguments.kv_events,
             arguments.kv_events_replay,
-            arguments.kv_events_ranks,
+            "1" if ranks is None else ranks,
         )
+        for flag, value in (("--kv-events-ranks", ranks), ("--kv-events-curve-key", arguments.kv_events_curve_key)):
+            if value is not None and not arguments.kv_events:
+                raise ConfigError(f"{flag} needs --kv-events, the addresses at which servers publish KV events")
     elif arguments.server or arguments.prefill or arguments.kv_events or arguments.kv_events_replay:
         raise ConfigError("--servers FILE and addresses on the command line exclude each other")
+    elif ranks is not None:
+        raise ConfigError("--servers FILE says how many data ranks a server has, by ranks=N behind its events=ADDRESS")
     else:
         file = ServerFile(arguments.servers)
         servers = file.read()
