@@ -106,7 +106,7 @@ class OffloadScheduler(BlockScheduler):
             )
         self._index = self._make_index(self._num_blocks, self._parts)
         self._rows = StateRows(self._make_index(self._num_states, 1), self._num_workers)
-        if self._shelf is not None:
+        if self._shelf is not None and self._num_blocks:
             self._share(self._shelf, by_rank)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from typing import ClassVar
 
 import pytest
@@ -18,19 +20,21 @@ class TestShared(ConnectorSuite):
     plugin = "offload"
     options: ClassVar = {"size": 0.01, "shared": True, "keep": True}
     shares = True
-    number = 0
+    numbers = itertools.count()
+    own = threading.local()  # engines are made in several threads at once
 
     @pytest.fixture(autouse=True)
     def _disk(self, _own_folder, request):
+        self.shares = "state" not in request.node.name  # states are kept in the engine's own memory
         # there the first step is to have the prompt, and who asks a disk has it one step later
         if "a_step_that_failed" not in request.node.name:
             self.options = {**self.options, "disk_folder": str(self.scratch("disk"))}
 
     def scheduler_side(self, config, layout):
-        self.number += 1
-        return self.make(config=config, layout=layout, engine_id=f"engine-{self.number}")
+        self.newest = self.own.name = f"engine-{next(self.numbers)}"
+        return self.make(config=config, layout=layout, engine_id=self.own.name)
 
     def worker_side(self, config, layout, rank=0):
         placement = Placement(rank=rank, local_rank=rank, mesh=mesh_of(config))
-        name = f"engine-{self.number}"
+        name = getattr(self.own, "name", self.newest)  # ranks have threads of their own
         return self.make(config=config, part="worker", layout=layout, placement=placement, engine_id=name)
