@@ -28,7 +28,7 @@ _EXPONENTS = {
 CHECKED = frozenset(_EXPONENTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["exponents", "lowest", "signs"])  # a number 1 would become a constant of Python's
 def _copy_pieces(
     table, finite, count, parts, exponents, lowest, signs,
     UNITS: tl.constexpr, WORDS: tl.constexpr, word: tl.constexpr, CHECK: tl.constexpr,

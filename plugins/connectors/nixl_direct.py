@@ -127,6 +127,8 @@ class Direct:
         self._sharing = sharing
         self._machine = machine
         self._probe = torch.frombuffer(bytearray(secrets.token_bytes(_PROBE_BYTES)), dtype=torch.uint8).to(device)
+        # in host memory, as copies wait for no step: what a step used, or is to fill, may not be their target
+        self._found = torch.zeros(_PROBE_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.offer: Offer | None = None
         try:
             exported = [_region(sharing, tensor) for tensor in (*regions, self._probe)]
@@ -141,11 +143,11 @@ class Direct:
         opened = Opened(self._sharing)
         try:
             start, size = opened.map(offer.probed)
-            found = torch.zeros_like(self._probe)
             if size < _PROBE_BYTES:
                 raise RuntimeError("the memory that was opened is too small")
-            self._sharing.copy(np.array([[start, found.data_ptr(), _PROBE_BYTES, 0]], np.int64)).wait()
-            if bytes(found.tolist()) != offer.probe:
+            self._found.zero_()
+            self._sharing.copy(np.array([[start, self._found.data_ptr(), _PROBE_BYTES, 0]], np.int64)).wait()
+            if bytes(self._found.tolist()) != offer.probe:
                 raise RuntimeError("what is read there is not what was written")
             for region in offer.regions:
                 opened.add(region)

@@ -56,6 +56,21 @@ def test_memory_that_cannot_be_read_rightly_is_left_to_nixl(faults):
     assert not here._sharing.opened.total()
 
 
+def test_a_probe_is_read_to_no_memory_that_steps_may_still_use(monkeypatch):
+    """Copies wait for no step, so that what is allocated on the device between steps is not yet theirs."""
+    _, there = worker()
+    _, here = worker()
+    allocated = []
+    for name in ("zeros", "zeros_like", "empty", "empty_like"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *given, make=make, **how: allocated.append(1) or make(*given, **how))
+    for _ in range(2):
+        opened = here.open(there.offer)
+        assert opened is not None
+        opened.close()
+    assert not allocated
+
+
 def test_a_worker_whose_memory_has_no_handles_offers_nothing_and_opens_nothing():
     _, there = worker(faults=["export"])
     _, here = worker()
