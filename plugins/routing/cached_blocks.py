@@ -14,8 +14,8 @@ from frame.interfaces import KVChange, KVCleared, KVRemoved, KVStored
 
 from .prefix_index import Bits, PrefixIndex
 
-#: Media (places of blocks: GPU, CPU, …) and block sizes of one data rank.
-_MOST_MEDIA = 8
+#: Media (places of blocks: GPU, CPU, …) of one data rank, and adapters whose names are known of it.
+_MOST_MEDIA, _MOST_ADAPTERS = 8, 4096
 
 
 class Prompt(NamedTuple):
@@ -124,7 +124,7 @@ class CachedBlocks:
         if table is None or key is None:  # what stands before is not known, and so neither what these are
             return
         rank.block_size = size
-        if change.adapter is not None:
+        if change.adapter is not None and len(rank.adapters) < _MOST_ADAPTERS:
             rank.adapters.add(change.adapter)
         data = change.tokens.tobytes()
         width = change.tokens.itemsize * size
