@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,12 +23,12 @@ HANDLE_BYTES = _FORM.size
 
 def export(region: Tensor) -> bytes:
     """A handle, `HANDLE_BYTES` long, of a CUDA tensor's memory; raises `PeerMemoryError` where there can be none."""
-    _enter(region.device)
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), (ctypes.c_byte * 64)()
     address = region.untyped_storage().data_ptr()
-    found = driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-    check("cuMemGetAddressRange", found)
-    check("cuIpcGetMemHandle", driver().cuIpcGetMemHandle(ctypes.byref(handle), base))
+    with _entered(region.device):
+        found = driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        check("cuMemGetAddressRange", found)
+        check("cuIpcGetMemHandle", driver().cuIpcGetMemHandle(ctypes.byref(handle), base))
     return _FORM.pack(bytes(handle), address - base.value, region.untyped_storage().nbytes())
 
 
@@ -47,10 +49,10 @@ class SharedMemory:
         given, start, size = _FORM.unpack(handle)
         address, count = self._opened.get(given, (0, 0))
         if not count:  # several regions may share it, and the driver opens it once
-            _enter(self._device)
-            found, lazily_enabled = ctypes.c_uint64(), ctypes.c_uint(1)
-            done = driver().cuIpcOpenMemHandle_v2(ctypes.byref(found), Handle.from_buffer_copy(given), lazily_enabled)
-            check("cuIpcOpenMemHandle", done)
+            found, asked, lazily_enabled = ctypes.c_uint64(), Handle.from_buffer_copy(given), ctypes.c_uint(1)
+            with _entered(self._device):
+                done = driver().cuIpcOpenMemHandle_v2(ctypes.byref(found), asked, lazily_enabled)
+                check("cuIpcOpenMemHandle", done)
             address = found.value
         self._opened[given] = address, count + 1
         return address + start, size
@@ -62,10 +64,13 @@ class SharedMemory:
         if count > 1:
             self._opened[given] = address, count - 1
             return
-        _enter(self._device)
-        check("cuIpcCloseMemHandle", driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)))
+        with _entered(self._device):
+            check("cuIpcCloseMemHandle", driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)))
 
 
-def _enter(device: torch.device) -> None:
-    """Makes the device's context this thread's; waits for nothing."""
-    torch.cuda.default_stream(device).query()
+@contextmanager
+def _entered(device: torch.device) -> Iterator[None]:
+    """Within it the device's context is this thread's; waits for nothing."""
+    with torch.cuda.device(device):
+        torch.cuda.default_stream(device).query()
+        yield

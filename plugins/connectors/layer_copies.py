@@ -17,6 +17,8 @@ from .block_messages import Move
 from .pieces import copy_pieces, has_kernel
 from .step_worker import CHECKED, Part
 
+_LEAST_BYTES = 16
+
 
 class LayerCopies:
     """`rows` are uint8 [n, bytes of a stored block] on the device; row i is of the i-th of the moves given with it."""
@@ -25,6 +27,14 @@ class LayerCopies:
         self._streams = streams
         self._device = device
         self._kernel = has_kernel(device)
+
+    def compile(self, parts: Sequence[Part], rows: Tensor) -> None:
+        """Has the kernel compiled before a step needs it: copies the first bytes of `rows` to themselves."""
+        if self._kernel and rows.numel() >= _LEAST_BYTES:
+            table = np.array([[rows.data_ptr(), rows.data_ptr(), _LEAST_BYTES, 0]], np.int64)
+            finite = torch.ones(1, dtype=torch.bool, device=self._device)
+            for dtype in {None, *_by_type(parts)}:
+                copy_pieces(table, self._device, finite=finite if dtype else None, dtype=dtype)
 
     def gather(self, parts: Sequence[Part], moves: Sequence[Move], rows: Tensor) -> Tensor:
         """Copies blocks to `rows`; returns bool [n] on the device: which rows hold finite values only.

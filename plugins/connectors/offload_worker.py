@@ -76,6 +76,8 @@ class OffloadWorker(StepWorker):
                 form = form_of(self.tokens.parts, caches, self.layout)
                 self._slab = self._make_slab(device, form, self._share - states)
                 self._copies = RowCopies(self._slab, device, self.setup.streams)
+                self._copies.parts = self.tokens.parts
+                self._copies.compile()
         if self._copies is not None:
             self._copies.parts = self.tokens.parts
 

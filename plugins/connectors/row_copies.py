@@ -62,6 +62,10 @@ class RowCopies:
         )
         self._sums = RowSums(slab.row_bytes, device)
 
+    def compile(self) -> None:
+        """Has the device's kernel compiled, once `parts` are known."""
+        self._layers.compile(self.parts, self._save_buffer)
+
     def read(self, copy: Copy) -> None:
         """From host memory to the blocks of `copy.moves`."""
         buffer = self._load_buffer

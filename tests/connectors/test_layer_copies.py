@@ -73,6 +73,15 @@ def test_what_is_gathered_is_scattered_to_other_blocks(copies):
         assert len(copies.launched) == 4  # of three kinds of values out, and all of them in
 
 
+def test_the_kernel_is_compiled_for_each_kind_of_values(copies):
+    parts = make_parts()
+    rows = torch.arange(64, dtype=torch.uint8).view(1, 64)
+    copies.compile(parts, rows)
+    assert len(copies.launched) in (0, 3)
+    assert torch.equal(rows, torch.arange(64, dtype=torch.uint8).view(1, 64))
+    copies.gather(parts, moves_of(([3], [1, 2])), torch.zeros(1, parts[-1].end, dtype=torch.uint8))
+
+
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_values_that_are_not_finite_are_named(copies, layer):
     parts = make_parts()

@@ -102,7 +102,7 @@ def test_hostile_servers_are_bounded_and_leave_others_their_share() -> None:
         blocks.change("bad", 0, stored([], range(100), size=0, medium=f"copy {start}"))
     assert sum(rank.num_blocks for rank in blocks._ranks.values()) <= 100
     for number in range(10_000):
-        blocks.change("bad", 0, stored([], [], adapter=f"adapter {number}"))
+        blocks.change("bad", 0, stored([], [], adapter=f"adapter {number}", medium="0"))
     assert len(blocks._ranks["bad", 0].media) <= 8
     assert len(blocks._ranks["bad", 0].adapters) <= 4096
     blocks.change("good", 0, stored([3, 4], [2], parent=1))
