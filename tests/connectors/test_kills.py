@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.connectors import kills
+ROOT = Path(__file__).parents[2]
 
 
 def killed(folder, count, *connectors, seed=0):
-    command = [sys.executable, kills.__file__, str(folder), str(count), str(seed), *connectors]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    command = [sys.executable, "-m", "tests.connectors.kills", str(folder), str(count), str(seed), *connectors]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
