@@ -1,4 +1,6 @@
-"""Kills engines while one reads the other's blocks: `python -m tests.connectors.kills FOLDER COUNT SEED CONNECTOR…` prints JSON.
+"""Kills engines while one reads blocks of the other: `python -m tests.connectors.kills FOLDER COUNT SEED CONNECTOR…`
+
+It prints JSON.
 
 Each engine is a process, forked from this one, over fake workers whose cache tells what each block is of; sockets,
 files and NIXL agents are real. Each of the two dies in turn, at a moment that is drawn. The other one must finish all
