@@ -214,7 +214,11 @@ class BlockScheduler(ConnectorScheduler):
         return moves
 
     def _copied(self, plan: StepPlan) -> list[Move]:
-        """The states of prompts that this step copies first, and whose copies it does not overwrite by another."""
+        """The states of prompts that this step copies first, and whose copies it does not overwrite by another.
+
+        Copies read what the steps before left, so a block that is copied is still that of its owner, even where the
+        owner leaves in this plan: its next owner computes in this step at the earliest and is copied by a later one.
+        """
         size, owners, found = self.layout.grain, dict[tuple[int, int], int](), dict[int, dict[int, int]]()
         for slot, prompt in self._prompts.items() if plan.copies else ():
             if prompt.num_computed % size == 0 and 0 < prompt.num_computed <= len(prompt.hashes) * size:

@@ -57,7 +57,8 @@ class Neighbours(NoNeighbours):
             # its time is that of a coarse clock: it may change again without another time
             self._listed, self._changed = now, changed if time.time_ns() - changed > _COARSE_NANOSECONDS else 0
             names = {name for name in shelf_names(self._shelf.space) if name != self._shelf.name}
-            for name in self._readers.keys() - names:
+            gone = {name for name, reader in self._readers.items() if not reader.is_current}
+            for name in gone | (self._readers.keys() - names):
                 self._readers.pop(name).close()
             for name in names - self._readers.keys():
                 try:

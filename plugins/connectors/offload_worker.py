@@ -67,8 +67,8 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         size, states = self.tokens.num_bytes, share_of_states(self.layout, self._share)
         if caches and states:
-            if self._states is None:
-                self._states = StateCopies(self.setup, self.states, states)
+            self._states = self._states or StateCopies(self.setup, self.states, states)
+        if self._states is not None:
             self._states.stored = self.states
         if caches and self._slab is None:
             device = next(iter(caches.values())).bytes.device

@@ -106,14 +106,14 @@ class Shelf:
     def make_room(self, num_bytes: int) -> None:
         """Removes shelves of engines that are gone, of whatever model, until so much may be taken."""
         for one in os.listdir(self._root):
-            space = _at(self._root, one)
-            try:
-                with locked(space):
-                    for name in _oldest_first(space):
-                        if self.free_bytes() < num_bytes and _is_dead(space, name):
-                            _remove(space, name)
-            finally:
-                os.close(space)
+            # what lies there beside folders, goes away meanwhile or is locked by another process stays as it is
+            with suppress(OSError, ValueError), ExitStack() as undo:
+                space = _at(self._root, one)
+                undo.callback(os.close, space)
+                undo.enter_context(locked(space))
+                for name in _oldest_first(space):
+                    if self.free_bytes() < num_bytes and _is_dead(space, name):
+                        _remove(space, name)
 
     def close(self, *, keep: bool) -> None:
         """Lets go of the shelf. Without `keep` the engine removes it; on machines without it, the last worker.

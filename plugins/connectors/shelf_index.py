@@ -121,8 +121,16 @@ class ShelfReader:
         if (magic, found) != (MAGIC, shape):
             self.close()
             raise ValueError("a shelf holds blocks of another shape")
+        if os.fstat(descriptor).st_size != SLOTS_AT + SLOT.size * self._num_slots:
+            self.close()
+            raise ValueError("the index of a shelf has not the size that it says")
         self._count = self._published()
         self._read(range(self._num_slots))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the engine still uses this file: one that makes its index anew removes the earlier one."""
+        return os.fstat(self._file).st_nlink > 0
 
     def catch_up(self) -> None:
         """Reads which slots were published since the last time."""

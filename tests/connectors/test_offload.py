@@ -343,6 +343,15 @@ def test_sleep_ends_the_copies_and_waking_keeps_the_tier(tmp_path):
     assert not worker.tokens.parts
 
 
+def test_sleep_lets_go_of_the_memory_of_states(tmp_path):
+    engine = suite_of(tmp_path).engine(make_layout(**LAYOUTS["states"]))
+    worker = worker_of(engine)
+    assert worker._states.stored.parts
+    worker.register({})
+    assert not worker._states.stored.parts
+    engine.close()
+
+
 def test_values_that_are_not_finite_are_not_kept(tmp_path):
     suite = suite_of(tmp_path)
     engine = suite.engine()

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import decode, encode
-from frame.plugins.connectors import shelf
+from frame.plugins.connectors import neighbours, shelf
+from frame.plugins.connectors.offload import OffloadScheduler
 from frame.plugins.connectors.offload_check import check_options
 from frame.plugins.connectors.offload_messages import OffloadOptions
 from frame.plugins.connectors.row_forms import RowForm
@@ -566,3 +567,67 @@ def test_random_lives(tmp_path, seed):
         assert not engine.connector.inner._index._readers
         engine.close()
     assert not shelves(tmp_path) or suite.number > 2
+
+
+def test_what_lies_beside_shelves_or_goes_away_ends_no_start(tmp_path):
+    suite = shared_suite(tmp_path)
+    first = suite.engine()
+    (root,) = (tmp_path / "memory").iterdir()
+    (root / "stray").write_bytes(b"")
+    (root / "link").symlink_to(tmp_path)
+    second = suite.engine(make_layout(model="other"))
+    fill(second, suite, 0)
+    first.close()
+    second.close()
+
+
+def test_an_index_that_says_more_than_it_has_is_not_read(tmp_path):
+    suite = shared_suite(tmp_path)
+    first = suite.engine()
+    fill(first, suite, 0)
+    (path,) = files(tmp_path, "index")
+    for number in (1 << 63, 1 << 50):
+        with path.open("r+b") as file:
+            file.seek(40)
+            file.write(number.to_bytes(8, "little"))
+        second = suite.engine()
+        assert again(second, suite, 0) == [0]
+        second.close()
+    first.close()
+
+
+def test_an_index_that_its_engine_makes_anew_is_read_anew(tmp_path, monkeypatch):
+    """A neighbour has read what a dead engine left when the next one, of another size, takes its place."""
+    monkeypatch.setattr(neighbours, "_LIST_SECONDS", 0.0)
+    suite = shared_suite(tmp_path)
+    first, second = suite.engine(), suite.engine()
+    fill(first, suite, 0)
+    kill(first)
+    share = OffloadScheduler._share
+
+    def late(scheduler, taken, hellos):
+        second.connector.inner._neighbours.refresh()
+        share(scheduler, taken, hellos)
+
+    monkeypatch.setattr(OffloadScheduler, "_share", late)
+    suite.options["size"] = room(40)
+    third = suite.engine()
+    fill(third, suite, 1)
+    assert again(second, suite, 1) == [20]
+    assert "offload_shared_failed_blocks" not in counters(second)
+    second.close()
+    third.close()
+
+
+def test_forms_that_are_not_written_yet_are_read_later(tmp_path):
+    suite = shared_suite(tmp_path)
+    first, second = suite.engine(), suite.engine()
+    fill(first, suite, 0, 1)
+    (path,) = shelves(tmp_path)[0].glob("form-0")
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    again(second, suite, 0)
+    path.write_bytes(content)
+    assert again(second, suite, 1) == [20]
+    first.close()
+    second.close()
