@@ -61,8 +61,7 @@ class LMCacheScheduler(BlockScheduler):
             self._asked[request.request_id] = lookup
         if lookup.open:
             return None, False
-        if lookup.chunks is None:
-            self._server.settle(lookup, range(0))
+        lookup.lapse()
         count = max(0, min(lookup.units * lookup.geometry.grains, last) - first)
         return count * self.layout.grain, count > 0
 

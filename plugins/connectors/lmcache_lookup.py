@@ -54,6 +54,12 @@ class Lookup:
             self.units = self.chunks // self.geometry.chunks
             return not self._dropped
 
+    def lapse(self) -> None:
+        """Called once the deadline is over: where no answer has come by now, the server has nothing."""
+        with self._lock:
+            if self.chunks is None:
+                self._dropped, self.chunks = True, 0
+
     def drop(self) -> bool:
         """Called when nobody waits any more; True when an answer has come, whose chunks are to be given back."""
         with self._lock:

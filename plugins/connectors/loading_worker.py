@@ -99,10 +99,10 @@ class LoadingWorker(BlockWorker):
         """Runs in a thread; fetches no further part once a block is missing."""
         whole = True
         for part in parts:
-            data = self.rows_for(part)
-            rows: list[int] = []
+            data, rows = np.empty((0, 0), np.uint8), list[int]()
             try:
                 if whole and load.owner not in self._gone and not load.stopped.is_set():
+                    data = self.rows_for(part)
                     rows = fetch(part, data)
                 else:
                     skip(part)

@@ -172,8 +172,8 @@ class MooncakeScheduler(SendScheduler):
         return None if self._threads is None or resting else self._threads.submit(self._tell, source, want)
 
     def _tell(self, source: Source, want: Want) -> bool:
-        """Runs in a thread: whether the other engine has heard it."""
-        if self._secret is None or self._facts is None:
+        """Runs in a thread: whether the other engine has heard it; one that did not answer is not asked for a while."""
+        if self._secret is None or self._facts is None or self._rests.get(source, 0.0) > time.monotonic():
             return False
         try:
             ask(source, self._secret, self._facts, want, self._mooncake.timeout_seconds)

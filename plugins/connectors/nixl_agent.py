@@ -237,9 +237,9 @@ class Agent:
 
     def _end_copy(self, read: Read, copy: Mark, late: bool) -> bool | None:
         """As `_advance`; a copy that began cannot be stopped."""
-        if not copy.done():
-            return None
         try:
+            if not copy.done():
+                return None
             copy.wait()
         except Exception as error:
             read.copy = None

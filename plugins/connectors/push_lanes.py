@@ -240,6 +240,7 @@ class _Lane:
     def _ask(self, parcel: Parcel) -> Ready | Have | No:
         if self._closed or (self._channel is None and time.monotonic() < self._rests_until):
             raise PeerError("nothing is tried for a while after a failure")
+        kept = self._channel is not None
         try:
             if self._channel is None:
                 self._connection, self._channel = connect(self._place, self._secret, self._meet, self._timeout)
@@ -247,7 +248,7 @@ class _Lane:
             self._channel.send(Begin(parcel.goal.digest, parcel.goal.num_tokens), self._timeout)
             answer: Ready | Have | No = self._channel.receive(Ready | Have | No, self._timeout)
         except PeerError:
-            if self._channel is None:  # a connection that was kept is made anew first
+            if not kept:  # one that was kept is made anew first
                 self._rests_until = time.monotonic() + self._retry
             self._lose()
             raise

@@ -428,6 +428,17 @@ def test_a_lookup_that_nobody_waits_for_finds_nothing():
     assert (late.chunks, late.units) == (0, 0)
 
 
+def test_an_answer_counts_for_whoever_comes_first_at_its_deadline():
+    """Else what the server keeps would be given back twice: once for the answer, once for the deadline."""
+    answered, lapsed = (Lookup(a_prompt(), GEOMETRY, time.monotonic() - 1) for _ in range(2))
+    assert answered.answer(5)
+    answered.lapse()
+    assert (answered.chunks, answered.drop()) == (5, True)
+    lapsed.lapse()
+    assert not lapsed.answer(5), "the thread that asked is to give back what it found"
+    assert (lapsed.open, lapsed.chunks, lapsed.units) == (False, 0, 0)
+
+
 def test_a_server_is_sought_again_after_it_rested(server):
     """Also where the thread that was to seek it came when it rested already."""
     server.answers["get_chunk_size"] = lambda found: b"\xc1"

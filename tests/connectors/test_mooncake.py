@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from frame.plugins.connectors import mooncake
 from frame.plugins.connectors.mooncake_bootstrap import Source, Want, ask
 from frame.plugins.connectors.mooncake_options import MooncakeOptions
 from frame.plugins.connectors.peer_wire import PeerError
@@ -316,3 +317,19 @@ def test_what_is_wanted_is_bounded(pairs):
     for number in range(5000):
         sends.want(Want(number.to_bytes(32, "little"), "127.0.0.1", 1))
     assert len(sends._wants) == 4096
+
+
+def test_what_was_to_be_asked_of_a_silent_engine_is_not_asked_while_it_rests(pairs, monkeypatch):
+    """Questions that wait for a thread must not each take as long as the one without an answer."""
+    asked = []
+
+    def silent(source, *rest):
+        asked.append(source)
+        raise PeerError("no answer in time")
+
+    monkeypatch.setattr(mooncake, "ask", silent)
+    side = pairs.engine().connector.inner
+    side._mooncake.retry_seconds = 60
+    source, want = Source("", "127.0.0.1", 1), Want(bytes(32), "127.0.0.1", 1)
+    assert [side._tell(source, want) for _ in range(3)] == [False] * 3
+    assert len(asked) == 1

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 
 import pytest
+import torch
 from msgspec import structs
 
 from frame.interfaces import decode, encode
 from frame.plugins.connectors import push_lanes
-from frame.plugins.connectors.push_messages import Hello
+from frame.plugins.connectors.host_arena import HostArena
+from frame.plugins.connectors.peer_wire import PeerError
+from frame.plugins.connectors.push_carrier import Stream
+from frame.plugins.connectors.push_facts import Facts
+from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_messages import Goal, Hello
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -493,3 +500,37 @@ def test_many_engines_are_served_in_turn(pairs, monkeypatch):
         pairs.prefill(there, here, f"p{number}", prompt)
         assert pairs.decode(here, f"d{number}", prompt) == 36
     pairs.rest(there, *takers)
+
+
+def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
+    """Also one that lets itself be met: else each prompt would wait for it as long as the first."""
+    calls, ends = [], []
+
+    class Silent:
+        def send(self, message, seconds):
+            pass
+
+        def receive(self, kind, seconds):
+            raise PeerError("no answer in time")
+
+    def connect(place, secret, meet, seconds):
+        calls.append(place)
+        ends.extend(socket.socketpair())
+        return ends[-1], Silent()
+
+    monkeypatch.setattr(push_lanes, "connect", connect)
+    facts = Facts(1, "model", 4, "", 1, 1, "")
+    lanes = Lanes(
+        HostArena(64, lambda size: torch.empty(size, dtype=torch.uint8)), Stream(), b"", facts, 0, timeout=1, retry=60
+    )
+    parcels = [Parcel(f"r{number}", Goal("127.0.0.1", 1, bytes(32), 4)) for number in range(3)]
+    for parcel in parcels:
+        lanes.begin(parcel)
+    unsent, deadline = [], time.monotonic() + 20
+    while len(unsent) < len(parcels) and time.monotonic() < deadline:
+        unsent += lanes.take()[0]
+    assert sorted(unsent) == ["r0", "r1", "r2"]
+    assert len(calls) == 1
+    lanes.close()
+    for end in ends:
+        end.close()
