@@ -328,8 +328,8 @@ def test_what_was_to_be_asked_of_a_silent_engine_is_not_asked_while_it_rests(pai
         raise PeerError("no answer in time")
 
     monkeypatch.setattr(mooncake, "ask", silent)
+    pairs.options["retry_seconds"] = 60
     side = pairs.engine().connector.inner
-    side._mooncake.retry_seconds = 60
     source, want = Source("", "127.0.0.1", 1), Want(bytes(32), "127.0.0.1", 1)
     assert [side._tell(source, want) for _ in range(3)] == [False] * 3
     assert len(asked) == 1
