@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..config.errors import near
+from ..config.errors import near, predicate
 from ..config.leaves import leaves
 from .offers import Offer, PluginError, import_target
 
@@ -97,5 +97,6 @@ def read_options(offer: Offer, config: Any) -> BaseModel | None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         said = f"option {where} of plugin {name!r}" if where else f"options of plugin {name!r}"
-        raise PluginError(f"{said}: {first['msg']}") from None
+        colon = ":" if first["type"] == "value_error" else ""
+        raise PluginError(f"{said}{colon} {predicate(first)}") from None
     return options

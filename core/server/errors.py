@@ -14,6 +14,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.types import Scope
 
+from ..config.errors import predicate
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.sampling import SamplingParams
 
@@ -25,8 +26,6 @@ _DEFAULT = ErrorShape()
 ERROR_SHAPE = "frame.errors"
 #: Most names of ignored request fields that are logged.
 _MAX_IGNORED_NAMES = 64
-#: The words with which pydantic's messages begin; ours name the field instead.
-_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
 #: The names of union branches in the location of a pydantic error.
 _BRANCHES = ("str", "int", "float", "bool", "list", "dict")
 
@@ -118,13 +117,8 @@ def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
     first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
     names = [str(part) for part in first["loc"] if not _is_branch(part)]
     where = ".".join(names)
-    text = _PYDANTIC_SUBJECT.sub("must", first["msg"].removeprefix("Value error, "))
-    text = text.replace(" after validation, not ", ", got ")
-    text = "is missing" if text == "Field required" else text
-    shown = ""
-    if isinstance(first["input"], (bool, int, float, str)) and "got" not in text and first["type"] != "value_error":
-        shown = f", got {first['input']!r:.80}"
-    return RequestError(400, f"{where} {text}{shown}".strip(), param=names[0] if names else _subject(text, fields))
+    text = predicate(first)
+    return RequestError(400, f"{where} {text}".strip(), param=names[0] if names else _subject(text, fields))
 
 
 def _is_branch(part: int | str) -> bool:

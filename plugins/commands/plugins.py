@@ -99,12 +99,9 @@ def check(registry: Registry, name: str | None, kind: str | None = None, *, verb
     """
     if name is None:
         raise PluginError("frame plugins check needs the NAME of a plugin")
-    bare = name.rpartition(":")[2]
-    kinds = [
-        other
-        for other in KINDS
-        if kind in (None, other) and any(o.kind == other and bare == o.provider.name for o in registry.offers)
-    ]
+    package, _, bare = name.rpartition(":")
+    named = [offer for offer in registry.offers if offer.provider.name == bare and package in ("", offer.package)]
+    kinds = [other for other in KINDS if kind in (None, other) and any(offer.kind == other for offer in named)]
     if not kinds:
         if kind is not None:
             registry.choose(kind, name)  # raises with the names that there are

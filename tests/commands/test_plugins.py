@@ -31,6 +31,8 @@ def test_plugins_table_and_json(capsys):
 def test_checking_what_is_not_there(capsys):
     assert main(["plugins", "check", "zzz"]) == 1
     assert "'zzz'" in capsys.readouterr().err
+    assert main(["plugins", "check", "frame-other:cpu"]) == 1
+    assert "no plugin 'frame-other:cpu'" in capsys.readouterr().err
     assert main(["plugins", "check"]) == 1
     assert "needs the NAME of a plugin" in capsys.readouterr().err
 

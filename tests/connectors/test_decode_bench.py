@@ -117,7 +117,7 @@ def test_a_real_model_decodes_without_computing_prompts(tmp_path, family, settin
 
 
 def test_options_that_are_wrong_are_one_sentence(tmp_path):
-    with pytest.raises(PluginError, match=r"^option fill_std of plugin 'decode-bench': Input should be .* 0$"):
+    with pytest.raises(PluginError, match=r"^option fill_std of plugin 'decode-bench' must be .* 0, got -1"):
         LLM(
             str(make_checkpoint(tmp_path, "llama")),
             kv_connector="decode-bench",

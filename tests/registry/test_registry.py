@@ -97,7 +97,7 @@ def test_installed_package_is_chosen_built_and_given_options(package):
     ("settings", "message"),
     [
         ({"deep": 1}, "plugin 'lifo' has no option 'deep'; there are: depth, name"),
-        ({"depth": "x"}, "option depth of plugin 'lifo'"),
+        ({"depth": "x"}, "option depth of plugin 'lifo' must be a valid integer, unable to parse string as an integer"),
     ],
 )
 def test_wrong_options_name_the_field(package, settings, message):

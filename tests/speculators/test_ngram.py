@@ -75,8 +75,8 @@ def test_as_by_hand(rows, least, more, wanted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompt_lookup_max": None}, "option prompt_lookup_max of plugin 'ngram': Field required"),
-        ({"prompt_lookup_max": 0}, "prompt_lookup_max of plugin 'ngram': Input should be greater than or equal to 1"),
+        ({"prompt_lookup_max": None}, "option prompt_lookup_max of plugin 'ngram' is missing"),
+        ({"prompt_lookup_max": 0}, "prompt_lookup_max of plugin 'ngram' must be greater than or equal to 1"),
         ({"prompt_lookup_min": 4}, "prompt_lookup_min 4 is above prompt_lookup_max 3"),
         ({"draft_model": "x"}, "plugin 'ngram' has no option 'draft_model'; there are: prompt_lookup_max"),
         ({"method": "eagle"}, "no speculator 'eagle'; there are: ngram"),

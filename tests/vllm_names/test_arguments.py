@@ -98,6 +98,10 @@ def test_a_line_of_vllm_gives_the_settings_of_our_line(line: str, ours: str) -> 
         ("--numa-bind", "start frame under numactl instead"),
         ("--spec-model /draft", "no draft models yet"),
         ("--cudagraph-metrics", "this is not measured"),
+        (
+            "--kv-offloading-size 1 --plugin.offload.size 2",
+            "kv_offloading_size means plugin.offload.size=1, but plugin.offload.size='2' is given too; leave one out",
+        ),
     ],
 )
 def test_values_that_would_change_something_are_refused_with_the_remedy(line: str, said: str) -> None:

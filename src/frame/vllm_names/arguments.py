@@ -363,6 +363,7 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
         elif name in TRANSLATIONS:
             for key, part in TRANSLATIONS[name](value).items():
                 if key in _JOINED:
+                    _check_given(name, key, part, values.get(key))
                     joined[key] = _join(joined.get(key), part)
                     continue
                 if values.get(key) not in (None, defaults.get(key), part):
@@ -378,6 +379,23 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     if ignored:
         logger.warning("arguments of vLLM's that have no effect here: %s", ", ".join(sorted(ignored)))
     return own | {key: _join(part, own.get(key)) for key, part in joined.items()}
+
+
+def _check_given(name: str, path: str, meant: Any, given: Any) -> None:
+    """Raises `ConfigError` where argument `name` means another value of an option than the one that is given for it."""
+    if isinstance(meant, Mapping) and isinstance(given, Mapping):
+        for key in meant.keys() & given.keys():
+            _check_given(name, f"{path}.{key}", meant[key], given[key])
+    elif not (given is None or isinstance(meant, Mapping | list) or _number(meant) == _number(given)):
+        raise ConfigError(f"{name} means {path}={meant!r}, but {path}={given!r:.200} is given too; leave one out")
+
+
+def _number(value: Any) -> Any:
+    """What a text from the command line means as a value."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _join(first: Any, second: Any) -> Any:
