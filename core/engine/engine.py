@@ -226,6 +226,7 @@ class Engine:
         self._catch_up()
         self._clear_cache()
         self.executor.call("sleep", {"keep": list(keep)})
+        self.scheduler.lifecycle.give_up_abandoned()  # workers have stopped all loads
         self._pause.sleep(keep)
 
     def _wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
@@ -389,11 +390,13 @@ class Engine:
     def _end_transfers(self) -> None:
         """Runs steps without tokens until no KV connector writes or reads blocks; raises `RuntimeError` if it goes on.
 
-        Requires that no request runs.
+        Requires that no request runs. Loads of failed steps, which may never have begun, raise nothing.
         """
         latest = time.monotonic() + (0.0 if self._waves.together else TRANSFER_SECONDS)
         while self.scheduler.num_transfers:
             if time.monotonic() > latest:
+                if self.scheduler.num_transfers == len(self.scheduler.lifecycle.abandoned):
+                    return
                 raise RuntimeError(
                     f"the KV connector still reads or writes blocks of {self.scheduler.num_transfers} requests "
                     f"after {TRANSFER_SECONDS:g} seconds; try again later"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from copy import copy
 
@@ -17,8 +18,8 @@ from .schedule.planned_step import LaunchedStep, StepDraft
 from .schedule.turns import Turns
 from .schedule.waiting import WaitingQueue
 
-#: Steps without tokens after which a load that a failed step may have begun is taken as never begun.
-ABANDONED_STEPS = 1000
+#: Seconds after which a load that a failed step may have begun is taken as never begun: no load takes as long.
+ABANDONED_SECONDS = 600.0
 
 
 class Lifecycle:
@@ -43,7 +44,7 @@ class Lifecycle:
         self.finished_ids: list[str] = []
         self.finished_counts: Counter[str] = Counter()
         self.num_preemptions = 0
-        self._patience = ABANDONED_STEPS
+        self._abandoned_until = 0.0
         self._draining: dict[int, Request] = {}  # by slot: finished, named by unanswered steps
 
     @property
@@ -129,7 +130,7 @@ class Lifecycle:
             request.state = RequestState.WAITING
             self.waiting.add(request)
         self.abandoned[request.request_id] = owner
-        self._patience = ABANDONED_STEPS
+        self._abandoned_until = time.monotonic() + ABANDONED_SECONDS
 
     def await_abandoned(self, missed: bool) -> bool:
         """Whether a step without tokens may free blocks: those of abandoned loads that end, or are given up.
@@ -138,11 +139,14 @@ class Lifecycle:
         """
         if not (self.abandoned and (missed or self.requests)):
             return False
-        self._patience -= 1
-        if self._patience <= 0:
-            for request in list(self.abandoned.values()):
-                self.loaded(request)
+        if time.monotonic() >= self._abandoned_until:
+            self.give_up_abandoned()
         return True
+
+    def give_up_abandoned(self) -> None:
+        """Called once no abandoned load can be under way: their blocks are free."""
+        for request in list(self.abandoned.values()):
+            self.loaded(request)
 
     def finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None

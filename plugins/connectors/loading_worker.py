@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from frame.interfaces import ConnectorWorkerSetup, TransferReport
+from frame.interfaces import CacheView, ConnectorWorkerSetup, TransferReport
 
 from .block_messages import Move
 from .block_worker import BlockWorker
@@ -58,6 +58,13 @@ class LoadingWorker(BlockWorker):
         self._ended: list[str] = []
         self._gone: set[str] = set()  # requests that ended while they were loaded
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"{self.title}-load")
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        if not caches:
+            self.stop_loads()
+            self._ended += [load.owner for load in self._loads]
+            self._loads = []
+        super().register(caches)
 
     def begin_load(
         self,

@@ -60,20 +60,19 @@ class FakeAgent:
     def remove_remote_agent(self, name):
         self.known.remove(name)
 
-    def prep_xfer_dlist(self, name, table, memory):
-        return [
-            (int(address) + block * int(stride), int(size))
-            for address, size, _, stride, count in table
-            for block in range(int(count))
-        ]
+    def get_xfer_descs(self, rows, memory):
+        return [(int(address), int(size)) for address, size, _ in rows]
 
-    def release_dlist_handle(self, table):
-        pass
-
-    def make_prepped_xfer(self, what, table, ours, their_table, theirs, notice):
+    def initialize_xfer(self, what, ours, theirs, name, notice):
         self._fail("prepare")
-        rows = [(table[i][0], their_table[j][0], table[i][1]) for i, j in zip(ours, theirs, strict=True)]
-        return Read(rows=rows, notice=notice, kind=None, polls=0, done=False, peer=None)
+        assert what == "READ"
+        assert name in self.known
+        rows = [(to, source, size) for (to, size), (source, _) in zip(ours, theirs, strict=True)]
+        return Read(rows=rows, peer=name, notice=notice, kind=None, polls=0, done=False)
+
+    def send_notif(self, name, notice):
+        with self.module.lock:
+            self._living(name).notices.setdefault(self.name, []).append(notice)
 
     def transfer(self, read):
         self._fail("post")
@@ -89,10 +88,11 @@ class FakeAgent:
         if read.polls > 0:
             return "PROC"
         with self.module.lock:
-            peer = self._peer_of(read)
+            peer = self._living(read.peer)
             rows = read.rows if read.kind not in ("kill", "truncate") else read.rows[: len(read.rows) // 2]
             for to, source, size in rows:
                 assert self.has(to, size)
+                assert peer.has(source, size)
                 ctypes.memmove(to, source, size)
             if read.kind == "kill":
                 raise RuntimeError("nixlRemoteDisconnectError")
@@ -116,12 +116,6 @@ class FakeAgent:
 
     def has(self, address, size):
         return any(first <= address and address + size <= last for first, last in self.regions)
-
-    def _peer_of(self, read):
-        for agent in self.module.agents.values():
-            if all(agent.has(source, size) for _, source, size in read.rows):
-                return self._living(agent.name)
-        raise RuntimeError("nixlRemoteDisconnectError")
 
     def _living(self, name):
         agent = self.module.agents.get(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,21 @@ def life_of(*faults, deeds=(("share", 1, PROMPTS[0][:22], 4),), ranks=1):
         "policy": "recompute",
         "shape": {},
     }
+
+
+@pytest.mark.parametrize("connector", [name for name in PLACES if name != "multi"])
+def test_blocks_travel_where_nothing_happens(connector, tmp_path):
+    """A check of the lives themselves: a fault at a message that never comes would show nothing."""
+    faults = Faults()
+    with World(connector, tmp_path, faults) as world:
+        for prompt in PROMPTS[:3]:
+            (world.hand if connector == "nixl" else world.share)(0, prompt[:30], 3)
+        world.check()
+        found = Counter()
+        for engine in world.engines:
+            found.update(engine.engine.stats().connector_counters)
+    assert max(found[f"{connector}_{name}"] for name in ("loaded_blocks", "load_bytes")) > 0
+    assert all(faults.counts[place] for place in PLACES[connector])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from frame.core.config.flat import from_flat
-from frame.core.engine import engine as engine_module
+from frame.core.engine import engine as engine_module, lifecycle as lifecycle_module
 from frame.core.engine.engine import Engine
 from frame.core.interfaces.client import BrokenEngineError, EngineInfo
 from frame.core.interfaces.engine import EngineOutput
@@ -243,8 +244,8 @@ def test_steps_that_only_a_connector_needs_end_the_engine_when_they_fail_for_goo
             rig.run()
 
 
-def test_a_load_that_a_failed_step_may_have_begun_holds_up_no_sleep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker side raised where it read the message, so nobody knows, and it does not say that the load ended."""
+def lose_first_message(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker side raises where it reads the message of a load, and never says that the load ended."""
     transfer, failed = rig.executor.worker.transfer, iter([True])
     sound = transfer.begin_step
     rig.executor.worker.strict = False
@@ -256,12 +257,31 @@ def test_a_load_that_a_failed_step_may_have_begun_holds_up_no_sleep(rig: Rig, mo
 
     monkeypatch.setattr(transfer, "begin_step", fails_once)
     monkeypatch.setattr(engine_module, "EMPTY_FAILURE_SECONDS", 0.0)
+
+
+def test_a_load_that_a_failed_step_may_have_begun_holds_up_no_sleep(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_first_message(rig, monkeypatch)
     request = make_request("second", PROMPT, max_tokens=4)
     rig.run(request)
     rig.check(request)
     assert rig.engine.scheduler.num_transfers == 1
+    lifecycle = rig.engine.scheduler.lifecycle
+    assert all(lifecycle.await_abandoned(missed=True) for _ in range(3000)), "it may still be under way"
+    assert rig.engine.scheduler.num_transfers == 1
+    monkeypatch.setattr(engine_module, "TRANSFER_SECONDS", 0.05)
     rig.engine.call("sleep")
     assert rig.engine.call("is_sleeping")
+    assert not rig.engine.scheduler.num_transfers
+
+
+def test_a_load_that_a_failed_step_may_have_begun_is_given_up_in_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle_module, "ABANDONED_SECONDS", 0.05)
+    lose_first_message(rig, monkeypatch)
+    rig.run(make_request("second", PROMPT, max_tokens=4))
+    time.sleep(0.1)
+    assert rig.engine.scheduler.lifecycle.await_abandoned(missed=True)
     assert not rig.engine.scheduler.num_transfers
 
 
