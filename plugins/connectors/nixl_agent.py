@@ -30,6 +30,8 @@ _READ_POLL, _NOTICE_POLL = 0.0005, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
 _CLOSE_SECONDS = 10.0
+#: Seconds without a read after which memory of other engines is unmapped: one that sleeps gives it back only then.
+_MAPPED_SECONDS = 30.0
 #: How long a failed read may take until NIXL lets go of it.
 _RELEASE_SECONDS = 10.0
 
@@ -79,6 +81,7 @@ class Agent:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: list[Read] = []
         self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
+        self._last_read = 0.0
         self._make_direct = direct
         self.num_direct = 0  # reads that went past NIXL and have ended
         self._lock = threading.Lock()
@@ -157,7 +160,8 @@ class Agent:
 
     def _serve(self) -> None:
         while True:
-            pause = _READ_POLL if self._reads else _NOTICE_POLL if self._awaits_notices else None
+            quiet = _MAPPED_SECONDS if any(self._peers.values()) else None
+            pause = _READ_POLL if self._reads else _NOTICE_POLL if self._awaits_notices else quiet
             try:
                 work = self._work.get(timeout=pause)
             except queue.Empty:
@@ -166,6 +170,7 @@ class Agent:
                 break
             work()
             self._poll()
+            self._unmap_unused()
         self._shut()
 
     def _nothing(self) -> None:
@@ -180,6 +185,13 @@ class Agent:
                     self._ended.append((read.owner, arrived))
         if self._awaits_notices:
             self._take_notices()
+
+    def _unmap_unused(self) -> None:
+        if self._reads:
+            self._last_read = time.monotonic()
+        elif any(self._peers.values()) and time.monotonic() >= self._last_read + _MAPPED_SECONDS:
+            for name in [name for name, opened in self._peers.items() if opened is not None]:
+                self._forget(name)
 
     def _take_notices(self) -> None:
         try:
@@ -283,6 +295,7 @@ class Agent:
 
     def _meet(self, facts: AgentFacts) -> str:
         """The name that NIXL knows another worker by."""
+        self._last_read = time.monotonic()
         if facts.name not in self._peers:
             if len(self._peers) >= _MAX_PEERS and not any(read.has_begun for read in self._reads):
                 for name in list(self._peers):

@@ -59,6 +59,21 @@ def test_memory_is_given_back_when_an_engine_closes(pairs, shared):
     assert shared[1].opened.total() == 0
 
 
+def test_memory_that_nothing_reads_is_given_back_and_mapped_again(pairs, shared, monkeypatch):
+    """An engine that sleeps has its memory back only once nobody maps it."""
+    monkeypatch.setattr(nixl_agent, "_MAPPED_SECONDS", 0.05)
+    there, here = pairs.engine(), pairs.engine()
+    for number in range(2):
+        prompt = pairs.prompt(40, seed=number)
+        assert pairs.decode(here, f"d{number}", prompt, pairs.prefill(there, f"p{number}", prompt)) == 36
+        deadline = time.monotonic() + 10
+        while shared[1].opened.total():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert counter(here, "direct_reads") == 2
+    pairs.rest(there, here)
+
+
 def test_a_copy_that_fails_is_computed_and_the_other_engine_met_anew(pairs, shared):
     there, here = pairs.engine(), pairs.engine()
     pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))
