@@ -64,7 +64,10 @@ class KeepingStates(Keeping):
         return last - first
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
-        super().allocated(request, block_ids, num_external)
+        if num_external and all(group.keeps_states for group in self.layout.groups):
+            self.loads.append((request.request_id, []))
+        else:
+            super().allocated(request, block_ids, num_external)
         if num_external:
             place = self.firsts[request.request_id] + num_external // self.layout.grain - 1
             self.state_loads.append((of_state(request.block_hashes[place]), int(block_ids[self.group][0])))
