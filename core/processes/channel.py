@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import select
 import socket
 import struct
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from frame.links.greeting import connect_async
+from frame.links.polling import wait_for
 
 from ..interfaces.wire import decode, encode
 
@@ -86,7 +86,7 @@ class Channel:
             self._socket.sendall(rest)
             return
         while rest:
-            if select.select([self._socket], [self._socket], [])[0]:
+            if wait_for([self._socket], [self._socket])[0]:
                 read()
                 continue
             with contextlib.suppress(BlockingIOError):
@@ -125,7 +125,7 @@ class Channel:
 
     def readable(self, seconds: float = 0) -> bool:
         """Whether a message or the end begins to arrive within `seconds`, so that `receive` would return soon."""
-        return bool(select.select([self._socket], [], [], max(0, seconds))[0])
+        return bool(wait_for([self._socket], seconds=seconds)[0])
 
     def close(self) -> None:
         """Ends the conversation; the peer and a thread that reads here see the end."""
@@ -156,7 +156,7 @@ def send_to_all(
     latest = None if timeout is None else time.monotonic() + timeout
     while rests:
         left = None if latest is None else max(0.0, latest - time.monotonic())
-        readable, writable, _ = select.select(channels, [channels[index] for index in rests], [], left)
+        readable, writable = wait_for(channels, [channels[index] for index in rests], left)
         for index, channel in enumerate(channels):
             if channel in readable:
                 read(index)

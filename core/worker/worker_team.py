@@ -7,11 +7,11 @@ that all workers do it in the same order. Answers come by the socket of each.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from frame.links.polling import wait_for
 from frame.links.step_messages import Execute, Sample
 
 from ..interfaces.executor import DeadWorkerError, SpawnedWorker, StepHandle
@@ -98,7 +98,7 @@ class WorkerTeam:
                 late = self._workers.index(waiting[0])
                 raise error or self._named(late, TimeoutError(unanswered(method, timeout)))
             if waiting:
-                select.select(waiting, [], [], left)
+                wait_for(waiting, seconds=left)
         if error is not None:
             raise error
         return [answers[rank] for rank in range(len(self._workers))]

@@ -5,7 +5,6 @@ Several workers are told everything by one broadcast through shared memory, a si
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from frame.interfaces import (
     WorkerReady,
     step_outcome,
 )
+from frame.links.polling import wait_for
 
 from .process_options import ProcessOptions
 
@@ -109,7 +109,7 @@ class ProcessExecutor(TeamExecutor):
                 raise self._hanging([rank for rank, outcome in enumerate(found) if outcome is None])
             if left <= 0:
                 break
-            select.select(self._spawned, [], [], left)
+            wait_for(self._spawned, seconds=left)
         self._trailing += [(rank, handle) for rank, handle in enumerate(handles) if found[rank] is None]
         return found
 

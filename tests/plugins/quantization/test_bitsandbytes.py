@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from frame.interfaces import LoaderSetup
+from frame.interfaces import LoaderSetup, UnconnectedGroup
 from frame.layers import load_weights
 from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
@@ -112,7 +112,7 @@ def test_ranks_hold_their_parts(kind):
 def test_shares_that_cut_a_block_are_one_sentence():
     config, _ = four_bits("nf4")
     with pytest.raises(ValueError, match="of 512, which cut groups of 64 columns"):
-        run_ranks(16, lambda group: two_layers(Bitsandbytes, config, group))
+        two_layers(Bitsandbytes, config, UnconnectedGroup(0, 16))
 
 
 @pytest.mark.parametrize(

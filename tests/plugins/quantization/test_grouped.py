@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from frame.interfaces import LoaderSetup
+from frame.interfaces import LoaderSetup, UnconnectedGroup
 from frame.layers import load_weights
 from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
@@ -99,7 +99,7 @@ def test_shares_that_cut_a_group_are_one_sentence(kind, words):
     format_, make = KINDS[kind]
     config, _ = make(64)
     with pytest.raises(ValueError, match=words):
-        run_ranks(16, lambda group: two_layers(format_, config, group))
+        two_layers(format_, config, UnconnectedGroup(0, 16))
 
 
 def test_the_bias_that_writers_add_must_be_zero():

@@ -7,7 +7,7 @@ import torch
 
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import LoaderSetup
+from frame.interfaces import LoaderSetup, UnconnectedGroup
 from frame.layers import load_weights
 from frame.ops import Ops
 from frame.plugins.loaders.dummy import DummyLoader
@@ -195,7 +195,7 @@ def test_ranks_hold_their_parts(kind):
 def test_shares_that_cut_a_group_are_one_sentence(kind):
     format_, config, _ = of(kind)
     with pytest.raises(ValueError, match="of 512, which cut groups of"):
-        run_ranks(64 if kind == "NVFP4" else 32, lambda group: two_layers(format_, config, group))
+        two_layers(format_, config, UnconnectedGroup(0, 64 if kind == "NVFP4" else 32))
 
 
 @pytest.mark.parametrize(
