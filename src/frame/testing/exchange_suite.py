@@ -87,13 +87,17 @@ class ExpertExchangeSuite(PluginSuite):
             exchange.close()
             return out.cpu(), x.cpu(), routing.weights.sum(1, keepdim=True).cpu()
 
+        self.needs_support(spec)
         return self.run(mesh, work)
 
-    def made(self, spec: ExchangeSpec, groups: Groups) -> ExpertExchange:
-        """The exchange of a rank; skips the test where it does not support such layers."""
+    def needs_support(self, spec: ExchangeSpec) -> None:
+        """Skips the test where the exchange does not support such layers."""
         against = self.found().supports(spec)
         if against is not None:
             pytest.skip(against)
+
+    def made(self, spec: ExchangeSpec, groups: Groups) -> ExpertExchange:
+        """The exchange of a rank."""
         exchange = self.make(spec=spec, groups=groups)
         assert isinstance(exchange, ExpertExchange), f"{type(exchange).__name__} does not derive from ExpertExchange"
         return exchange
@@ -130,6 +134,7 @@ class ExpertExchangeSuite(PluginSuite):
             with pytest.raises(ValueError, match="3 tokens"):
                 exchange.dispatch(Activations(x), routing, step)
 
+        self.needs_support(spec)
         self.run(_MESHES["two ranks"], work)
 
 
