@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.family_cases import mark_families
-from tests.product_cases import mark_products
+from tests.product_cases import mark_others, mark_products
 
 #: Begun first, so that no worker is left alone with one of them at the end (`--no-loadscope-reorder` keeps the order).
 _LONG_FILES = (
@@ -121,6 +121,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_products(items)  # before cases are chosen by their markers
+    mark_others(items)
     mark_families(items)
     places = {name: place for place, name in enumerate(_LONG_FILES)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))

@@ -1,7 +1,7 @@
-"""Which cases of a parametrised test `make test` runs, where the test is marked `product`.
+"""Which cases of a parametrised test `make test` runs, where the test is marked `product` or `some`.
 
-Of such a test every value of every parameter is shown once, by as few cases as a greedy choice finds; the other cases,
-the rest of the product, get the marker `matrix`.
+Of a `product` every value of every parameter is shown once, by as few cases as a greedy choice finds; of one that is
+marked `some(n)`, n cases are, from the first to the last at even distances. The others get the marker `matrix`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,25 @@ def mark_products(items: Iterable[pytest.Item]) -> None:
         for index, case in enumerate(cases):
             if index not in chosen:
                 case.add_marker("matrix")
+
+
+def mark_others(items: Iterable[pytest.Item]) -> None:
+    """Adds the marker `matrix` to the cases that are none of the `some` that their test shows."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("some") is not None and item.get_closest_marker("matrix") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("some")
+        shown = spread(len(cases), 1 if mark is None else mark.args[0])
+        for index, case in enumerate(cases):
+            if index not in shown:
+                case.add_marker("matrix")
+
+
+def spread(count: int, most: int) -> set[int]:
+    """At most `most` of the numbers below `count`, from 0 to the last at even distances."""
+    return {round(index * (count - 1) / max(1, most - 1)) for index in range(most)} if count > most else {*range(count)}
 
 
 def values_of(case: pytest.Function) -> frozenset[tuple[str, str]]:

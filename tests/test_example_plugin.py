@@ -230,6 +230,7 @@ def check_example_route(url, expected):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.matrix
 def test_every_plugin_passes_its_contract(environment):
     environment.run("-c", CHECK, *PROVIDERS.values())
 
@@ -329,6 +330,7 @@ def test_what_nobody_named_is_left_out_and_the_others_serve(troubled, checkpoint
     assert json.loads(done.stdout.splitlines()[-1])[0][0] == [[continue_plainly(checkpoint, PROMPTS[0], 8), 0]]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_was_asked_for_and_is_broken_stops_the_start_with_one_sentence(troubled, checkpoint, name):
     done = troubled.run("-m", "frame", "serve", str(checkpoint), "--scheduling-policy", name, "--port", "0", fails=True)

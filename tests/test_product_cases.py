@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.product_cases import covering, values_of
+from tests.product_cases import covering, spread, values_of
 
 
 def test_every_value_is_shown_by_few_cases() -> None:
@@ -34,3 +34,15 @@ def test_a_product_is_cut_to_its_longest_parameter(
 ) -> None:
     names = {name for name, _ in values_of(request.node)}
     assert names == {"first", "second,third"}
+
+
+def test_some_are_spread_from_the_first_to_the_last() -> None:
+    assert spread(10, 4) == {0, 3, 6, 9}
+    assert spread(3, 5) == {0, 1, 2}
+    assert spread(9, 1) == {0}
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("number", range(5))
+def test_one_of_some_is_shown(number: int, request: pytest.FixtureRequest) -> None:
+    assert (request.node.get_closest_marker("matrix") is None) == (number in (0, 4))

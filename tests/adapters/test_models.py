@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
     ranks, settings = FAMILIES[family]

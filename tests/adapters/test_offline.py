@@ -113,6 +113,7 @@ def test_ranks_share_adapters(
     assert found == [wanted[name][0] for name in of]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("most", [16, 17], ids=["even", "odd"])
 def test_ranks_divide_the_first_matrices_where_they_are_asked_to(
     base: Path, adapters: dict[str, Path], wanted: dict[str | None, list[list[int]]], most: int

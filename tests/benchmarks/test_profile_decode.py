@@ -36,6 +36,7 @@ def test_a_sum_of_partial_products_belongs_to_the_product_before_it(profile_deco
     assert profile_decode.labelled(names, 4)[3] == "attention output"
 
 
+@pytest.mark.matrix
 def test_a_run_is_divided_without_a_gpu(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "profile_decode.py"), "--shape", "demo", "--batches", "2"]
     sizes = ["--mixed", "2+20", "--context", "20", "--settle", "2", "--steps", "3", "--json", str(tmp_path / "x.json")]

@@ -14,6 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/kernels/two_halves.py"
 SIZES = ["--device", "cpu", "--shape", "tiny", "--layers", "2", "--decodes", "8", "--context", "20", "--prompt", "12"]
 
 
+@pytest.mark.matrix
 def test_halves_are_timed_and_compared_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARK), *SIZES, "--tokens", "8,24", "--json", str(tmp_path / "x.json")]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -27,6 +27,7 @@ class LMCacheCase(ConnectorSuite):
         return super().engine(layout, broken_steps, **settings)
 
 
+@pytest.mark.some(1)
 class TestLMCache(LMCacheCase):
     @pytest.fixture(autouse=True)
     def _server(self, _own_folder):

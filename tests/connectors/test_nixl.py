@@ -151,6 +151,7 @@ def test_two_requests_with_the_same_parameters_read_once(pairs):
     pairs.rest(there, here)
 
 
+@pytest.mark.matrix
 def test_more_than_the_share_is_not_kept(pairs, caplog):
     caplog.set_level("INFO", "frame")
     there = pairs.engine(make_layout(num_blocks=31), options={"max_held_share": 0.5})
@@ -332,6 +333,7 @@ def test_data_ranks_have_ports_of_their_own(pairs):
     side.close()
 
 
+@pytest.mark.matrix
 def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
     """A read of 5 s under leases of 3 s: it arrives in time, and the other side has kept the blocks."""
     there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()

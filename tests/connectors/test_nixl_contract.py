@@ -10,6 +10,7 @@ from tests.connectors.nixl_pairs import SECRET
 pytest.importorskip("nixl")
 
 
+@pytest.mark.some(1)
 class TestNixl(ConnectorSuite):
     plugin = "nixl"
 

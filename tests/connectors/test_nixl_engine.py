@@ -53,6 +53,7 @@ def check(sides, name, prompt, cached):
     assert tokens == here.alone(prompt)
 
 
+@pytest.mark.some(1)
 def test_tokens_equal_those_of_one_engine_and_only_missing_blocks_travel(sides):
     there, here = sides
     for number, prompt in enumerate(prompts()):

@@ -67,6 +67,7 @@ def engines(pairs, first, second, **settings):
     return [pairs.engine(layout_of(one), ranks=one.get("ranks", 1), **settings) for one in (first, second)]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("first", "second", "travel"), CASES)
 def test_engines_of_other_shapes(pairs, first, second, travel):
     there, here = engines(pairs, first, second)

@@ -58,6 +58,7 @@ def exchange(there, here, block_size, shift, shortest=8):
     assert there.rest() == here.rest() == 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("family", CASES)
 def test_one_rank_feeds_two_and_two_feed_one(family, secret, tmp_path):
     model = make_model(tmp_path, family)

@@ -222,6 +222,7 @@ def test_salts_stay_apart(tmp_path):
     engine.close()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("seed", range(20))
 def test_stores_never_read_a_block_that_was_given_away(tmp_path, seed):
     """Saves that are late, while blocks are preempted, trimmed and given to others: what is found later is right."""
@@ -242,6 +243,7 @@ def test_stores_never_read_a_block_that_was_given_away(tmp_path, seed):
     engine.close()
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_lives(tmp_path, seed):
     """Small tiers, late copies, broken steps, aborts, resets: right tokens, and every row and block comes back."""

@@ -43,6 +43,7 @@ def number(llm, name):
     return sum(one.value for one in llm.get_metrics() if one.name.startswith(f"frame_kv_connector_offload_{name}"))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

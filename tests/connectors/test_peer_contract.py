@@ -11,6 +11,7 @@ from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 
 
+@pytest.mark.some(1)
 class TestPeers(ConnectorSuite):
     plugin = "peer"
 

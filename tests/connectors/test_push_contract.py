@@ -11,6 +11,7 @@ from frame.testing.connector_ends_suite import ConnectorEnds
 from tests.connectors.push_pairs import SECRET, port
 
 
+@pytest.mark.some(1)
 class TestPush(ConnectorSuite):
     plugin = "push"
 
@@ -24,6 +25,7 @@ class TestPush(ConnectorSuite):
         pytest.skip("tests/contract/test_connectors.py has it, and these engines write to no storage")
 
 
+@pytest.mark.some(1)
 class TestPushed(ConnectorEnds):
     """Where another engine takes the blocks of the prompts that are given."""
 

@@ -68,6 +68,7 @@ def sides(model, secret):
         there.close()
 
 
+@pytest.mark.some(1)
 def test_tokens_equal_those_of_one_engine(sides):
     for number, prompt in enumerate(prompts()):
         sides.check(f"d{number}", prompt, CACHED[number])

@@ -41,6 +41,7 @@ def test_numbers_of_samples_that_vary_are_found(tmp_path: Path) -> None:
         suite.test_a_fixed_set_of_sizes_is_met(suite.make(), tmp_path)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("what", get_args(Length))
 def test_lengths_that_vary_are_found(what: Length, tmp_path: Path) -> None:
     """Requests of every kind meet each length that a platform may pad."""

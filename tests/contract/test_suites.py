@@ -30,6 +30,7 @@ LLAMA = {"tiny": f"{MORE}:write_llama"}
 BOOST = {"extra_args": '{"boost": [3, 2.0]}'}
 
 
+@pytest.mark.some(30)
 @pytest.mark.parametrize(
     ("kind", "target", "check", "tags"),
     [
@@ -179,6 +180,7 @@ def run_keeping(name):
     return run_suite("connector", target=f"{KEEPING}:{name}", tags=tags, options_model=options)
 
 
+@pytest.mark.matrix
 def test_a_right_one_passes_and_gives_reasons_for_what_it_skips():
     outcomes = run_keeping("Keeping")
     assert [outcome for outcome in outcomes if outcome.status == "failed"] == []

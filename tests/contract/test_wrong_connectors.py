@@ -35,6 +35,7 @@ def run(target, worker, check, options=OPTIONS):
     )
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("target", "worker", "check", "options"),
     [
@@ -65,6 +66,7 @@ def test_a_wrong_connector_fails_the_check_meant_for_it(target, worker, check, o
     assert not any("TypeError" in outcome.reason for outcome in failed), failed
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("target", "worker", "check"),
     [

@@ -75,6 +75,7 @@ def run(forked: subprocess.Popen[str], code: str, folder: Path) -> str:
     return output.read_text()
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("page", [page for page in PAGES if python(page, needs_server=False)], ids=NAME)
 def test_python_of_a_page_runs_from_top_to_bottom(page: Path, forked: subprocess.Popen[str], tmp_path: Path) -> None:
     assert run(forked, joined(python(page, needs_server=False)), tmp_path).strip()
@@ -86,6 +87,7 @@ def running() -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python(page, needs_server=True)], ids=lambda page: page.name
 )

@@ -61,6 +61,7 @@ def test_lines_that_route_have_the_flags_that_there_are(
     assert settings_of(parser.parse_args(shlex.split(line)[2:])).servers
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("line", FRONTS)
 def test_every_front_of_the_page_answers(line: str, both: dict[str, str], tmp_path: Path) -> None:
     lay_out(tmp_path, both)

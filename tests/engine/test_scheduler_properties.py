@@ -225,6 +225,7 @@ def test_loads_and_holds_change_no_token_and_leak_no_block(setup, connector, scr
     assert sorted(life.sim.scheduler._transfers.connector.ended) == sorted(life.requests)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("seed", range(30))
 def test_loads_and_holds_of_states_change_no_token_and_leak_no_block(seed):
     rng = random.Random(seed)

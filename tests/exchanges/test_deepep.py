@@ -134,10 +134,12 @@ class OnGpus(ExpertExchangeSuite):
         return replace(super().spec(mesh, num_experts, top_k), dtype=torch.bfloat16, device_type="cuda")
 
 
+@pytest.mark.some(5)
 class TestDeepep(OnGpus):
     plugin = "frame-llm:deepep"
 
 
+@pytest.mark.some(5)
 class TestDeepepLowLatency(OnGpus):
     plugin = "frame-llm:deepep-low-latency"
 

@@ -92,6 +92,7 @@ def library(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
+@pytest.mark.some(5)
 class TestFlashinfer(ExpertExchangeSuite):
     """The suite, with a spec of GPUs; the tokens lie in host memory and stay float32."""
 

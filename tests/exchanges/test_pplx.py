@@ -113,6 +113,7 @@ def library(monkeypatch):
     monkeypatch.setitem(sys.modules, "pplx_kernels", module)
 
 
+@pytest.mark.some(5)
 class TestPplx(ExpertExchangeSuite):
     """The suite, with a spec of GPUs; the tokens lie in host memory and stay float32."""
 

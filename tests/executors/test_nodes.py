@@ -87,6 +87,7 @@ def test_two_machines_give_the_tokens_of_one(folders, port):
         assert other.wait(timeout=20) == 0, "the engine said that it was the last"
 
 
+@pytest.mark.matrix
 def test_a_worker_that_dies_elsewhere_ends_the_engine_and_its_node_serves_the_next(folders, port):
     with node(folders[1], port) as other:
         first = make_engine(engine(folders[0], port), Registry.load())

@@ -169,6 +169,7 @@ def test_every_kernel_is_launched_here(compiling: ProcessPoolExecutor) -> None:
     assert shipped == launched
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("name", USUAL)
 def test_the_usual_ones_compile_for_hopper(name: str, compiling: ProcessPoolExecutor) -> None:
     check(H200, name, compiling)

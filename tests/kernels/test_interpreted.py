@@ -13,10 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-STEPS = (
-    "attention", "cascade", "step_kernels", "layer_kernels", "linear_invariant", "expert_kernels",
-    "sampling_sampler_kernels",
-)  # fmt: skip
+STEPS = ("attention", "step_kernels", "layer_kernels", "linear_invariant", "sampling_sampler_kernels")
+FEWER = ("cascade", "expert_kernels")
 SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
 FORMATS = (
@@ -31,10 +29,13 @@ FORMATS = (
     ("names", "kept"),
     [
         pytest.param(STEPS, "gpu and not slow", id="steps"),
+        pytest.param(FEWER, "gpu and not slow", id="some steps", marks=pytest.mark.matrix),
         pytest.param(SAMPLING, "gpu and not slow", id="sampling", marks=pytest.mark.matrix),
         pytest.param(DEVICES, "gpu and not slow", id="devices", marks=pytest.mark.matrix),
         pytest.param(FORMATS, "gpu and not slow", id="formats", marks=pytest.mark.matrix),
-        pytest.param((*STEPS, *SAMPLING, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow),
+        pytest.param(
+            (*STEPS, *FEWER, *SAMPLING, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow
+        ),
         pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
 )

@@ -103,6 +103,7 @@ def by_rank(running: Running, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE)]
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_the_example_follows_the_engines_of_a_server() -> None:
     """Two ranks have ports of their own; an engine that dies begins anew, and so does what is known of it."""

@@ -34,6 +34,7 @@ CASES = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_stay_the_same(case, tmp_path):
     family, overrides, settings = CASES[case]

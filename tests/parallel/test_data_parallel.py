@@ -59,6 +59,7 @@ async def idle_seconds(client: DataParallelClient) -> float:
     return taken() - before
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 async def test_engines_that_share_experts_give_the_tokens_of_one_and_start_again_together(tmp_path: Path) -> None:
     """One of them has the requests of both experts' halves; a killed one ends both, and the requests go on."""

@@ -42,6 +42,7 @@ def balances(engine):
     return [worker._worker.runner.balance for worker in engine.executor.team]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("redundant", [0, 4])
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_two_ranks_that_balance_give_the_tokens_of_one(folder, expected, redundant, asynchronous, tmp_path):

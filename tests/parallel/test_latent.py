@@ -28,6 +28,7 @@ def tokens(folder: Path, **settings: Any) -> list[list[int]]:
         return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

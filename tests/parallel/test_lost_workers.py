@@ -72,6 +72,7 @@ def ends(engine, pattern, seconds):
     assert all(process.poll() is not None for process in processes(engine))
 
 
+@pytest.mark.some(1)
 @pytest.mark.product
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 4], ids=["before a step", "in the prompt", "in decodes"])
@@ -121,6 +122,7 @@ def test_a_worker_that_never_comes_to_a_collective_is_named(folder, settings, ra
     ends(engine, rf"worker {rank} of \d hangs, no step was answered for 2 seconds: {told}", 10)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("killed", [0, 1], ids=["the one that waits", "the one that never comes"])
 def test_a_worker_that_is_killed_in_a_collective_is_named_at_once(folder, killed, monkeypatch):
     offer(monkeypatch)

@@ -33,6 +33,7 @@ def test_two_stages_give_the_tokens_of_one(family, tmp_path):
     assert tokens(tmp_path, 2) == tokens(tmp_path)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("stages", "tensor"), [(4, 1), (2, 2), pytest.param(3, 2, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("serve", [greedy, mixed_requests])
 def test_several_stages(stages, tensor, serve, tmp_path):
@@ -119,6 +120,7 @@ def fails_once(runner, name, number):
     setattr(runner, name, called)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("rank", "method"), [(0, "_forward"), (1, "_forward"), (2, "_forward"), (2, "_draw"), (0, "_write"), (1, "_write")]
 )

@@ -42,6 +42,7 @@ async def stream(llm: AsyncLLM, name: str, seen: asyncio.Event | None = None) ->
     return ids
 
 
+@pytest.mark.matrix
 def test_streams_go_on_with_the_same_text(tmp_path):
     make_checkpoint(tmp_path, "llama")
     arguments = {"tensor_parallel_size": 2, "deterministic": True, "num_threads": 1, "dtype": "float32"}

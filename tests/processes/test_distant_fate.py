@@ -83,6 +83,7 @@ class Machines:
         return found
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("death", [KILLED, CRASHED, WAITED])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 async def test_all_end_with_one_and_it_alone_is_judged_where_it_was(rank: int, death: Death) -> None:

@@ -356,6 +356,7 @@ def up(running: Running) -> dict[str, float]:
     return {rank: float(value) for rank, value in found}
 
 
+@pytest.mark.matrix
 def test_the_route_scales_under_load_and_everybody_knows(running: Running, admin: httpx.Client) -> None:
     wanted: list[str] = []
     stream(running, wanted).join(60)

@@ -287,6 +287,7 @@ def test_a_broken_tokenizer_ends_the_start_with_one_sentence(tmp_path: Path) -> 
     assert "Traceback" not in text
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("arguments", "words", "status"),
     [

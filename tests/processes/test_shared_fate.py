@@ -73,6 +73,7 @@ async def test_the_only_one_that_was_not_killed_for_it_is_named(engines: list[En
     assert await named(engines) == (1, death.cause)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("late", [KILLED, CRASHED, HUNG, WORKER_GONE])
 async def test_one_that_is_seen_to_die_after_another_says_that_it_waited_is_named(
     engines: list[Engine], late: Death

@@ -53,6 +53,7 @@ async def test_a_trailer_is_no_header() -> None:
 _POST, _END = b"POST /v1/x HTTP/1.1\r\nHost: a\r\n", b"\r\n\r\n"
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "request_",
     [

@@ -116,6 +116,7 @@ async def test_a_client_that_leaves_frees_the_engine(both: tuple[Running, Runnin
     until(lambda: not any(each["in_flight"] or each["other"] for each in fleet(front)), 10)
 
 
+@pytest.mark.matrix
 async def test_requests_survive_the_death_of_a_server(tmp_path: Path) -> None:
     """Those that had got nothing are answered by the other one, and streams end with an event that says why."""
     with server(REAL, "--num-threads", "1") as first, server(REAL, "--num-threads", "1") as second:

@@ -115,6 +115,7 @@ def at_rest(proxy: Proxy) -> None:
     until(lambda: proxy.prefill.metric("frame_kv_connector_nixl_held_blocks") == 0, 20, lambda: proxy.prefill.text)
 
 
+@pytest.mark.matrix
 def test_the_example_of_the_page_answers(proxy: Proxy, tmp_path: Path) -> None:
     code = marked_file(PAGE, "apart.py")
     for port, one in (("8100", proxy.prefill), ("8200", proxy.decode)):

@@ -79,6 +79,7 @@ def cached(answer: dict[str, Any]) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+@pytest.mark.some(1)
 def test_one_after_the_other(servers: list[Running], connector: str) -> None:
     decode, prefill = servers
     params = post(prefill, {**BODY, "max_tokens": 1}, do_remote_decode=True)["kv_transfer_params"]

@@ -39,6 +39,7 @@ def passed(outcome: Outcome, cases: int) -> None:
     assert outcome.cases >= cases, outcome.text[-2000:]
 
 
+@pytest.mark.matrix
 def test_a_few_cases_of_every_operation(served: Running, tmp_path: Path) -> None:
     passed(run(served, tmp_path, "--phases", "fuzzing", "-n", "4"), 100)
     is_well(served)

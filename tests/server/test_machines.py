@@ -143,6 +143,7 @@ def test_the_engines_outlive_a_server_that_is_killed(pair: Pair) -> None:
             assert sorted(other.children_named("engine")) == engines
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -220,6 +221,7 @@ def test_an_engine_that_cannot_start_there_is_named_at_both(pair: Pair) -> None:
             head.wait_ready()
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_two_machines_give_the_tokens_of_one_engine_also_when_one_is_killed(tmp_path: Path) -> None:
     requests: list[dict[str, Any]] = [

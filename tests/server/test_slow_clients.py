@@ -95,6 +95,7 @@ async def test_a_body_that_does_not_come_is_answered_408(body: list[bytes], paus
         assert b"body" in answer
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     "request_",
     [

@@ -9,6 +9,7 @@ from benchmarks.soak import soak
 SERVE = ["--", "--num-threads", "1"]
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(400)
 def test_some_seconds_of_everything_lose_nothing() -> None:
     few = ["--seconds", "3", "--kill-every", "0", "--apis", "1", "--every", "5"]  # of each kind and length

@@ -108,6 +108,7 @@ def test_new_weights_serve_and_nothing_computed_before_is_used(
     assert admin.get("/is_paused").json() == {"is_paused": False}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("model", "status", "reason"),
     [
