@@ -40,6 +40,7 @@ def soon(found: Callable[[], object], wanted: object) -> None:
     until(lambda: found() == wanted, 20, lambda: f"{found()} instead of {wanted}")
 
 
+@pytest.mark.matrix
 def test_every_api_process_knows_what_was_loaded_and_unloaded(tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", "llama", tokenizer=True)
     for seed, name in enumerate(("one", "two")):

@@ -71,6 +71,7 @@ def merged_logits(base: Path, adapter: Path) -> torch.Tensor:
 TWO = {"tensor_parallel_size": 2}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

@@ -99,6 +99,7 @@ def test_a_batch_of_all_equals_merged_weights(
     assert len({tuple(wanted[name][0]) for name in of}) == len(of), "the adapters change nothing"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [{"tensor_parallel_size": 2}, pytest.param({"pipeline_parallel_size": 2}, marks=pytest.mark.matrix)],

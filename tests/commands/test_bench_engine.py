@@ -59,6 +59,7 @@ def test_wrong_arguments_are_one_sentence(arguments, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.matrix
 def test_startup(tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     few = ["--num-iters-cold", "1", "--num-iters-warm", "0", "--output-json", str(out)]

@@ -15,7 +15,7 @@ from frame.testing.fake_cache import VOCAB
 from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
 
 #: Runs of each connector in `make test`; in `make matrix` so many in each of so many parts.
-QUICK, PART, PARTS = 20, 40, 10
+QUICK, PART, PARTS = 10, 40, 10
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(5)]
 SHAPES = ({}, {"windows": (0, 6)}, {"num_blocks": 24})
 #: Place → the last message to which something happens: most lives have about so many.

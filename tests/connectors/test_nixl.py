@@ -129,6 +129,7 @@ def test_an_end_other_than_stop_and_length_keeps_nothing(pairs):
     assert there.engine.stats().kv_usage == 0
 
 
+@pytest.mark.some(1)
 def test_expiry_frees_and_what_comes_later_is_computed(pairs):
     there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
     prompt = pairs.prompt(40)
@@ -513,6 +514,7 @@ def test_a_decode_engine_that_closes_gives_its_leases_back(pairs, monkeypatch, u
     pairs.until(lambda: not there.busy, there, seconds=4)
 
 
+@pytest.mark.some(1)
 def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs, monkeypatch):
     there, here = pairs.engine(), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))

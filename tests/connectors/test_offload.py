@@ -64,6 +64,7 @@ def forget(engine):
     assert engine.engine.call("reset_prefix_cache", {})
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 @pytest.mark.parametrize("shape", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("ranks", [1, 2])

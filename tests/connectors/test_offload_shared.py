@@ -253,6 +253,7 @@ def test_flipped_bits_are_never_used(tmp_path, count):
     assert bad > count / 6
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", ["index", "rows-0", "rows-1"])
 @pytest.mark.parametrize("size", [0, 40, 4100, -1])
 def test_truncated_files_are_never_used(tmp_path, name, size):
@@ -308,6 +309,7 @@ def test_what_another_engine_damages_or_removes_is_never_used(tmp_path, name):
     second.close()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("shape", [{}, {"windows": (0, 6)}, {"latents": 2}], ids=str)
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
 def test_engines_of_other_numbers_of_ranks_read_what_fits(tmp_path, first, second, shape):

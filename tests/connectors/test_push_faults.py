@@ -77,6 +77,7 @@ class Wire:
             one.close()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(3, 60))])
 def test_faults_on_the_way_cost_the_computation(tmp_path, seed):
     """The address of the worker, which the first connection tells, leads through the wire too."""

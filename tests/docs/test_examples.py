@@ -103,6 +103,7 @@ def starting(*words: str) -> list[str]:
     return [line for page in pages for line in commands(page) if line.startswith(words)]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "line", starting("curl ", "frame chat ", "frame complete ", "frame plugins", "frame collect-env")
 )

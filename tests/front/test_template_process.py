@@ -73,6 +73,7 @@ async def test_an_honest_template(processes: TemplateProcesses) -> None:
     assert made.token_ids.size
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_hostile_templates(processes: TemplateProcesses, hasty: TemplateProcesses, name: str) -> None:
     """Refused within the bounds, while this process's loop goes on; the next template is rendered."""

@@ -117,6 +117,7 @@ def test_an_interrupt_ends_a_command_that_fetches_at_once(hub: FakeHub, tmp_path
     assert b"Traceback" not in errors
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_with_another_hash_is_removed_and_named(hub: FakeHub, tmp_path: Path, name: str) -> None:
     hub.wrong = {name}
@@ -158,6 +159,7 @@ def test_a_model_that_is_nowhere_and_one_without_safetensors(hub: FakeHub, tmp_p
     assert "pytorch_model.bin" not in hub.sent()
 
 
+@pytest.mark.matrix
 def test_without_a_network_the_cache_serves(hub: FakeHub, tmp_path: Path) -> None:
     for setting in ({}, {"offline": "true"}):
         assert fetch(None, tmp_path, **setting).startswith(f"refused: model '{NAME}' is not a local folder, is not in")
@@ -179,6 +181,7 @@ def test_a_cache_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path) -
     assert told.endswith("; name another folder with --download-dir")
 
 
+@pytest.mark.matrix
 def test_folders_the_demo_model_and_paths_are_never_asked_for(hub: FakeHub, tmp_path: Path) -> None:
     for model in ("demo", "", str(DEMO_FOLDER)):
         assert fetch(hub, tmp_path, model=model) == f"None {DEMO_FOLDER}"

@@ -222,6 +222,7 @@ def test_without_a_compiler_there_are_no_kernels(compiler, fresh, monkeypatch, t
     assert native_rows() is None
 
 
+@pytest.mark.matrix
 def test_what_was_compiled_is_kept(native, fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert native_rows() is not None
@@ -233,6 +234,7 @@ def test_what_was_compiled_is_kept(native, fresh, monkeypatch, tmp_path):
     assert kept.exists()
 
 
+@pytest.mark.matrix
 def test_a_folder_that_others_may_write_to_is_not_used(native, fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     Path(tmp_path, ".cache", "frame").mkdir(parents=True)

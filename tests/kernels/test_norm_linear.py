@@ -42,6 +42,7 @@ def kernels(name: str, gated: bool) -> set[str]:
     return {found for found in launched(H200, launch) if "norm" in found}
 
 
+@pytest.mark.matrix
 def test_one_row_of_ordinary_steps() -> None:
     with compiler() as apart:
         for name, (_, _, expected) in CASES.items():

@@ -59,6 +59,7 @@ def write_consolidated(plain, folder, num_files=1, **changes):
     return folder
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("family", "num_files", "ranks"), [("mistral", 2, 1), ("mistral", 1, 2), ("mixtral", 1, 1)])
 def test_tokens_are_those_of_transformers(family, num_files, ranks, tmp_path):
     plain = make_checkpoint(tmp_path / "plain", family)

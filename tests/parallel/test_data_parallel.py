@@ -180,6 +180,7 @@ async def test_experts_are_shared_by_engines_of_one_server(tmp_path: Path) -> No
         await start_engine(from_flat(values))
 
 
+@pytest.mark.matrix
 async def test_a_dense_model_has_no_experts_to_share(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     with pytest.raises(EngineDeadError, match="enable_expert_parallel: model LlamaForCausalLM has no experts"):

@@ -26,6 +26,7 @@ def tokens(folder, size=1, shared=1, serve=greedy, **settings):
         return serve(engine, prompts(400))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("heads", [FEWER, AS_MANY], ids=["one KV head", "two KV heads"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-moe"])
 def test_two_ranks_that_share_a_context_give_the_tokens_of_one(family, heads, tmp_path):

@@ -46,6 +46,7 @@ def served(engine):
     return {name: tokens_of(found) for name, found in outputs.items()}
 
 
+@pytest.mark.some(2)
 def test_every_kind_of_request(folder, axis):
     one, two = both(folder, axis, served)
     assert one == two
@@ -105,6 +106,7 @@ def test_prefixes_are_found_again(folder, axis):
     assert two[1] > 0
 
 
+@pytest.mark.some(1)
 def test_sleep_and_new_weights(folder, axis, tmp_path):
     make_checkpoint(tmp_path, "llama", seed=5)
 

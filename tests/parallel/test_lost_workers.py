@@ -122,6 +122,7 @@ def test_a_worker_that_never_comes_to_a_collective_is_named(folder, settings, ra
     ends(engine, rf"worker {rank} of \d hangs, no step was answered for 2 seconds: {told}", 10)
 
 
+@pytest.mark.matrix
 @pytest.mark.some(1)
 @pytest.mark.parametrize("killed", [0, 1], ids=["the one that waits", "the one that never comes"])
 def test_a_worker_that_is_killed_in_a_collective_is_named_at_once(folder, killed, monkeypatch):

@@ -90,6 +90,7 @@ def test_batches_that_change_with_each_step(settings, tmp_path):
     assert tokens(tmp_path, 2, mixed_requests, **settings) == tokens(tmp_path, 1, mixed_requests, **settings)
 
 
+@pytest.mark.matrix
 def test_norms_over_all_heads_do_not_depend_on_the_batch(tmp_path):
     make_checkpoint(tmp_path, "olmo2")
     given = {"deterministic": True}

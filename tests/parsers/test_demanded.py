@@ -187,6 +187,7 @@ def test_a_demanded_call_has_the_format_of_the_model(llm: LLM, name: str, templa
     assert turn.finish_reason(completion) == "tool_calls"
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("name", "begin", "end"),
     [

@@ -202,6 +202,7 @@ async def test_it_is_refused_while_requests_are_held_back() -> None:
         assert client.error is None
 
 
+@pytest.mark.matrix
 async def test_what_new_engines_would_not_know_is_refused_while_they_come() -> None:
     async with engines(1, libraries=1.0) as client:
         before, scaling = pids(client), asyncio.create_task(scale(client, 2))

@@ -226,11 +226,13 @@ async def test_a_server_ends_though_nobody_reads_its_stderr(monkeypatch: pytest.
             stderr.close()
 
 
+@pytest.mark.matrix
 def test_a_server_serves_with_a_closed_standard_input() -> None:
     with server(["sh", "-c", 'exec "$0" "$@" <&-', *REAL]) as running:
         assert httpx.post(f"{running.url}/v1/completions", json=BODY, timeout=60).status_code == 200
 
 
+@pytest.mark.matrix
 def test_a_drain_ends_after_its_time() -> None:
     with server(FAKE, *SLOW, "--drain-seconds", "0.3") as running:
         answers: list[Any] = []
@@ -391,6 +393,7 @@ def test_terminal_clients_say_when_there_is_no_server() -> None:
         assert done.stderr.startswith("frame: no server answers at http://127.0.0.1:9: Connection refused")
 
 
+@pytest.mark.matrix
 def test_strict_fields_request_ids_and_templates_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "frame.sock"
     template = tmp_path / "plain.jinja"

@@ -141,6 +141,7 @@ class Notebook:
         self.notes.append(Standing(step, exchanges, still_seconds))
 
 
+@pytest.mark.matrix
 async def test_notes_say_for_how_long_an_engine_has_been_where_it_is() -> None:
     notebook, at = Notebook(), [Progress(3, 9, 4)]
     notes = StandingNotes(notebook, lambda: at[0])

@@ -44,6 +44,7 @@ def moody(draw: random.Random) -> Behaviour:
     return answer
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("seed", "policy"), [(0, LeastLoadPolicy), (1, LeastLoadPolicy), (2, TextPrefixPolicy), (3, PrefixPolicy)]
 )

@@ -208,6 +208,7 @@ print([completion.token_ids for output in outputs for completion in output.outpu
 """
 
 
+@pytest.mark.matrix
 def test_9_unseeded_sampling_repeats_from_run_to_run(folder):
     runs = [LLM(model=str(folder), **SMALL).generate(PROMPTS, SAMPLED, use_tqdm=False) for _ in range(2)]
     assert ids(runs[0]) == ids(runs[1])

@@ -155,6 +155,7 @@ def test_a_stream_is_that_of_one_server(proxy: Proxy) -> None:
     at_rest(proxy)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("more", [{}, {"n": 3}])
 def test_a_front_has_the_second_read_what_the_first_computed(proxy: Proxy, more: dict[str, Any]) -> None:
     body = {"prompt": f"Through a front, {more}. {LONG}", **GREEDY, **more}

@@ -55,6 +55,7 @@ def test_requests_of_all_api_processes_are_spread_over_engines(fake: Running) ->
     assert max(one["generated_tokens"] for one in stats["ranks"]) <= 0.75 * 24 * 40
 
 
+@pytest.mark.matrix
 def test_a_killed_engine_costs_no_request(fake: Running) -> None:
     requests = [{"prompt": f"{index} words", "max_tokens": 400} for index in range(12)]
     calm = texts(fake, requests)

@@ -268,6 +268,7 @@ def test_reports_of_the_same_moment_are_one_question() -> None:
     asyncio.run(ask_together())
 
 
+@pytest.mark.matrix
 def test_admin_requests_end_in_their_time_and_the_engine_goes_on(running: Running) -> None:
     until(lambda: "admin routes at" in running.text)
     found = re.search(r"admin routes at (\S+)", running.text)

@@ -178,6 +178,7 @@ def test_other_weights_are_refused(pair: Pair, tmp_path: Path) -> None:
         assert re.search(r"was given the file model.safetensors \w{12}, the server \w{12}; all", other.text)
 
 
+@pytest.mark.matrix
 def test_a_machine_that_never_comes_is_named(pair: Pair) -> None:
     with machine(FAKE, *pair.head(), "--ready-seconds", "2") as head:
         assert head.wait() == 1

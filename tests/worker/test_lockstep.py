@@ -166,6 +166,7 @@ def folder(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("experts"), "qwen3-moe")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("exchange", ["gather", "all-to-all"])
 @pytest.mark.parametrize(("data", "tensor"), [(2, 1), (2, 2)])
 def test_engines_that_share_experts_give_the_tokens_of_one(folder, tmp_path, data, tensor, exchange):

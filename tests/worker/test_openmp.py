@@ -57,6 +57,7 @@ def test_only_the_import_of_torch_sees_the_variable(monkeypatch: pytest.MonkeyPa
     assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in done.stderr
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_nothing_is_collected_while_torch_is_imported(
@@ -92,6 +93,7 @@ def test_nothing_is_collected_while_torch_is_imported(
     assert not phases
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("first", "environment", "late"),
     [
@@ -115,6 +117,7 @@ def test_a_program_that_imports_torch_first_is_warned(
     assert done.stdout == f"{late}\n"
 
 
+@pytest.mark.some(1)
 def test_the_llm_logs_the_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from frame import LLM
 

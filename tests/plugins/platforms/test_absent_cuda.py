@@ -135,6 +135,7 @@ class Loaded(dict):
         raise RuntimeError("launched")
 
 
+@pytest.mark.matrix
 def test_kernels_that_the_parent_has_launched_are_not_launched(worker, tmp_path, monkeypatch):
     """As in a process that has had an engine before: Triton holds that engine's kernels of device 0 ready."""
     with absent_driver((9, 0), H200.shared_memory_per_block_optin):
