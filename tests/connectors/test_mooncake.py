@@ -23,8 +23,8 @@ from frame.testing.fake_memory import FakeMemory
 from tests.connectors.mooncake_pairs import MooncakePairs, bootstrap, lacks, use_fake
 from tests.connectors.push_pairs import counter as push_counter, inbox
 
-SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if "states" not in name}
-QUICK = ("full and sliding", "groups of unequal blocks")
+SHAPES = ConnectorSuite.layouts
+QUICK = ("full and sliding", "groups of unequal blocks", "states beside windows")
 
 
 def counter(engine, name):

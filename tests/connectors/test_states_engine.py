@@ -7,6 +7,7 @@ import pytest
 from frame.plugins.connectors import nixl_worker
 from frame.plugins.connectors.block_messages import state_key
 from frame.plugins.connectors.peer_client import PeerClient
+from frame.plugins.connectors.push_inbox import Inbox
 from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
 
@@ -111,6 +112,44 @@ def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_comput
         assert passed("lost", prompts())[0] == want
         assert here.counter("failed_blocks") > 0
         assert there.rest() == here.rest() == 0
+
+
+def test_a_prefill_engine_sends_its_states_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
+    name, folder, want = model
+    (tmp_path / "secret").write_text("a secret of the tests")
+    small = {"buffer_bytes": 1 << 24, "send_buffer_bytes": 1 << 22, "retry_seconds": 0}
+    options = {"secret_file": str(tmp_path / "secret"), **small}
+    with engine_of(folder, "push", options) as prefill, engine_of(folder, "push", options) as decode:
+        there, here = Asked(prefill), Asked(decode)
+        place = {"remote_host": "127.0.0.1", "remote_port": door_of(decode)}
+
+        def passed(label, given):
+            """Sends each prompt before it is decoded; returns as `complete`."""
+            names = [f"{label}{index}" for index in range(len(given))]
+            for one, prompt in zip(names, given, strict=True):
+                there.add(one, prompt, {"do_remote_decode": True, **place}, 1)
+                there.finish(one)
+                here.add(one, prompt, there.outputs[one][-1].kv_transfer)
+            return [here.finish(one) for one in names], [here.num_cached(one) for one in names]
+
+        assert passed("d", prompts()) == (want, cached(name))
+        assert here.counter("failed_blocks", "push") == there.counter("unsent_prompts", "push") == 0
+        assert there.rest() == here.rest() == 0
+        # the states are here by now
+        assert complete(decode, prompts(), "again") == (want, cached(name))
+        # those that the prefill engine finds in its cache
+        alone = complete(prefill, prompts(1), "alone")[0]
+        assert passed("found", prompts(1)) == (alone, cached(name))
+        monkeypatch.setattr(Inbox, "claim", lambda *given: None)
+        lost = passed("lost", prompts(2))[0]
+        assert lost == complete(prefill, prompts(2), "not lost")[0]
+        assert here.counter("failed_blocks", "push") > 0
+        assert there.rest() == here.rest() == 0
+
+
+def door_of(engine):
+    """The port at which an engine takes blocks."""
+    return engine.scheduler._transfers.connector.door.port
 
 
 def is_state(key):
