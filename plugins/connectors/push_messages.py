@@ -64,8 +64,8 @@ class PushStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The scheduler side's message of a step, its fields in the order in which the worker does them.
 
     With `clear` all that was received is dropped, as are the prompts `forget`. `drops` are requests whose blocks are
-    not sent any further. `held` and `loading` are the requests whose blocks wait for the worker's word, so that it
-    knows of messages that never came.
+    not sent any further; of the prompts `refused` nothing was sent, nor will be. `held` and `loading` are the requests
+    whose blocks wait for the worker's word, so that it knows of messages that never came.
     """
 
     clear: bool = False
@@ -74,6 +74,7 @@ class PushStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     starts: list[Start] = []
     chunks: list[Chunk] = []
     ends: list[End] = []
+    refused: list[Goal] = []
     loads: list[Load] = []
     held: list[str] = []
     loading: list[str] = []

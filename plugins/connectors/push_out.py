@@ -70,6 +70,7 @@ class Sends(ABC):
         self._held: dict[str, Held] = {}  # of ended requests: how many blocks each keeps
         self._drops: list[str] = []
         self._ends: list[End] = []
+        self._refused: list[Goal] = []
         self._warned: set[str] = set()
 
     @property
@@ -91,6 +92,10 @@ class Sends(ABC):
         del shown
         return None
 
+    def lacks(self, shown: bytes) -> None:
+        """Called with a prompt that was computed and of which nothing was sent, nor is kept."""
+        del shown
+
     def allocated(self, request: RequestView) -> None:
         """Called each time a request is admitted."""
         push = self._push(request)
@@ -103,6 +108,7 @@ class Sends(ABC):
         self._give_kept()
         step.drops, self._drops = self._drops, []
         step.ends, self._ends = self._ends, []
+        step.refused, self._refused = self._refused, []
         step.held = [name for name in self._held if name not in self._kept]
         if self._slots or self._pushes:
             self._follow(plan)
@@ -120,6 +126,8 @@ class Sends(ABC):
             return True
         if begun is not None and begun.goal is not None:
             self._drops.append(name)
+        elif push is not None:
+            self._refuse(push)
         return False
 
     def unsent(self, names: Sequence[str]) -> None:
@@ -149,6 +157,14 @@ class Sends(ABC):
         if (place := self.place(request, shown)) is not None:
             push.goal = Goal(*place, shown, num_tokens)
         return push if push.goal is not None or self.awaits else None
+
+    def _refuse(self, push: Push) -> None:
+        """Has who waits for a prompt be told that nothing of it comes."""
+        self.lacks(push.digest)
+        if push.goal is None and (place := self.found(push.digest)) is not None:
+            push.goal = Goal(*place, push.digest, push.num_tokens)
+        if push.goal is not None:
+            self._refused.append(push.goal)
 
     def _keep(self, name: str, push: Push, tables: Sequence[Sequence[int]]) -> bool:
         blocks = [

@@ -119,6 +119,20 @@ def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
     pairs.until(lambda: inbox(here).take() is not None and inbox(here).arena.used_bytes == 0)
 
 
+def test_who_waits_is_told_of_a_prompt_that_was_not_followed(pairs):
+    """As of one that may not use what is cached, which is computed in one step here."""
+    layout = make_layout(**STATES["states"])
+    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout, options={"wait_seconds": 60})
+    pairs.add(here, "d", pairs.prompt(22), {"do_remote_prefill": True})
+    one = request("p", pairs.prompt(22), 1, prompt_logprobs=1)
+    one.kv_transfer = pairs.asks(here)
+    there.add(one)
+    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    assert there.outputs["p"][-1].kv_transfer is None
+    assert here.num_cached("d") == 0
+    pairs.rest(there, here)
+
+
 @ALL
 def test_a_state_that_was_changed_on_its_way_costs_the_computation(pairs, shape, monkeypatch):
     layout = make_layout(**shape)
