@@ -243,6 +243,22 @@ def test_a_step_that_fails_where_it_is_computed_sends_nothing_wrong(pairs, shape
     pairs.rest(here)
 
 
+def test_who_is_preempted_where_it_is_computed_sends_all_once_more(pairs):
+    """Its pool is too small for all that run, so that prompts are left in the middle, or behind their last grain."""
+    shape = STATES["states beside windows"]
+    small, layout = make_layout(**{**shape, "num_blocks": 30}), make_layout(**shape)
+    there, here = pairs.engine(small, max_num_batched_tokens=8), pairs.engine(layout, options={"wait_seconds": 0.3})
+    for number in range(12):
+        there.add(request(f"other {number}", pairs.prompt(10, seed=50 + number), 30))
+        pairs.add(there, f"p{number}", pairs.prompt(41, seed=number), pairs.asks(here), 1)
+    pairs.until(lambda: not there.busy, there)
+    there.check()
+    assert there.engine.stats().preemptions > 8
+    found = [pairs.decode(here, f"d{number}", pairs.prompt(41, seed=number)) for number in range(12)]
+    assert sum(found) > 200
+    pairs.rest(there, here)
+
+
 @ALL
 def test_sleep_and_reset(pairs, shape):
     layout = make_layout(**shape)
