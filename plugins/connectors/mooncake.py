@@ -27,6 +27,8 @@ from .push_out import Sends
 _THREADS = 8
 #: Prompts for which decode engines have asked and that no request has computed yet.
 _MAX_WANTS = 4096
+#: Prompts that were computed and are not kept.
+_MAX_LACKS = 1024
 
 
 class WantedSends(Sends):
@@ -37,17 +39,30 @@ class WantedSends(Sends):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._wants: OrderedDict[bytes, tuple[Want, float]] = OrderedDict()
+        self._lacks: OrderedDict[bytes, float] = OrderedDict()  # until when who asks is told so
         self._lock = threading.Lock()
 
-    def want(self, want: Want) -> None:
-        """Notes where a prompt goes."""
+    def want(self, want: Want) -> bool:
+        """Notes where a prompt goes; returns whether it may still be sent: one that is not kept is not waited for."""
         with self._lock:
+            if self._clock() < self._lacks.get(want.digest, 0.0):
+                return False
             self._wants.pop(want.digest, None)
             self._wants[want.digest] = (want, self._clock() + self._options.expiry_seconds)
             while len(self._wants) > _MAX_WANTS or next(iter(self._wants.values()))[1] < self._clock():
                 self._wants.popitem(last=False)
+            return True
+
+    def lacks(self, shown: bytes) -> None:
+        with self._lock:
+            self._lacks[shown] = self._clock() + self._options.expiry_seconds
+            self._lacks.move_to_end(shown)
+            if len(self._lacks) > _MAX_LACKS:
+                self._lacks.popitem(last=False)
 
     def place(self, request: RequestView, shown: bytes) -> tuple[str, int] | None:
+        with self._lock:
+            self._lacks.pop(shown, None)  # it is computed once more
         return self.found(shown)
 
     def found(self, shown: bytes) -> tuple[str, int] | None:
@@ -172,18 +187,17 @@ class MooncakeScheduler(SendScheduler):
         return None if self._threads is None or resting else self._threads.submit(self._tell, source, want)
 
     def _tell(self, source: Source, want: Want) -> bool:
-        """Runs in a thread: whether the other engine has heard it; one that did not answer is not asked for a while."""
+        """Runs in a thread: whether the other engine may send it; one that did not answer is not asked for a while."""
         if self._secret is None or self._facts is None or self._rests.get(source, 0.0) > time.monotonic():
             return False
         try:
-            ask(source, self._secret, self._facts, want, self._mooncake.timeout_seconds)
+            return ask(source, self._secret, self._facts, want, self._mooncake.timeout_seconds)
         except PeerError as error:
             if self._mooncake.retry_seconds:
                 self._rests = {one: until for one, until in self._rests.items() if until > time.monotonic()}
                 self._rests[source] = time.monotonic() + self._mooncake.retry_seconds
             self._warn(f"no KV blocks come from the engine at {source.host}:{source.port}: {error}")
             return False
-        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 64:

@@ -68,12 +68,12 @@ class Source:
 class Bootstrap:
     """A prefill engine's two listeners, until `close`: `port` for everyone, and one for those who know the secret.
 
-    `want` is called with each prompt that a decode engine wants. `facts` are those of the first worker. Raises
-    `ValueError` when an address cannot be used.
+    `want` is called with each prompt that a decode engine wants, and says whether it may be sent. `facts` are those of
+    the first worker. Raises `ValueError` when an address cannot be used.
     """
 
     def __init__(
-        self, host: str, port: int, *, engine: str, secret: bytes, facts: Facts, want: Callable[[Want], None]
+        self, host: str, port: int, *, engine: str, secret: bytes, facts: Facts, want: Callable[[Want], bool]
     ) -> None:
         self._secret = secret
         self._facts = {0: facts}
@@ -111,21 +111,25 @@ class Bootstrap:
     def _listen(self, caller: socket.socket) -> None:
         channel = meet_caller(caller, self._secret, self._facts, _SECONDS).channel
         channel.send(Ready(), _SECONDS)
-        self._want(channel.receive(Want, _SECONDS))
-        channel.send(Ready(), _SECONDS)
+        kept = self._want(channel.receive(Want, _SECONDS))
+        channel.send(Ready() if kept else No("the prompt was computed, and is not kept"), _SECONDS)
 
 
-def ask(source: Source, secret: bytes, facts: Facts, want: Want, seconds: float) -> None:
-    """Tells the engine at `source` what is wanted; each answer may take so long. Raises `PeerError`."""
+def ask(source: Source, secret: bytes, facts: Facts, want: Want, seconds: float) -> bool:
+    """Tells the engine at `source` what is wanted; each answer may take so long. Raises `PeerError`.
+
+    Returns False where the prompt was computed there and is not kept.
+    """
     try:
         port = _query(source, seconds)
         with socket.create_connection((source.host, port), timeout=seconds) as connection:
             channel = call(connection, secret, seconds)
-            for message in (Meet(facts, 0), want):
-                channel.send(message, seconds)
-                answer = channel.receive(Ready | No, seconds)
-                if isinstance(answer, No):
-                    raise PeerError(answer.reason)
+            channel.send(Meet(facts, 0), seconds)
+            answer = channel.receive(Ready | No, seconds)
+            if isinstance(answer, No):
+                raise PeerError(answer.reason)
+            channel.send(want, seconds)
+            return isinstance(channel.receive(Ready | No, seconds), Ready)
     except (OSError, HTTPException) as error:
         raise PeerError(f"no answer: {error}") from None
 

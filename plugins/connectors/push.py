@@ -25,7 +25,7 @@ from .push_out import Pushes, Sends
 class SendScheduler(ConnectorScheduler):
     """What is common to connectors whose prefill engines send blocks. `title` is the connector's name.
 
-    Raises `ValueError` for layers that keep a running state or an encoder's tokens.
+    Raises `ValueError` for layers that keep an encoder's tokens.
     """
 
     title: ClassVar[str]
@@ -33,7 +33,7 @@ class SendScheduler(ConnectorScheduler):
     def __init__(self, setup: ConnectorSetup, options: SendOptions) -> None:
         super().__init__(setup, options)
         for group in self.layout.groups:
-            if group.keeps_states or group.keeps_encoded:
+            if group.keeps_encoded:
                 raise ValueError(f"the {self.title} connector cannot move what layer {group.layers[0]} keeps")
         self.logger = logging.getLogger(f"frame.connectors.{self.title}")
         self._options = options

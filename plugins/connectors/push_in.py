@@ -86,7 +86,9 @@ class Arrivals:
             return
         places, blocks = [], []
         for table, group in zip(block_ids, self._layout.groups, strict=True):
-            first, last = ((wish.num_tokens - num) // group.block_size for num in (num_external, 0))
+            first, last = 0, 1  # of a state, which is loaded whole
+            if not group.keeps_states:
+                first, last = ((wish.num_tokens - num) // group.block_size for num in (num_external, 0))
             needed = [place for place in range(first, last) if table[place]]
             places.append(needed)
             blocks.append([int(table[place]) for place in needed])

@@ -29,7 +29,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Blocks of a request that are right once this step's layers have run: of group g `blocks[g]`, from `firsts[g]`."""
+    """Blocks of a request that are right once this step's layers have run: of group g `blocks[g]`, from `firsts[g]`.
+
+    A state is, where this step ends at the prompt's last grain: the block of the request, which a later one overwrites.
+    """
 
     owner: str
     firsts: list[int]
@@ -39,7 +42,8 @@ class Chunk(msgspec.Struct, frozen=True):
 class End(msgspec.Struct, frozen=True):
     """A request that ended: all its blocks `blocks[g]`, from the first one that is needed. They stay until it is sent.
 
-    Those that are not on their way yet are sent now; without blocks none are.
+    Of states the block is the copy of that behind the prompt's last grain. Those that are not on their way yet are sent
+    now; without blocks none are.
     """
 
     owner: str
@@ -60,8 +64,8 @@ class PushStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The scheduler side's message of a step, its fields in the order in which the worker does them.
 
     With `clear` all that was received is dropped, as are the prompts `forget`. `drops` are requests whose blocks are
-    not sent any further. `held` and `loading` are the requests whose blocks wait for the worker's word, so that it
-    knows of messages that never came.
+    not sent any further; of the prompts `refused` nothing was sent, nor will be. `held` and `loading` are the requests
+    whose blocks wait for the worker's word, so that it knows of messages that never came.
     """
 
     clear: bool = False
@@ -70,6 +74,7 @@ class PushStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     starts: list[Start] = []
     chunks: list[Chunk] = []
     ends: list[End] = []
+    refused: list[Goal] = []
     loads: list[Load] = []
     held: list[str] = []
     loading: list[str] = []
@@ -95,8 +100,13 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 def spans(layout: KVLayout, num_tokens: int) -> list[tuple[int, int]]:
-    """For each KV group the places [first, last) of the blocks that tokens from `num_tokens` on read."""
+    """For each KV group the places [first, last) of the blocks that tokens from `num_tokens` on read.
+
+    A state has one block, which stands for all tokens before.
+    """
     return [
-        (group.specs[0].first_needed(num_tokens) // group.block_size, num_tokens // group.block_size)
+        (0, 1)
+        if group.keeps_states
+        else (group.specs[0].first_needed(num_tokens) // group.block_size, num_tokens // group.block_size)
         for group in layout.groups
     ]

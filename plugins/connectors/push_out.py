@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from frame.interfaces import KVLayout, RequestView, StepPlan
 
@@ -44,6 +44,13 @@ class Kept:
     deadline: float
 
 
+class Held(NamedTuple):
+    """How many blocks of tokens, and how many copies of states, an ended request keeps."""
+
+    blocks: int
+    states: int
+
+
 class Sends(ABC):
     """See the module."""
 
@@ -54,20 +61,22 @@ class Sends(ABC):
         self._layout = layout
         self._options = options
         self._clock = clock
-        self._most = int((layout.pools[0] - 1) * options.max_held_share)
+        self._most, *states = (int((count - 1) * options.max_held_share) for count in layout.pools)
+        self._most_states = sum(states)
         self._pushes: dict[str, Push] = {}  # of requests that were admitted
         self._slots: dict[int, str] = {}
         self._unsent: set[str] = set()  # running requests of which no more is sent
         self._kept: dict[str, Kept] = {}
-        self._held: dict[str, int] = {}  # of ended requests: how many blocks each keeps
+        self._held: dict[str, Held] = {}  # of ended requests: how many blocks each keeps
         self._drops: list[str] = []
         self._ends: list[End] = []
+        self._refused: list[Goal] = []
         self._warned: set[str] = set()
 
     @property
     def num_held(self) -> int:
         """Blocks that ended requests keep, one that several share counted for each."""
-        return sum(self._held.values())
+        return sum(held.blocks + held.states for held in self._held.values())
 
     @property
     def busy(self) -> bool:
@@ -83,6 +92,10 @@ class Sends(ABC):
         del shown
         return None
 
+    def lacks(self, shown: bytes) -> None:
+        """Called with a prompt that was computed and of which nothing was sent, nor is kept."""
+        del shown
+
     def allocated(self, request: RequestView) -> None:
         """Called each time a request is admitted."""
         push = self._push(request)
@@ -95,6 +108,7 @@ class Sends(ABC):
         self._give_kept()
         step.drops, self._drops = self._drops, []
         step.ends, self._ends = self._ends, []
+        step.refused, self._refused = self._refused, []
         step.held = [name for name in self._held if name not in self._kept]
         if self._slots or self._pushes:
             self._follow(plan)
@@ -112,6 +126,8 @@ class Sends(ABC):
             return True
         if begun is not None and begun.goal is not None:
             self._drops.append(name)
+        elif push is not None:
+            self._refuse(push)
         return False
 
     def unsent(self, names: Sequence[str]) -> None:
@@ -142,17 +158,29 @@ class Sends(ABC):
             push.goal = Goal(*place, shown, num_tokens)
         return push if push.goal is not None or self.awaits else None
 
+    def _refuse(self, push: Push) -> None:
+        """Has who waits for a prompt be told that nothing of it comes."""
+        self.lacks(push.digest)
+        if push.goal is None and (place := self.found(push.digest)) is not None:
+            push.goal = Goal(*place, push.digest, push.num_tokens)
+        if push.goal is not None:
+            self._refused.append(push.goal)
+
     def _keep(self, name: str, push: Push, tables: Sequence[Sequence[int]]) -> bool:
         blocks = [
             [int(block) for block in table[first:last]] for table, (first, last) in zip(tables, push.spans, strict=True)
         ]
-        count = sum(map(len, blocks))
-        if name in self._held or not all(map(all, blocks)) or count > MAX_BLOCKS:
+        needed = [last - first for first, last in push.spans]
+        # it may have none any more, or no copy of its state was kept, or not for long enough
+        if name in self._held or sum(needed) > MAX_BLOCKS or [sum(map(bool, some)) for some in blocks] != needed:
             return False
-        if self.num_held + count > self._most:
+        states = sum(group.keeps_states for group in self._layout.groups)
+        held = Held(sum(needed) - states, states)
+        full = sum(one.blocks for one in self._held.values()) + held.blocks > self._most
+        if full or sum(one.states for one in self._held.values()) + held.states > self._most_states:
             self.warn("held", "as much of the KV cache as max_held_share allows is kept; further blocks are not")
             return False
-        self._held[name] = count
+        self._held[name] = held
         if push.goal is not None:
             self._ends.append(End(name, push.goal, blocks))
         else:
@@ -204,7 +232,8 @@ class Sends(ABC):
                 step.starts.append(Start(name, push.goal))
             firsts, blocks = list(push.nexts), []
             for number, (table, (_, most)) in enumerate(zip(push.tables, push.spans, strict=True)):
-                last = min((num_computed + count) // self._layout.groups[number].block_size, most)
+                group, end = self._layout.groups[number], num_computed + count
+                last = int(end == push.num_tokens) if group.keeps_states else min(end // group.block_size, most)
                 some = table[push.nexts[number] : last]
                 if not all(some):
                     some = []  # it comes at the end, if it is there then

@@ -91,6 +91,10 @@ class Sendings:
                 self._chunks.append((sending, chunk, [None] * len(chunk.blocks)))
         for end in step.ends:
             self._end(end)
+        for goal in step.refused:
+            parcel = Parcel("", goal)
+            self._lanes.begin(parcel)
+            self._lanes.end(parcel)  # the other side sees that it has not got all
         self._answer_lost(step.held)
         for owner, sending in self._sendings.items():
             if sending.blocks is not None and not sending.parcel.over:

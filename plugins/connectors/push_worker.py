@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -52,6 +52,7 @@ class PushHooks(LayerHooks):
 class PushWorker(ConnectorWorker):
     """See the module. `title` is the connector's name."""
 
+    moves_states = True
     title: ClassVar[str] = "push"
     hooks: PushHooks
 
@@ -80,13 +81,15 @@ class PushWorker(ConnectorWorker):
             if self._loadings is not None:
                 self._loadings.stop_writing()
             return
-        numbers, memory, rows, formats = self.hooks.numbers, list[Tensor](), [], []
+        numbers, memory, rows, formats = self.hooks.numbers, list[Tensor](), [], list[Any]()
         for group in self.layout.groups:
             for layer, view in ((layer, caches[layer]) for layer in group.layers if layer in caches):
                 numbers[layer] = len(memory)
                 memory.append(view.bytes)
                 rows.append(Row(view.group, view.bytes.shape[1]))
                 formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype), view.heads])
+                if group.keeps_states:
+                    formats[-1].append([[str(dtype), size] for dtype, size in view.parts])
         if not self._hello.formats:
             self._open(hashlib.sha256(encode([self.title, formats])).hexdigest()[:16], rows)
         for user in (self._sendings, self._loadings):

@@ -17,14 +17,15 @@ from frame.plugins.connectors.mooncake_options import MooncakeOptions
 from frame.plugins.connectors.peer_wire import PeerError
 from frame.plugins.connectors.push_facts import Facts
 from frame.testing import ConnectorSuite
+from frame.testing.connector_states_suite import STATES
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from frame.testing.fake_memory import FakeMemory
 from tests.connectors.mooncake_pairs import MooncakePairs, bootstrap, lacks, use_fake
 from tests.connectors.push_pairs import counter as push_counter, inbox
 
-SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if "states" not in name}
-QUICK = ("full and sliding", "groups of unequal blocks")
+SHAPES = ConnectorSuite.layouts
+QUICK = ("full and sliding", "groups of unequal blocks", "states beside windows")
 
 
 def counter(engine, name):
@@ -135,6 +136,55 @@ def test_who_is_aborted_frees_the_prefill_side(pairs):
     here.engine.abort(["d"])
     pairs.until(lambda: not there.busy, there, here, seconds=3)
     assert there.engine.stats().kv_usage == 0
+
+
+@pytest.mark.parametrize("first", ["p", "d"])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [({}, {"options": {"max_held_share": 0.01}}), (STATES["states"], {"enable_chunked_prefill": False})],
+    ids=["held", "states"],
+)
+def test_nobody_waits_for_what_the_prefill_engine_does_not_keep(pairs, shape, settings, first):
+    """Of a prompt that is computed in one step no copy of the state is kept."""
+    layout = make_layout(**shape)
+    there, here = pairs.engine(layout, **settings), pairs.engine(layout, options={"wait_seconds": 60})
+    if first == "d":
+        pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
+        pairs.until(lambda: there.connector.inner.sends._wants, here)
+    assert pairs.prefill(there, there, "p", pairs.prompt(22)) is None
+    if first == "p":
+        pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
+    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    assert here.num_cached("d") == 0
+    pairs.rest(there, here)
+
+
+def test_who_asks_while_the_prompt_ends_that_is_not_kept_is_told(pairs):
+    there, here = pairs.engine(options={"max_held_share": 0.01}), pairs.engine(options={"wait_seconds": 60})
+    pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
+    sends = there.connector.inner.sends
+    keep = sends._keep
+
+    def keeps(*arguments):
+        pairs.until(lambda: sends._wants, here)
+        return keep(*arguments)
+
+    sends._keep = keeps
+    assert pairs.prefill(there, there, "p", pairs.prompt(22)) is None
+    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    assert here.num_cached("d") == 0
+    pairs.rest(there, here)
+
+
+def test_a_prompt_that_was_not_kept_once_may_be_kept_later(pairs):
+    there, here = pairs.engine(options={"max_held_share": 0.12}), pairs.engine()
+    pairs.prefill(there, here, "first", pairs.prompt(22))  # of 63 blocks it keeps 5, and no more are
+    assert pairs.prefill(there, here, "p", pairs.prompt(22, seed=1)) is None
+    assert pairs.decode(here, "first", pairs.prompt(22), pairs.takes(there)) == 20
+    pairs.rest(there, here)
+    assert pairs.prefill(there, here, "again", pairs.prompt(22, seed=1)) is not None
+    assert pairs.decode(here, "d", pairs.prompt(22, seed=1), pairs.takes(there)) == 20
+    pairs.rest(there, here)
 
 
 def test_blocks_that_nobody_wants_expire(pairs):
@@ -316,7 +366,9 @@ def test_what_is_wanted_is_bounded(pairs):
     sends = pairs.engine().connector.inner.sends
     for number in range(5000):
         sends.want(Want(number.to_bytes(32, "little"), "127.0.0.1", 1))
+        sends.lacks(number.to_bytes(32, "little"))
     assert len(sends._wants) == 4096
+    assert len(sends._lacks) == 1024
 
 
 def test_what_was_to_be_asked_of_a_silent_engine_is_not_asked_while_it_rests(pairs, monkeypatch):

@@ -32,8 +32,7 @@ def pairs(tmp_path):
     made.close()
 
 
-#: Those that the connector takes: it refuses running states.
-SHAPES = {name: shape for name, shape in ConnectorSuite.layouts.items() if "states" not in name}
+SHAPES = ConnectorSuite.layouts
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

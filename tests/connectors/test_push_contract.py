@@ -8,6 +8,8 @@ import pytest
 
 from frame.testing import ConnectorSuite
 from frame.testing.connector_ends_suite import ConnectorEnds
+from frame.testing.connector_states_suite import STATES
+from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, port
 
 
@@ -32,6 +34,7 @@ class TestPushed(ConnectorEnds):
     plugin = "push"
     stores = False
     produces: ClassVar = {"do_remote_decode": True}
+    shape: ClassVar = {}
 
     @pytest.fixture(autouse=True)
     def _taker(self, _own_folder):
@@ -47,4 +50,19 @@ class TestPushed(ConnectorEnds):
     def engine(self, layout=None, broken_steps=(), *, ranks=1, **settings):
         if hasattr(self, "ports"):
             self.options = {**self.options, "decode": f"127.0.0.1:{self.ports[ranks - 1]}"}
+        layout = layout or make_layout(ranks=ranks, **self.shape)
         return super().engine(layout, broken_steps, ranks=ranks, **settings)
+
+
+@pytest.mark.matrix
+class TestPushedStates(TestPushed):
+    """Where states go with them."""
+
+    shape: ClassVar = STATES["states"]
+
+
+@pytest.mark.matrix
+class TestPushedStatesAlone(TestPushed):
+    """Where there are no blocks of tokens."""
+
+    shape: ClassVar = STATES["states alone"]

@@ -26,7 +26,7 @@ def free_port():
         return one.getsockname()[1]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", "gemma2", pytest.param("qwen3-next", marks=pytest.mark.matrix)])
 def model(request, tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("model"), request.param)
 

@@ -77,16 +77,25 @@ class Wire:
             one.close()
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(3, 60))])
-def test_faults_on_the_way_cost_the_computation(tmp_path, seed):
+@pytest.mark.parametrize(
+    ("states", "seed"),
+    [
+        pytest.param(states, seed, id=f"{name}-{seed}", marks=[] if seed < often else [pytest.mark.matrix])
+        for name, states, often in (("tokens", 0, 1), ("states", 4, 1))
+        for seed in range(60)
+    ],
+)
+def test_faults_on_the_way_cost_the_computation(tmp_path, seed, states):
     """The address of the worker, which the first connection tells, leads through the wire too."""
     pairs = Pairs(tmp_path)
     faults = ["none", "flip", "cut", "lose", "twice", "late"]
     wires = []
     try:
         draw = random.Random(seed)
-        layout = make_layout(num_blocks=120, windows=draw.choice([(0,), (0, 6)]), block_size=draw.choice([4, 1]))
+        windows, size = draw.choice([(0,), (0, 6)]), draw.choice([4, 1])
+        if states:
+            windows, size = (windows if seed % 3 else ()), 4
+        layout = make_layout(120, windows=windows, block_size=size, states=states, checkpoints=2 * states)
         short = {"wait_seconds": 0.3, "expiry_seconds": 1, "timeout_seconds": 0.2}
         here = pairs.engine(layout, options=short)
         worker = here.workers.made[0].transfer.inner

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from frame.plugins.connectors import nixl_worker
 from frame.plugins.connectors.block_messages import state_key
 from frame.plugins.connectors.peer_client import PeerClient
+from frame.plugins.connectors.push_inbox import Inbox
+from tests.connectors.mooncake_pairs import use_fake
 from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
 
 NOTHING = [0] * len(SIZES)
+SMALL_BUFFERS = {"buffer_bytes": 1 << 24, "send_buffer_bytes": 1 << 22, "retry_seconds": 0}
+#: Options of connectors whose prefill engines send.
+SENDS = {"push": SMALL_BUFFERS, "mooncake": {**SMALL_BUFFERS, "trusted_network": True, "bootstrap_port": 0}}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -113,6 +120,42 @@ def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_comput
         assert there.rest() == here.rest() == 0
 
 
+@pytest.mark.parametrize("connector", ["push", "mooncake"])
+def test_a_prefill_engine_sends_its_states_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch, connector):
+    """The engine to which Mooncake writes is one of this process."""
+    name, folder, want = model
+    (tmp_path / "secret").write_text("a secret of the tests")
+    options = {"secret_file": str(tmp_path / "secret"), **SENDS[connector]}
+    use_fake(monkeypatch)
+    with engine_of(folder, connector, options) as prefill, engine_of(folder, connector, options) as decode:
+        there, here = Asked(prefill), Asked(decode)
+        passed = partial(send, there, here)
+        assert passed("d", prompts()) == (want, cached(name))
+        assert here.counter("failed_blocks", connector) == there.counter("unsent_prompts", connector) == 0
+        assert there.rest() == here.rest() == 0
+        # the states are here by now
+        assert complete(decode, prompts(), "again") == (want, cached(name))
+        # those that the prefill engine finds in its cache
+        alone = complete(prefill, prompts(1), "alone")[0]
+        assert passed("found", prompts(1)) == (alone, cached(name))
+        monkeypatch.setattr(Inbox, "claim", lambda *given: None)
+        lost = passed("lost", prompts(2))[0]
+        assert lost == complete(prefill, prompts(2), "not lost")[0]
+        assert here.counter("failed_blocks", connector) > 0
+        assert there.rest() == here.rest() == 0
+
+
+def send(there, here, label, given):
+    """Has prompts be computed by one engine and decoded by the other; returns as `complete`."""
+    names = [f"{label}{index}" for index in range(len(given))]
+    place = {"remote_host": "127.0.0.1", "remote_port": here.engine.scheduler._transfers.connector.door.port}
+    for one, prompt in zip(names, given, strict=True):
+        there.add(one, prompt, {"do_remote_decode": True, **place}, 1)
+        there.finish(one)
+        here.add(one, prompt, there.outputs[one][-1].kv_transfer)
+    return [here.finish(one, beside=there) for one in names], [here.num_cached(one) for one in names]
+
+
 def is_state(key):
     return key == state_key(key.removesuffix(state_key(b"")))
 
@@ -202,3 +245,15 @@ def test_each_of_two_ranks_moves_its_part(tmp_path, hybrid, connector, kind):
                 assert complete(other, prompts(), "again") == (want, cached("qwen3-next"))
             counters = other.stats().connector_counters
             assert not counters.get(f"{connector}_failed_blocks")
+
+
+@pytest.mark.parametrize("kind", ["pipeline", pytest.param("tensor", marks=pytest.mark.matrix)])
+def test_each_of_two_ranks_sends_its_part(tmp_path, hybrid, kind):
+    (folder, want), ranks = hybrid, RANKS[kind]
+    (tmp_path / "secret").write_text("a secret of the tests")
+    made = partial(engine_of, folder, "push", {"secret_file": str(tmp_path / "secret"), **SENDS["push"]})
+    with made(**ranks, executor="threads") as prefill, made(**ranks, executor="threads") as decode:
+        there, here = Asked(prefill), Asked(decode)
+        assert send(there, here, "d", prompts()) == (want, cached("qwen3-next"))
+        assert here.counter("failed_blocks", "push") == there.counter("unsent_prompts", "push") == 0
+        assert there.rest() == here.rest() == 0
