@@ -107,6 +107,14 @@ def test_wrong_options_name_the_field(package, settings, message):
         registry.make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": settings}))
 
 
+def test_a_wrong_secret_is_not_shown(package):
+    text = source(policy(more=", options=Options")).replace("depth: int = 1", "key: SecretStr | None = None")
+    package("fake-one", text.replace("import BaseModel", "import BaseModel, SecretStr"))
+    with pytest.raises(PluginError, match="option key of plugin 'lifo' must be") as caught:
+        Registry.load().make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": {"key": 12345}}))
+    assert "12345" not in str(caught.value)
+
+
 def test_options_for_a_plugin_without_any_are_refused(package):
     package("fake-one", source(policy()))
     with pytest.raises(PluginError, match="takes no options, got a"):
