@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from frame.interfaces import (
@@ -28,8 +29,9 @@ from .device_blocks import blocks_of, given_blocks
 from .neighbours import NoNeighbours
 from .offload_disk import DiskTier, NoDisk
 from .offload_index import Ledger, TierIndex
-from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
+from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_shelf import shelve
+from .offload_sizes import TierSizes, num_free
 from .offload_state_rows import StateRows
 from .offload_transfers import Transfer, Transfers
 from .row_forms import mesh_name, space_name
@@ -37,9 +39,6 @@ from .shelf import Shelf
 from .tier_sources import TierSources
 
 logger = logging.getLogger("frame.connectors.offload")
-
-#: Share of the tier that is kept free, where blocks that go are written to a disk, or more, if a step may need more.
-_FREE_SHARE, _MOST_FREE_SHARE = 1 / 16, 1 / 4
 
 
 class OffloadScheduler(BlockScheduler):
@@ -55,10 +54,8 @@ class OffloadScheduler(BlockScheduler):
         self._options = options
         self._parts = size // grain
         self._num_workers = 0
-        self._block_bytes = 0  # of a block of the tier on all workers
-        self._num_blocks = 0
-        self._index = self._make_index(self._num_blocks, self._parts)
-        self._state_bytes = self._num_states = 0  # as of blocks
+        self._sizes = TierSizes()
+        self._index = self._make_index(0, self._parts)
         self._rows = StateRows(self._make_index(0, 1), 0, NoNeighbours(), NoDisk())
         self._shelf = (
             Shelf.claim(
@@ -85,33 +82,19 @@ class OffloadScheduler(BlockScheduler):
         super().connect({rank: hello.formats.encode() for rank, hello in by_rank.items()})
         disk = self._connect_disk(by_rank)
         self._num_workers = len(hellos)
-        self._block_bytes = sum(hello.tokens.row_bytes for hello in hellos) * self._parts
-        # a pipeline stage may have no layers that keep tokens, or none that keep states
-        self._num_blocks = _num_rows([hello.tokens for hello in hellos]) // self._parts
-        size = self._parts * self.layout.grain
-        self._state_bytes = sum(hello.states.row_bytes for hello in hellos)
-        self._num_states = _num_rows([hello.states for hello in hellos])
-        if self._state_bytes and not self._num_states:
-            raise ValueError(
-                f"{self._options.size:g} GiB of host memory hold no state of a request, which takes "
-                f"{self._state_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
-            )
-        if self._block_bytes and not self._num_blocks:
-            raise ValueError(
-                f"{self._options.size:g} GiB of host memory hold no block of {size} tokens, which take "
-                f"{self._block_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
-            )
-        self._index = self._make_index(self._num_blocks, self._parts)
-        self._rows = self._make_rows(self._make_index(self._num_states, 1), NoNeighbours(), disk)
+        sizes = self._sizes = TierSizes.of(hellos, self._parts)
+        sizes.check(self._options, self._parts * self.layout.grain)
+        self._index = self._make_index(sizes.num_blocks, self._parts)
+        self._rows = self._make_rows(self._make_index(sizes.num_states, 1), NoNeighbours(), disk)
         if self._shelf is not None:
             self._share(self._shelf, by_rank, disk)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
             "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
-            self._size_bytes / (1 << 30),
-            self._num_blocks,
-            size,
-            f" and {self._num_states} states" if self._num_states else "",
+            sizes.size_bytes / (1 << 30),
+            sizes.num_blocks,
+            self._parts * self.layout.grain,
+            f" and {sizes.num_states} states" if sizes.num_states else "",
             self._options.policy,
             "" if self._shelf is None else f"; {self._adopted} of them are there from an engine before this one",
         )
@@ -175,8 +158,8 @@ class OffloadScheduler(BlockScheduler):
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
         fetches, self._fetches = self._fetches, []
-        num_free = self._free(self._num_blocks, self._parts)
-        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(num_free)]
+        free = self._num_free(self._sizes.num_blocks, self._parts)
+        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(free)]
         waiting = self._transfers.loading()
         transfer = Transfer(
             loads=used,
@@ -211,13 +194,14 @@ class OffloadScheduler(BlockScheduler):
             join=join,
             lookups=lookups,
             hits=hits,
-            used_bytes=self._index.num_used * self._block_bytes + self._rows.index.num_used * self._state_bytes,
-            size_bytes=self._size_bytes,
+            used_bytes=self._index.num_used * self._sizes.block_bytes
+            + self._rows.index.num_used * self._sizes.state_bytes,
+            size_bytes=self._sizes.size_bytes,
             waiting=waiting,
             fetches=fetches,
             leaves=leaves,
             unsaved=unsaved,
-            lost=(lost if num_free else 0) + self._rows.lost(),
+            lost=(lost if free else 0) + self._rows.lost(),
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
@@ -265,22 +249,13 @@ class OffloadScheduler(BlockScheduler):
             self._shelf.close(keep=self._options.keep)
 
     @property
-    def _size_bytes(self) -> int:
-        return self._num_blocks * self._block_bytes + self._num_states * self._state_bytes
-
-    @property
     def _adopted(self) -> str:
         """How much of what a shelf held was taken over, as the log says it at the start."""
-        states = f" and {self._rows.index.num_used}" if self._num_states else ""
+        states = f" and {self._rows.index.num_used}" if self._sizes.num_states else ""
         return f"{self._index.num_used}{states}"
 
-    def _free(self, num_slots: int, parts: int) -> int:
-        """Slots that are to be free, so that what needs one need not wait for the disk."""
-        if self._options.disk is None:
-            return 0
-        step = self.setup.max_num_batched_tokens // (parts * self.layout.grain)
-        most = int(num_slots * _MOST_FREE_SHARE)
-        return max(1, min(most, max(step, int(num_slots * _FREE_SHARE))))
+    def _num_free(self, num_slots: int, parts: int) -> int:
+        return num_free(self._options, num_slots, self.setup.max_num_batched_tokens // (parts * self.layout.grain))
 
     def _connect_disk(self, hellos: Mapping[int, Hello]) -> NoDisk:
         """The disk for states; each looks for files of those workers that have such rows."""
@@ -292,25 +267,18 @@ class OffloadScheduler(BlockScheduler):
         return states
 
     def _make_rows(self, index: TierIndex, neighbours: NoNeighbours, disk: NoDisk) -> StateRows:
-        return StateRows(index, self._num_workers, neighbours, disk, self._free(self._num_states, 1))
+        return StateRows(index, self._num_workers, neighbours, disk, self._num_free(self._sizes.num_states, 1))
 
     def _share(self, shelf: Shelf, hellos: Mapping[int, Hello], disk: NoDisk) -> None:
         """Has the shelf say what the slots hold, and takes over what is there; `disk` is that of states."""
         shelf.lead()
-        count, parts = self._num_blocks, self._parts
-        if count:
-            self._index, self._neighbours = shelve(
-                shelf, hellos, count, lambda ledger: self._make_index(count, parts, ledger), states=False
-            )
-        if self._num_states:
-            states, neighbours = shelve(
-                shelf,
-                hellos,
-                self._num_states,
-                lambda ledger: self._make_index(self._num_states, 1, ledger),
-                states=True,
-            )
-            self._rows = self._make_rows(states, neighbours, disk)
+        blocks, states = self._sizes.num_blocks, self._sizes.num_states
+        if blocks:
+            make = partial(self._make_index, blocks, self._parts)
+            self._index, self._neighbours = shelve(shelf, hellos, blocks, make, states=False)
+        if states:
+            make = partial(self._make_index, states, 1)
+            self._rows = self._make_rows(*shelve(shelf, hellos, states, make, states=True), disk)
 
     def _make_index(self, num_blocks: int, parts: int, ledger: Ledger | None = None) -> TierIndex:
         if self.setup.make is None:
@@ -379,8 +347,3 @@ class OffloadScheduler(BlockScheduler):
                 for key in transfer.leaves:
                     self._index.left(key)
                     self._disk.left(key)
-
-
-def _num_rows(workers: Sequence[Rows]) -> int:
-    """How many rows there are on all workers that have any."""
-    return min((rows.num_rows for rows in workers if rows.row_bytes), default=0)

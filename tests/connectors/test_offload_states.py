@@ -191,7 +191,7 @@ def test_states_that_host_memory_has_no_room_for_come_back_from_the_disk(tmp_pat
     for seed in range(8):
         engine.run(request(f"first-{seed}", suite.prompt(23, seed=seed)))
         rest(engine)
-    assert engine.connector.inner._num_states == 5
+    assert engine.connector.inner._sizes.num_states == 5
     for seed in range(8):
         forget(engine)
         engine.run(request(f"again-{seed}", suite.prompt(23, seed=seed)))
