@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 
 import pytest
@@ -152,6 +154,22 @@ def test_states_that_are_damaged_are_computed_again(tmp_path, shape, name):
     engine.check()
     other.close()
     engine.close()
+
+
+def test_no_descriptor_of_states_is_left(tmp_path):
+    suite = shared_suite(tmp_path, size=0.001, disk_folder=str(tmp_path / "disk"))
+    for number in range(3):
+        if number == 1:
+            gc.collect()
+            before = len(os.listdir("/proc/self/fd"))
+        first, second = (suite.engine(layout_of(SHAPES["hybrid"])) for _ in range(2))
+        fill(first, suite, 0)
+        rest(first)
+        again(second, suite, 0)
+        first.close()
+        second.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @shapes
