@@ -64,7 +64,7 @@ class StateCopies:
         self._queue = setup.streams.side_queue()
         device = stored.parts[0].cache.device if stored.parts else torch.device("cpu")
         self._buffer = torch.empty(stored.num_bytes, dtype=torch.uint8, device=device)
-        self._sums: RowSums | None = None  # made when the first state is signed
+        self._sums = RowSums(slab.row_bytes, device) if slab is not None and slab.identity else None
         self._copies: list[StateCopy] = []
         self.begun = -1  # the number of the message whose states were saved last
         self.saved: list[tuple[int, list[int] | None]] = []  # (message, places that failed, None: all), not told yet
@@ -76,10 +76,9 @@ class StateCopies:
         good = self._setup.memory.pinned(max(1, len(places))).view(torch.bool)
         rows = [step.state_rows[place] for place in places]
         copy = StateCopy(step.number, len(step.states), places, rows, good.fill_(False))
-        if step.state_marks and self.slab is not None:
+        if self._sums is not None:
             copy.marks = [step.state_marks[place] for place in places]
             copy.sums = self._setup.memory.pinned(8 * max(1, len(places))).view(torch.int64)
-            self._sums = self._sums or RowSums(self.slab.row_bytes, self._buffer.device)
         try:
             for index, place in enumerate(places):
                 self._queue.join()  # the buffer is free then
