@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import decode
+from frame.interfaces import decode, encode
 
 from .row_forms import Piece, RowForm, copy_pieces, pieces_of
 from .row_sums import RowSums, seal
 from .rows_file import HEAD, MARK, MARKS_AT, form_file, rows_file, rows_start
-from .shelf import open_file
-from .shelf_index import FILE as INDEX, read_slot
+from .shelf import Shelf, open_file
+from .shelf_index import index_file, read_slot
 
 MOST_RANKS = 1024
 _MOST_FORM_BYTES = 1 << 20
@@ -27,11 +27,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ForeignRows:
-    """For the worker with rows of this `form`, from the shelves in the folder `space`."""
+    """For the worker with rows of this `form`, from the shelves in the folder `space`; `kind` is as in `rows_file`."""
 
-    def __init__(self, space: int, form: RowForm) -> None:
+    def __init__(self, space: int, form: RowForm, kind: str = "") -> None:
         self._space = space
         self._form = form
+        self._kind = kind
         self._plans: dict[str, tuple[list[RowForm], list[bytes], list[Piece] | None]] = {}  # by shelf
         self._sums: dict[int, RowSums] = {}  # by the size of a row
 
@@ -44,13 +45,13 @@ class ForeignRows:
                 return False
             undo.callback(os.close, folder)
             forms, digests, pieces = self._plan(name, folder)
-            index = open_file(folder, INDEX)
+            index = open_file(folder, index_file(self._kind))
             if index is None or pieces is None:
                 return False
             undo.callback(os.close, index)
             rows: dict[int, int] = {}
             for place in {piece.place for piece in pieces}:
-                descriptor = open_file(folder, rows_file(place))
+                descriptor = open_file(folder, rows_file(place, self._kind))
                 if descriptor is None:
                     return False
                 undo.callback(os.close, descriptor)
@@ -85,23 +86,33 @@ class ForeignRows:
 
     def _plan(self, name: str, folder: int) -> tuple[list[RowForm], list[bytes], list[Piece] | None]:
         if name not in self._plans:
-            forms = _forms(folder)
+            forms = _forms(folder, self._kind)
             alike = next((place for place, form in enumerate(forms) if form == self._form), None)
             if alike is not None:
                 pieces: list[Piece] | None = [Piece(index, alike, index) for index in range(len(self._form.layers))]
             else:
                 pieces = pieces_of(self._form, forms)
+            if pieces is None:  # its engine may be writing the forms
+                return forms, [], None
             if len(self._plans) >= MOST_RANKS:
                 self._plans.clear()
             self._plans[name] = forms, [form.digest for form in forms], pieces
         return self._plans[name]
 
 
-def _forms(folder: int) -> list[RowForm]:
+def write_form(shelf: Shelf, place: int, form: RowForm, kind: str = "") -> None:
+    """Says how the rows of a worker lie, for the workers of other engines; of one that has none, too."""
+    data = encode(form)
+    described = shelf.create(form_file(place, kind), len(data))
+    os.pwrite(described, data, 0)
+    os.close(described)
+
+
+def _forms(folder: int, kind: str) -> list[RowForm]:
     """The forms of all workers of a shelf, up to the first that cannot be read."""
     forms: list[RowForm] = []
     for place in range(MOST_RANKS):
-        descriptor = open_file(folder, form_file(place))
+        descriptor = open_file(folder, form_file(place, kind))
         if descriptor is None:
             break
         try:

@@ -41,11 +41,15 @@ class NoNeighbours:
 
 
 class Neighbours(NoNeighbours):
-    """The other shelves beside `shelf` whose content has this `shape`, whether their engines live or not."""
+    """The other shelves beside `shelf` whose content has this `shape`, whether their engines live or not.
 
-    def __init__(self, shelf: Shelf, shape: bytes) -> None:
+    `kind` is as in `rows_file`.
+    """
+
+    def __init__(self, shelf: Shelf, shape: bytes, kind: str = "") -> None:
         self._shelf = shelf
         self._shape = shape
+        self._kind = kind
         self._readers: dict[str, ShelfReader] = {}
         self._listed, self._changed = float("-inf"), 0
         self._since = 0
@@ -62,7 +66,7 @@ class Neighbours(NoNeighbours):
                 self._readers.pop(name).close()
             for name in names - self._readers.keys():
                 try:
-                    self._readers[name] = ShelfReader(self._shelf.space, name, self._shape)
+                    self._readers[name] = ShelfReader(self._shelf.space, name, self._shape, self._kind)
                 except (OSError, ValueError):
                     continue  # it is not made yet, or goes away, or is of another shape
         for reader in self._readers.values():

@@ -8,10 +8,10 @@ come back to host memory before they are loaded. Sees no block's bytes.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from frame.interfaces import (
@@ -21,27 +21,24 @@ from frame.interfaces import (
     TierPolicySetup,
     TransferReport,
     decode,
-    encode,
 )
 
 from .block_messages import BlockStep, Move, state_key
 from .block_scheduler import BlockScheduler
 from .device_blocks import blocks_of, given_blocks
-from .neighbours import Neighbours, NoNeighbours
+from .neighbours import NoNeighbours
 from .offload_disk import DiskTier, NoDisk
 from .offload_index import Ledger, TierIndex
 from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
-from .offload_states import StateRows
+from .offload_shelf import shelve
+from .offload_sizes import TierSizes, num_free
+from .offload_state_rows import StateRows
 from .offload_transfers import Transfer, Transfers
 from .row_forms import mesh_name, space_name
 from .shelf import Shelf
-from .shelf_index import ShelfLedger
 from .tier_sources import TierSources
 
 logger = logging.getLogger("frame.connectors.offload")
-
-#: Share of the tier that is kept free, where blocks that go are written to a disk, or more, if a step may need more.
-_FREE_SHARE, _MOST_FREE_SHARE = 1 / 16, 1 / 4
 
 
 class OffloadScheduler(BlockScheduler):
@@ -57,11 +54,9 @@ class OffloadScheduler(BlockScheduler):
         self._options = options
         self._parts = size // grain
         self._num_workers = 0
-        self._block_bytes = 0  # of a block of the tier on all workers
-        self._num_blocks = 0
-        self._index = self._make_index(self._num_blocks, self._parts)
-        self._state_bytes = self._num_states = 0  # as of blocks
-        self._rows = StateRows(self._make_index(0, 1), 0)
+        self._sizes = TierSizes()
+        self._index = self._make_index(0, self._parts)
+        self._rows = StateRows(self._make_index(0, 1), 0, NoNeighbours(), NoDisk())
         self._shelf = (
             Shelf.claim(
                 options.shared_folder, space_name(self.layout, self._parts), setup.engine_id, mesh_name(setup.mesh)
@@ -85,38 +80,23 @@ class OffloadScheduler(BlockScheduler):
         by_rank = {rank: decode(handshake, Hello) for rank, handshake in handshakes.items()}
         hellos = list(by_rank.values())
         super().connect({rank: hello.formats.encode() for rank, hello in by_rank.items()})
-        self._disk.connect(self.spaces, {rank: hello.mark for rank, hello in by_rank.items()})
+        disk = self._connect_disk(by_rank)
         self._num_workers = len(hellos)
-        self._block_bytes = sum(hello.row_bytes for hello in hellos) * self._parts
-        # a pipeline stage may have no layers that keep tokens, or none that keep states
-        rows = [hello.num_rows for hello in hellos if hello.row_bytes]
-        self._num_blocks = min(rows, default=0) // self._parts
-        size = self._parts * self.layout.grain
-        self._state_bytes = sum(hello.state_bytes for hello in hellos)
-        self._num_states = min((hello.num_states for hello in hellos if hello.state_bytes), default=0)
-        if self._state_bytes and not self._num_states:
-            raise ValueError(
-                f"{self._options.size:g} GiB of host memory hold no state of a request, which takes "
-                f"{self._state_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
-            )
-        if self._block_bytes and not self._num_blocks:
-            raise ValueError(
-                f"{self._options.size:g} GiB of host memory hold no block of {size} tokens, which take "
-                f"{self._block_bytes / (1 << 20):.1f} MiB: raise kv_offloading_size"
-            )
-        self._index = self._make_index(self._num_blocks, self._parts)
-        self._rows = StateRows(self._make_index(self._num_states, 1), self._num_workers)
-        if self._shelf is not None and self._num_blocks:
-            self._share(self._shelf, by_rank)
+        sizes = self._sizes = TierSizes.of(hellos, self._parts)
+        sizes.check(self._options, self._parts * self.layout.grain)
+        self._index = self._make_index(sizes.num_blocks, self._parts)
+        self._rows = self._make_rows(self._make_index(sizes.num_states, 1), NoNeighbours(), disk)
+        if self._shelf is not None:
+            self._share(self._shelf, by_rank, disk)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
             "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
-            self._size_bytes / (1 << 30),
-            self._num_blocks,
-            size,
-            f" and {self._num_states} states" if self._num_states else "",
+            sizes.size_bytes / (1 << 30),
+            sizes.num_blocks,
+            self._parts * self.layout.grain,
+            f" and {sizes.num_states} states" if sizes.num_states else "",
             self._options.policy,
-            "" if self._shelf is None else f"; {self._index.num_used} of them are there from an engine before this one",
+            "" if self._shelf is None else f"; {self._adopted} of them are there from an engine before this one",
         )
 
     def match(self, request: RequestView, first: int, last: int) -> tuple[int | None, bool]:
@@ -126,14 +106,19 @@ class OffloadScheduler(BlockScheduler):
             return None, False
         if self._keeps_tokens:
             last = min(last, (first // self._parts + found) * self._parts) if found else first
-        hashes = request.block_hashes
-        count = self.run(first, last, lambda index: True, lambda index: self._rows.index.has(state_key(hashes[index])))
+        if self._states and first < last:
+            states = self._rows.found(request.request_id, [state_key(one) for one in request.block_hashes[first:last]])
+            if states is None:
+                return None, False
+            last = first + states
+        count = max(0, last - first) * self.layout.grain
         return count, count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
         super().allocated(request, block_ids, num_external)
         self._disk.forget(request.request_id)
+        self._rows.forget(request.request_id)
         loads = self._loads[earlier:]
         if loads:
             tokens, states = ([move for move in loads if move.state is kind] for kind in (False, True))
@@ -164,7 +149,7 @@ class OffloadScheduler(BlockScheduler):
         """Chooses the rows; saves that get none are left out."""
         loads, state_loads = ([move for move in step.loads if move.state is kind] for kind in (False, True))
         state_load_rows = self._rows.rows(step.number, state_loads)
-        states, state_rows = self._rows.save(step.number, step.states)
+        states, state_fetches, state_leaves = self._rows.begin(step.number, step.states)
         load_rows = [
             self._index.row(self._key(self._hashes.get(move.owner, ()), move.index), move.index % self._parts)
             for move in loads
@@ -173,7 +158,8 @@ class OffloadScheduler(BlockScheduler):
         saves, save_rows = self._begin(step.saves)
         used, self._used = self._used, {}
         fetches, self._fetches = self._fetches, []
-        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(self._num_free)]
+        free = self._num_free(self._sizes.num_blocks, self._parts)
+        leaves = [self._sources.fetch(key, self._index.row(key, 0)) for key in self._index.leave(free)]
         waiting = self._transfers.loading()
         transfer = Transfer(
             loads=used,
@@ -193,10 +179,13 @@ class OffloadScheduler(BlockScheduler):
             number=step.number,
             loads=loads,
             saves=[move for _, move in saves],
-            states=states,
-            state_rows=state_rows,
+            states=states.moves,
+            state_rows=states.rows,
+            state_marks=states.marks if self._shelf is not None else [],
             state_loads=state_loads,
             state_load_rows=state_load_rows,
+            state_fetches=state_fetches,
+            state_leaves=state_leaves,
             entered=step.entered,
             known_breaks=step.known_breaks,
             load_rows=load_rows,
@@ -205,19 +194,21 @@ class OffloadScheduler(BlockScheduler):
             join=join,
             lookups=lookups,
             hits=hits,
-            used_bytes=self._index.num_used * self._block_bytes + self._rows.index.num_used * self._state_bytes,
-            size_bytes=self._size_bytes,
+            used_bytes=self._index.num_used * self._sizes.block_bytes
+            + self._rows.index.num_used * self._sizes.state_bytes,
+            size_bytes=self._sizes.size_bytes,
             waiting=waiting,
             fetches=fetches,
             leaves=leaves,
             unsaved=unsaved,
-            lost=lost if self._num_free else 0,
+            lost=(lost if free else 0) + self._rows.lost(),
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         """Holds the blocks until they are saved."""
         super().finished(request, block_ids)
         self._disk.forget(request.request_id)
+        self._rows.forget(request.request_id)
         held = self._index.writes(request.request_id)
         if held:
             self._held.add(request.request_id)
@@ -228,8 +219,8 @@ class OffloadScheduler(BlockScheduler):
             note = decode(data, OffloadNote)
             self._breaks[rank] = note.breaks
             for kind, number, bad in note.ended:
-                if kind == "state":
-                    self._rows.saved(number, bad)
+                if kind in ("save state", "fetch state", "leave state"):
+                    self._rows.end(kind, number, bad)
                     continue
                 transfer = self._transfers.end(number, kind, bad)
                 if transfer is not None:
@@ -242,7 +233,7 @@ class OffloadScheduler(BlockScheduler):
         """False while blocks are being loaded. What runs is no longer saved, since its beginning is old."""
         if self._used or self._rows.index.is_read or not self._index.clear():
             return False
-        self._rows.index.clear()
+        self._rows.clear(self.blocks_name)
         self._prompts.clear()
         leaving = [key for one in self._transfers if "leave" in one.pending for key in one.leaves]
         self._disk.clear(self.blocks_name, leaving)
@@ -253,36 +244,41 @@ class OffloadScheduler(BlockScheduler):
         self._disk.close()
         self._neighbours.close()
         self._index.close()
+        self._rows.close()
         if self._shelf is not None:
             self._shelf.close(keep=self._options.keep)
 
     @property
-    def _size_bytes(self) -> int:
-        return self._num_blocks * self._block_bytes + self._num_states * self._state_bytes
+    def _adopted(self) -> str:
+        """How much of what a shelf held was taken over, as the log says it at the start."""
+        states = f" and {self._rows.index.num_used}" if self._sizes.num_states else ""
+        return f"{self._index.num_used}{states}"
 
-    @property
-    def _num_free(self) -> int:
-        """Slots that are to be free, so that blocks that need one need not wait for the disk."""
-        if self._options.disk is None:
-            return 0
-        step = self.setup.max_num_batched_tokens // (self._parts * self.layout.grain)
-        most = int(self._num_blocks * _MOST_FREE_SHARE)
-        return max(1, min(most, max(step, int(self._num_blocks * _FREE_SHARE))))
+    def _num_free(self, num_slots: int, parts: int) -> int:
+        return num_free(self._options, num_slots, self.setup.max_num_batched_tokens // (parts * self.layout.grain))
 
-    def _share(self, shelf: Shelf, hellos: Mapping[int, Hello]) -> None:
-        """Has the shelf say what the slots hold, and takes over what is there."""
-        facts = {hello.family for hello in hellos.values()}
-        if len(facts) > 1:  # its workers hold different layers: only an engine that divides them alike is of use
-            facts = {encode((rank, hello.formats)) for rank, hello in hellos.items()}
-        shape = hashlib.blake2b(encode(sorted(facts)), digest_size=16).digest()
-        identities = [hello.identity for _, hello in sorted(hellos.items())]
+    def _connect_disk(self, hellos: Mapping[int, Hello]) -> NoDisk:
+        """The disk for states; each looks for files of those workers that have such rows."""
+        ranked = [(space, hello) for space, (_, hello) in zip(self.spaces, sorted(hellos.items()), strict=True)]
+        states = NoDisk() if self._options.disk is None else DiskTier(self._options, 1)
+        marks = {rank: hello.mark for rank, hello in hellos.items()}
+        self._disk.connect([space for space, hello in ranked if hello.tokens.row_bytes], marks)
+        states.connect([space for space, hello in ranked if hello.states.row_bytes], {})
+        return states
+
+    def _make_rows(self, index: TierIndex, neighbours: NoNeighbours, disk: NoDisk) -> StateRows:
+        return StateRows(index, self._num_workers, neighbours, disk, self._num_free(self._sizes.num_states, 1))
+
+    def _share(self, shelf: Shelf, hellos: Mapping[int, Hello], disk: NoDisk) -> None:
+        """Has the shelf say what the slots hold, and takes over what is there; `disk` is that of states."""
         shelf.lead()
-        ledger = ShelfLedger(
-            shelf, shape, hashlib.blake2b(encode(identities), digest_size=16).digest(), self._num_blocks
-        )
-        self._index = self._make_index(self._num_blocks, self._parts, ledger)
-        self._index.adopt(ledger.found())
-        self._neighbours = Neighbours(shelf, shape)
+        blocks, states = self._sizes.num_blocks, self._sizes.num_states
+        if blocks:
+            make = partial(self._make_index, blocks, self._parts)
+            self._index, self._neighbours = shelve(shelf, hellos, blocks, make, states=False)
+        if states:
+            make = partial(self._make_index, states, 1)
+            self._rows = self._make_rows(*shelve(shelf, hellos, states, make, states=True), disk)
 
     def _make_index(self, num_blocks: int, parts: int, ledger: Ledger | None = None) -> TierIndex:
         if self.setup.make is None:

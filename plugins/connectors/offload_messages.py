@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from .block_messages import BlockStep, Move
 
 #: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
-#: memory from elsewhere, those that leave it for the disk, and states that are saved.
-Kind = Literal["load", "save", "fetch", "leave", "state"]
+#: memory from elsewhere, and those that leave it for the disk; the last three are of states.
+Kind = Literal["load", "save", "fetch", "leave", "save state", "fetch state", "leave state"]
 #: For the name of a shelf: this engine's own.
 HERE = "."
 
@@ -111,7 +111,7 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
     been written to the disk. `save_marks` are the key and the generation of each row of `save_rows` in shared memory.
     States, which lie in rows of their own, are apart: `state_loads` in `state_load_rows`, and `states`, to be saved, in
-    `state_rows`.
+    `state_rows` with `state_marks`; `state_fetches` and `state_leaves` are as those of blocks.
     """
 
     load_rows: list[int] = msgspec.field(default_factory=list)
@@ -125,6 +125,9 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     state_loads: list[Move] = msgspec.field(default_factory=list)
     state_load_rows: list[int] = msgspec.field(default_factory=list)
     state_rows: list[int] = msgspec.field(default_factory=list)
+    state_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    state_fetches: list[Fetch] = msgspec.field(default_factory=list)
+    state_leaves: list[Fetch] = msgspec.field(default_factory=list)
     fetches: list[Fetch] = msgspec.field(default_factory=list)
     leaves: list[Fetch] = msgspec.field(default_factory=list)
     save_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
@@ -132,21 +135,29 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
     lost: int = 0
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """A worker's handshake: how many rows it has, how many bytes each takes, and how they lie there; so for states.
+class Rows(msgspec.Struct, frozen=True):
+    """Rows of host memory of a worker: how many there are, and how many bytes each takes; none where that is 0.
 
-    `mark` is the name of a file that it left in the disk's folder, `identity` that of its rows in shared memory, if
-    there are such; rows of a `family` hold the same layers, but perhaps other heads.
+    `identity` is the name of those in shared memory, if there are such; rows of a `family` hold the same layers, but
+    perhaps other heads.
     """
 
-    num_rows: int
-    row_bytes: int
-    num_states: int = 0
-    state_bytes: int = 0
-    formats: str = ""
-    mark: str = ""
+    num_rows: int = 0
+    row_bytes: int = 0
     identity: bytes = b""
     family: bytes = b""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A worker's handshake: its rows of tokens and of states, and how blocks lie on its device.
+
+    `mark` is the name of a file that it left in the disk's folder.
+    """
+
+    tokens: Rows
+    states: Rows
+    formats: str = ""
+    mark: str = ""
 
 
 class OffloadNote(msgspec.Struct, omit_defaults=True):

@@ -1,14 +1,14 @@
-"""Running states of the offload connector: which rows of host memory hold which, and their copies on a worker.
+"""Running states of the offload connector on a worker: their copies between the device and rows of host memory.
 
 A state is saved from the copy that a step makes for the prefix cache. That block may be given away in the same step, so
-it is copied to a buffer before the step goes on, and from there beside the steps. Chooses no policy.
+it is copied to a buffer before the step goes on, and from there beside the steps. Chooses no row.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,8 @@ from frame.interfaces import ConnectorWorkerSetup, KVLayout, Mark
 
 from .block_messages import Move
 from .host_slab import HostSlab
-from .offload_index import TierIndex
+from .offload_messages import OffloadStep
+from .row_sums import RowSums
 from .step_worker import CHECKED, Stored
 
 logger = logging.getLogger("frame.connectors.offload")
@@ -34,113 +35,55 @@ def share_of_states(layout: KVLayout, num_bytes: int) -> int:
     return num_bytes if all(states) else int(num_bytes * STATE_SHARE) if any(states) else 0
 
 
-@dataclass
-class Saving:
-    """(key, owner) of the states that a message has saved, until all workers have done it; `bad` of them failed."""
-
-    states: list[tuple[bytes, str]]
-    waiting: int
-    bad: set[int] = field(default_factory=set)
-
-
-class StateRows:
-    """The scheduler side's part; `index` has a row for each state. `num_workers` write each of them."""
-
-    def __init__(self, index: TierIndex, num_workers: int) -> None:
-        self.index = index
-        self._num_workers = num_workers
-        self._saving: dict[int, Saving] = {}  # by the number of their message
-        self._used: list[bytes] = []
-        self._reading: dict[int, list[bytes]] = {}  # by the number of the message that has them loaded
-
-    @property
-    def waits(self) -> bool:
-        """Whether states are being saved."""
-        return bool(self._saving)
-
-    def use(self, moves: Sequence[Move]) -> None:
-        """The next message has these loaded."""
-        keys = [move.key for move in moves]
-        self.index.use(keys)
-        self._used += keys
-
-    def rows(self, number: int, loads: Sequence[Move]) -> list[int]:
-        """The rows that message `number`, which is the next one, has loaded."""
-        if self._used:
-            self._reading[number], self._used = self._used, []
-        return [self.index.row(move.key, 0) for move in loads]
-
-    def loaded(self, number: int) -> None:
-        """All workers have ended the loads of a message."""
-        self.index.release(self._reading.pop(number, []))
-
-    def save(self, number: int, moves: Sequence[Move]) -> tuple[list[Move], list[int]]:
-        """Those of `moves` that message `number` has saved, and their rows."""
-        taken = [(move, row) for move in moves if (row := self.index.begin(move.key, 0, move.owner)) is not None]
-        if taken:
-            self._saving[number] = Saving([(move.key, move.owner) for move, _ in taken], self._num_workers)
-        return [move for move, _ in taken], [row for _, row in taken]
-
-    def saved(self, number: int, bad: list[int] | None) -> None:
-        """A worker has ended the saves of a message; None: none succeeded."""
-        saving = self._saving.get(number)
-        if saving is None:
-            return
-        saving.waiting -= 1
-        saving.bad.update(range(len(saving.states)) if bad is None else bad)
-        if not saving.waiting:
-            del self._saving[number]
-            for place, (key, owner) in enumerate(saving.states):
-                self.index.end(key, owner, good=place not in saving.bad)
-
-    def settle(self, running: Collection[str]) -> None:
-        """See `TierIndex.settle`."""
-        self.index.settle(running)
-
-
 @dataclass(eq=False)
 class StateCopy:
-    """A message's states on their way to host memory; `good` says of each of them, once `mark` is passed."""
+    """A message's states on their way to `rows` of host memory; `good` says of each of them, once `mark` is passed.
+
+    `sums` are their checksums then, and `marks` what they are to be known by, where others may read the memory.
+    """
 
     number: int
     total: int
     places: list[int]
+    rows: list[int]
     good: Tensor
+    marks: list[tuple[bytes, int]] = field(default_factory=list)
+    sums: Tensor | None = None
     begun: float = field(default_factory=time.monotonic)
     mark: Mark = field(default_factory=Mark)
     error: Exception | None = None
 
 
 class StateCopies:
-    """A worker's part: `slab` are its rows, `stored` says how a state is divided over layers."""
+    """A worker's part: `slab` are its rows, None where it keeps no states; `stored` says what lies in a row."""
 
-    def __init__(self, setup: ConnectorWorkerSetup, stored: Stored, num_bytes: int) -> None:
+    def __init__(self, setup: ConnectorWorkerSetup, stored: Stored, slab: HostSlab | None) -> None:
         self.stored = stored
+        self.slab = slab
         self._setup = setup
         self._queue = setup.streams.side_queue()
-        self._slab = HostSlab(stored.num_bytes, num_bytes, setup.memory.pinned) if stored.num_bytes else None
-        device = stored.parts[0].cache.device if stored.parts else None
+        device = stored.parts[0].cache.device if stored.parts else torch.device("cpu")
         self._buffer = torch.empty(stored.num_bytes, dtype=torch.uint8, device=device)
+        self._sums = RowSums(slab.row_bytes, device) if slab is not None and slab.identity else None
         self._copies: list[StateCopy] = []
         self.begun = -1  # the number of the message whose states were saved last
         self.saved: list[tuple[int, list[int] | None]] = []  # (message, places that failed, None: all), not told yet
 
-    @property
-    def num_rows(self) -> int:
-        """States that host memory holds."""
-        return 0 if self._slab is None else self._slab.num_rows
-
-    def save(self, number: int, moves: Sequence[Move], rows: Sequence[int], sound: Collection[str]) -> None:
-        """Begins to copy what the main queue has left in the blocks of `moves` by now."""
-        self.begun = number
-        places = [place for place, move in enumerate(moves) if move.owner in sound]
+    def save(self, step: OffloadStep, sound: Collection[str]) -> None:
+        """Begins to copy what the main queue has left in the blocks of the step's states by now."""
+        self.begun = step.number
+        places = [place for place, move in enumerate(step.states) if move.owner in sound]
         good = self._setup.memory.pinned(max(1, len(places))).view(torch.bool)
-        copy = StateCopy(number, len(moves), places, good.fill_(False))
+        rows = [step.state_rows[place] for place in places]
+        copy = StateCopy(step.number, len(step.states), places, rows, good.fill_(False))
+        if self._sums is not None:
+            copy.marks = [step.state_marks[place] for place in places]
+            copy.sums = self._setup.memory.pinned(8 * max(1, len(places))).view(torch.int64)
         try:
             for index, place in enumerate(places):
                 self._queue.join()  # the buffer is free then
-                self._fill(moves[place])
-                self._queue.run(partial(self._tried, copy, index, rows[place]))
+                self._fill(step.states[place])
+                self._queue.run(partial(self._tried, copy, index, rows[index]))
         except Exception as error:
             logger.exception("states could not be copied")
             copy.error = error
@@ -162,6 +105,11 @@ class StateCopies:
             self._passed(copy)
             good = [] if copy.error is not None else copy.good.tolist()
             saved = {place for place, one in zip(copy.places, good, strict=False) if one}
+            for (key, generation), row, place, row_sum in zip(
+                copy.marks, copy.rows, copy.places, [] if copy.sums is None else copy.sums.tolist(), strict=False
+            ):
+                if self.slab is not None and place in saved:
+                    self.slab.sign(row, key, generation, 0, row_sum)
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
             self.saved.append((copy.number, bad))
             count, total = count + len(saved), total + copy.total
@@ -174,9 +122,11 @@ class StateCopies:
             self._passed(copy)
 
     def close(self) -> None:
-        """Ends its queue."""
+        """Ends its queue, and lets go of the memory."""
         self.wait()
         self._queue.close()
+        if self.slab is not None:
+            self.slab.close()
 
     def _fill(self, move: Move) -> None:
         """Copies a state to the buffer, on the main queue."""
@@ -188,6 +138,8 @@ class StateCopies:
             with torch.inference_mode():
                 for data in self._rows(row):
                     data.copy_(self._buffer, non_blocking=True)
+                if copy.sums is not None and self._sums is not None:
+                    copy.sums[index : index + 1].copy_(self._sums(self._buffer.view(1, -1)), non_blocking=True)
                 copy.good[index : index + 1].copy_(self._finite(), non_blocking=True)
         except Exception as error:
             logger.exception("states could not be copied")
@@ -203,7 +155,7 @@ class StateCopies:
 
     def _rows(self, row: int) -> list[Tensor]:
         """That row; none where this rank has no layers that keep states."""
-        return [] if self._slab is None else [found[0] for _, found in self._slab.runs([row])]
+        return [] if self.slab is None else [found[0] for _, found in self.slab.runs([row])]
 
     def _passed(self, copy: StateCopy) -> None:
         try:

@@ -10,18 +10,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
 from .block_messages import BlockStep, Move
+from .foreign_rows import write_form
 from .host_slab import HostSlab, check_room
-from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
-from .offload_mover import TierMover
+from .offload_loads import ComingLoads
+from .offload_messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
+from .offload_mover import Store, TierMover
 from .offload_states import StateCopies, share_of_states
 from .row_copies import Copy, RowCopies
-from .row_forms import RowForm, form_of, mesh_name, space_name
+from .row_forms import RowForm, form_of, mesh_name, space_name, state_form
+from .rows_file import STATES
 from .shared_slab import SharedSlab
 from .shelf import Shelf
 from .step_worker import StepWorker
@@ -49,8 +53,7 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
-        self._family = b""
-        self._coming: list[Copy] = []  # loads of rows that come from elsewhere
+        self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
         self._skipped: list[int] = []  # messages that never came
@@ -58,57 +61,56 @@ class OffloadWorker(StepWorker):
         self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
         self._told_breaks = 0
         self._num_parts = max(1, options.block_size // self.layout.grain)
-        self._mover = TierMover(options, self._num_parts, self._rows)
+        self._mover = TierMover(
+            options,
+            Store(self._num_parts, lambda: self._slab),
+            Store(1, lambda: None if self._states is None else self._states.slab),
+        )
+        self._coming = ComingLoads(self._mover, self.fail)
         self._gauges: dict[str, float] = {}
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if not caches:
             self._wait()
         super().register(caches)
-        size, states = self.tokens.num_bytes, share_of_states(self.layout, self._share)
-        if caches and states:
-            self._states = self._states or StateCopies(self.setup, self.states, states)
-        if self._states is not None:
-            self._states.stored = self.states
-        if caches and self._slab is None:
-            device = next(iter(caches.values())).bytes.device
-            if size:
-                form = form_of(self.tokens.parts, caches, self.layout)
-                self._slab = self._make_slab(device, form, self._share - states)
+        if caches and self._slab is None and self._states is None:
+            device, states = next(iter(caches.values())).bytes.device, share_of_states(self.layout, self._share)
+            if states:
+                owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
+                form = state_form(self.states, caches, self.layout, owner)
+                self._states = StateCopies(self.setup, self.states, self._make_slab(device, form, states, STATES))
+            form = form_of(self.tokens.parts, caches, self.layout)
+            self._slab = self._make_slab(device, form, self._share - states, "")
+            if self._slab is not None:
                 self._copies = RowCopies(self._slab, device, self.setup.streams)
                 self._copies.parts = self.tokens.parts
                 self._copies.compile()
         if self._copies is not None:
             self._copies.parts = self.tokens.parts
+        if self._states is not None:
+            self._states.stored = self.states
 
     def handshake(self) -> bytes:
-        slab, states = self._slab, self._states
-        hello = Hello(
-            num_rows=0 if slab is None else slab.num_rows,
-            row_bytes=self.tokens.num_bytes,
-            num_states=0 if states is None else states.num_rows,
-            state_bytes=self.states.num_bytes,
-            formats=self.formats,
-            mark=self._mover.mark(),
-            identity=b"" if slab is None else slab.identity,
-            family=self._family,
+        states = None if self._states is None else self._states.slab
+        tokens, kept = (
+            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind])
+            for slab, kind in ((self._slab, ""), (states, STATES))
         )
-        return encode(hello)
+        return encode(Hello(tokens, kept, self.formats, self._mover.mark()))
 
     def lost(self, skipped: range, broken: int) -> None:
         self._skipped += skipped
-        kinds: tuple[Kind, ...] = ("load", "save", "fetch", "leave", "state")
-        self._told += [(kind, number, None) for number in skipped for kind in kinds]
+        self._told += [(kind, number, None) for number in skipped for kind in get_args(Kind)]
         if broken >= 0:
             self._told.append(("save", broken, None))
             if self._states is not None and self._states.begun != broken:
-                self._told.append(("state", broken, None))
+                self._told.append(("save state", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
 
     def save_states(self, moves: Sequence[Move]) -> None:
         if isinstance(self._step, OffloadStep) and self._states is not None:
-            self._states.save(self._step.number, moves, self._step.state_rows, self._sound)
+            self._states.save(self._step, self._sound)
 
     def load(self, step: BlockStep) -> None:
         if not isinstance(step, OffloadStep):
@@ -118,19 +120,8 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
-        self._mover.begin(step.number, self.space, step.fetches, step.leaves)
-        states: dict[str, list[tuple[Move, int]]] = {}
-        by_owner: dict[str, list[int]] = {}
-        for place, move in enumerate(step.loads):
-            by_owner.setdefault(move.owner, []).append(place)
-        for move, row in zip(step.state_loads, step.state_load_rows, strict=True):
-            states.setdefault(move.owner, []).append((move, row))
-            by_owner.setdefault(move.owner, [])
-        for owner, places in by_owner.items():
-            rows = [step.load_rows[place] for place in places]
-            copy = Copy(step.number, owner, [step.loads[place] for place in places], rows)
-            copy.states = states.get(owner, [])
-            self._coming.append(copy)
+        self._mover.begin(step, self.space)
+        self._coming.add(step)
         self._start_loads()
         self.count("unsaved_blocks", step.unsaved)
         if self._first:
@@ -156,7 +147,7 @@ class OffloadWorker(StepWorker):
             self.count("unsaved_states", unsaved)
             self.count("save_bytes", count * self.states.num_bytes)
             self.count("save_seconds", seconds if self._first else 0)
-            self._told += [("state", number, bad) for number, bad in self._states.saved]
+            self._told += [("save state", number, bad) for number, bad in self._states.saved]
             self._states.saved = []
         notes = []
         if self._told or self._told_breaks != self._breaks:
@@ -196,20 +187,9 @@ class OffloadWorker(StepWorker):
 
     def _start_loads(self) -> None:
         """Starts the loads whose rows are there; those of blocks that did not come are over."""
-        for copy in list(self._coming):
-            moves = [self._mover.coming(row) if row >= 0 else None for row in copy.rows]
-            if all(move is None or move.done() for move in moves):
-                self._coming.remove(copy)
-                lacking = {
-                    place
-                    for place, (row, move) in enumerate(zip(copy.rows, moves, strict=True))
-                    if row < 0 or (move is not None and not move.result().good)
-                }
-                self.fail([copy.moves[place] for place in lacking])
-                there = [place for place in range(len(moves)) if place not in lacking]
-                copy.moves, copy.rows = [copy.moves[place] for place in there], [copy.rows[place] for place in there]
-                self._run(self._load_queue, copy, self._read)
-                self._loading.append(copy)
+        for copy in self._coming.ready():
+            self._run(self._load_queue, copy, self._read)
+            self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
         queue.run(partial(self._tried, copy, work))
@@ -238,20 +218,20 @@ class OffloadWorker(StepWorker):
         elif copy.finite is not None:
             copy.finite.fill_(True)  # this stage of a pipeline keeps no tokens
 
-    def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int) -> HostSlab:
+    def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int, kind: str) -> HostSlab | None:
+        """Rows of a form; None where this stage of a pipeline keeps nothing of that kind."""
         options, setup = self._options, self.setup
         if not options.shared:
-            return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned)
-        self._family = form.family
-        space = space_name(self.layout, self._num_parts)
-        self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
-        self._shelf.work(self.place)
-        return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device)
-
-    def _rows(self) -> HostSlab:
-        if self._slab is None:
-            raise RuntimeError("there is no memory yet")
-        return self._slab
+            return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned) if form.row_bytes else None
+        if self._shelf is None:
+            space = space_name(self.layout, self._num_parts)
+            self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
+            self._shelf.work(self.place)
+        if not form.row_bytes:
+            write_form(self._shelf, self.place, form, kind)
+            return None
+        self._families[kind] = form.family
+        return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device, kind)
 
     def _end_loads(self) -> list[str]:
         """The requests whose loads have ended; blocks of those that failed are named."""
@@ -265,7 +245,7 @@ class OffloadWorker(StepWorker):
                 self.count("load_bytes", len(copy.states) * self.states.num_bytes)
             else:
                 self.fail([*copy.moves, *(move for move, _ in copy.states)])
-            under_way = {other.number for other in (*self._coming, *self._loading)}
+            under_way = self._coming.numbers | {other.number for other in self._loading}
             if copy.number not in under_way and ("load", copy.number, []) not in self._told:
                 self._told.append(("load", copy.number, []))
         told, self._ended = self._ended, []
@@ -277,9 +257,9 @@ class OffloadWorker(StepWorker):
             self._passed(copy)
             good = copy.finite.tolist() if copy.finite is not None and copy.error is None else [False] * len(copy.rows)
             saved = {place for place, one in zip(copy.places, good, strict=True) if one}
-            if copy.sums is not None:
+            if copy.sums is not None and self._slab is not None:
                 for row, (key, generation), row_sum in zip(copy.rows, copy.marks, copy.sums.tolist(), strict=True):
-                    self._rows().sign(row, key, generation, row % self._num_parts, row_sum)
+                    self._slab.sign(row, key, generation, row % self._num_parts, row_sum)
             bad = None if not saved else [place for place in range(copy.total) if place not in saved]
             self._told.append(("save", copy.number, bad))
             self._count_copy("save", copy, len(saved))

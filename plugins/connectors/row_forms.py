@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frame.interfaces import BlockFormat, CacheView, KVLayout, Mesh, encode
 
-from .step_worker import Part
+from .step_worker import Part, Stored
 
 
 class LayerForm(msgspec.Struct, frozen=True, array_like=True):
@@ -118,7 +118,35 @@ def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], layout: KVLa
         for name, part in zip(names, parts, strict=True)
         for view in (caches[name],)
     ]
-    return RowForm(parts[-1].end, layers)
+    return RowForm(parts[-1].end if parts else 0, layers)
+
+
+def state_form(states: Stored, caches: Mapping[str, CacheView], layout: KVLayout, owner: str) -> RowForm:
+    """The form of rows of `states`, of which only the worker that is `owner` of an equal engine has the same part.
+
+    Where the tensors lie follows from the layers and their element types.
+    """
+    layers = [
+        LayerForm(
+            f"{name} of {owner}",
+            0,
+            1,
+            view.bytes.shape[1],
+            view.format.shape,
+            view.format.order,
+            " ".join(f"{dtype}:{size}" for dtype, size in view.parts) or str(view.format.dtype),
+            view.format.block_axis,
+            None,
+            None,
+            view.total_heads,
+        )
+        for group in layout.groups
+        if group.keeps_states
+        for name in group.layers
+        if name in caches
+        for view in (caches[name],)
+    ]
+    return RowForm(states.num_bytes, layers)
 
 
 def pieces_of(own: RowForm, others: Sequence[RowForm]) -> list[Piece] | None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Most bytes of a row that are multiplied at once: states of large models take hundreds of MiB.
+PIECE_BYTES = 16 << 20
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
@@ -22,14 +24,26 @@ class RowSums:
     def __init__(self, row_bytes: int, device: torch.device) -> None:
         size = math.gcd(row_bytes, 8)
         self._words = _WORDS[size]
-        self._weights = torch.from_numpy(_mixed(row_bytes // size)).to(device)
+        count = row_bytes // size
+        self._count = min(count, PIECE_BYTES // size)
+        self._weights = torch.from_numpy(_mixed(self._count)).to(device)
+        # a piece's weights are those of the first, each times an odd number of the piece
+        self._factors = [1, *_mixed(-(-count // max(1, self._count))).tolist()]
 
     def __call__(self, rows: Tensor) -> Tensor:
         """int64 [n] of `rows` uint8 [n, row_bytes], which lie one behind the other."""
         words = rows.view(self._words)
-        if rows.device.type == "cpu" and words.dtype is torch.int64:
-            return torch.mv(words, self._weights)
-        return (words.to(torch.int64) * self._weights).sum(1)
+        first, *others = words.split(self._count, 1)
+        total = self._sum(first)
+        for factor, piece in zip(self._factors[1:], others, strict=False):
+            total += self._sum(piece) * factor
+        return total
+
+    def _sum(self, words: Tensor) -> Tensor:
+        weights = self._weights[: words.shape[1]]
+        if words.device.type == "cpu" and words.dtype is torch.int64:
+            return torch.mv(words, weights)
+        return (words.to(torch.int64) * weights).sum(1)
 
 
 def seal(row_sum: int, key: bytes, generation: int, part: int) -> int:

@@ -17,29 +17,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import encode
-
-from .foreign_rows import ForeignRows
+from .foreign_rows import ForeignRows, write_form
 from .host_slab import HostSlab, check_room, gib
 from .row_forms import RowForm
 from .row_sums import RowSums, seal
-from .rows_file import HEAD, MAGIC, MARK, MARKS_AT, form_file, rows_file, rows_start
+from .rows_file import HEAD, MAGIC, MARK, MARKS_AT, rows_file, rows_start
 from .shelf import Shelf
 
 logger = logging.getLogger("frame.connectors.offload")
 
 
 class SharedSlab(HostSlab):
-    """As many rows of this `form` as `num_bytes` hold, for the worker at `place`, on `device`; `formats` names it."""
+    """As many rows of this `form` as `num_bytes` hold, for the worker at `place`, on `device`; `formats` names it.
+
+    `kind` is as in `rows_file`.
+    """
 
     def __init__(
-        self, shelf: Shelf, place: int, form: RowForm, formats: str, num_bytes: int, device: torch.device
+        self,
+        shelf: Shelf,
+        place: int,
+        form: RowForm,
+        formats: str,
+        num_bytes: int,
+        device: torch.device,
+        kind: str = "",
     ) -> None:
         row_bytes = form.row_bytes
         self.row_bytes = row_bytes
         self.num_rows = num_bytes // row_bytes
         self.shelf = shelf
-        self._file = rows_file(place)
+        self._file = rows_file(place, kind)
         self._form = (MAGIC, formats.encode(), row_bytes, self.num_rows)
         self._start = rows_start(self.num_rows)
         size = self._start + self.num_rows * row_bytes
@@ -51,11 +59,8 @@ class SharedSlab(HostSlab):
         self._rows = torch.from_numpy(whole)[self._start :].view(self.num_rows, row_bytes)
         self._sums = RowSums(row_bytes, torch.device("cpu"))
         self._digest = form.digest
-        self._foreign = ForeignRows(shelf.space, form)
-        data = encode(form)
-        described = shelf.create(form_file(place), len(data))
-        os.pwrite(described, data, 0)
-        os.close(described)
+        self._foreign = ForeignRows(shelf.space, form, kind)
+        write_form(shelf, place, form, kind)
         self._pinned = torch.from_numpy(whole) if device.type == "cuda" and pin(whole) else None
 
     def row(self, row: int) -> np.ndarray:

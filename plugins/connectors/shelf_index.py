@@ -18,7 +18,6 @@ import numpy as np
 from .offload_index import Ledger
 from .shelf import Shelf, open_file
 
-FILE = "index"
 MAGIC = b"frameSH1"
 HEAD = struct.Struct("<8s16s16sQ")  # magic, shape of the shelf's content, identity of the workers' files, slots
 COUNT = struct.Struct("<Q")
@@ -35,20 +34,21 @@ FREE, WRITING, PUBLISHED = 0, 1, 2
 class ShelfLedger(Ledger):
     """The index of this engine's shelf, which has `num_slots`.
 
-    What is there is taken over where `shape` and `identity`, 16 bytes each, are those that it was made with.
+    What is there is taken over where `shape` and `identity`, 16 bytes each, are those that it was made with. `kind` is
+    as in `rows_file`.
     """
 
-    def __init__(self, shelf: Shelf, shape: bytes, identity: bytes, num_slots: int) -> None:
-        head = HEAD.pack(MAGIC, shape, identity, num_slots)
+    def __init__(self, shelf: Shelf, shape: bytes, identity: bytes, num_slots: int, kind: str = "") -> None:
+        file, head = index_file(kind), HEAD.pack(MAGIC, shape, identity, num_slots)
         size = SLOTS_AT + SLOT.size * num_slots
-        descriptor = shelf.open(FILE)
+        descriptor = shelf.open(file)
         if descriptor is not None and (
             os.fstat(descriptor).st_size != size or os.pread(descriptor, HEAD.size, 0) != head
         ):
             os.close(descriptor)
             descriptor = None
         if descriptor is None:
-            descriptor = shelf.create(FILE, size)
+            descriptor = shelf.create(file, size)
             os.pwrite(descriptor, head, 0)
         self._memory = mmap.mmap(descriptor, size)
         os.close(descriptor)
@@ -101,10 +101,10 @@ class ShelfReader:
     Raises `OSError` or `ValueError` where there is none of this `shape`.
     """
 
-    def __init__(self, space: int, name: str, shape: bytes) -> None:
+    def __init__(self, space: int, name: str, shape: bytes, kind: str = "") -> None:
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=space)
         try:
-            descriptor = open_file(folder, FILE)
+            descriptor = open_file(folder, index_file(kind))
         finally:
             os.close(folder)
         if descriptor is None:
@@ -175,6 +175,11 @@ class ShelfReader:
         if len(self._slots) > 2 * self._num_slots:  # most of them are of blocks that are gone
             self._slots = {}
             self._read(range(self._num_slots))
+
+
+def index_file(kind: str = "") -> str:
+    """The name of the file; `kind` is as in `rows_file`."""
+    return f"{kind}index"
 
 
 def read_slot(file: int, slot: int) -> tuple[int, int, bytes] | None:

@@ -42,6 +42,28 @@ class TierSources:
             count += 1
         return count
 
+    def found_last(self, request_id: str, keys: list[bytes]) -> int | None:
+        """How many of `keys` there are up to the last that can be loaded; None where that is not known yet."""
+        index = self._index
+        if keys and not index.has(keys[-1]):
+            self._neighbours.refresh()
+        for place, key in reversed(list(enumerate(keys))):
+            if index.has(key):
+                return place + 1
+            if index.coming(key):
+                return None
+            if index.knows(key):
+                continue
+            if self._neighbours.find(key) is None:
+                held = self._disk.held(request_id, keys)
+                if held is None:
+                    return None
+                if key not in held:
+                    continue
+            if index.room([key]):
+                return place + 1
+        return 0
+
     def bring(self, keys: list[bytes]) -> list[Fetch]:
         """Has those of `keys` come that are not there, and checks those that are unsure."""
         index, fetches = self._index, list[Fetch]()

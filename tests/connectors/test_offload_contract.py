@@ -25,7 +25,6 @@ class TestShared(ConnectorSuite):
 
     @pytest.fixture(autouse=True)
     def _disk(self, _own_folder, request):
-        self.shares = "state" not in request.node.name  # states are kept in the engine's own memory
         # there the first step is to have the prompt, and who asks a disk has it one step later
         if "a_step_that_failed" not in request.node.name:
             self.options = {**self.options, "disk_folder": str(self.scratch("disk"))}

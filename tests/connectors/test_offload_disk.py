@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 
@@ -35,7 +36,7 @@ def rest(engine):
     """Lets the threads end what they do, and the engine hear of it."""
     for number in range(200):
         engine.run(request(f"rest-{number}-{time.monotonic()}", [1, 2], 1))
-        if not engine.connector.inner._transfers:
+        if not engine.connector.inner.waits:
             return
         time.sleep(0.005)
     raise AssertionError("transfers do not end")
@@ -137,6 +138,32 @@ def test_used_blocks_that_are_about_to_go_stay(tmp_path):
     rest(engine)
     assert all(side._index.has(key) for key in used)
     engine.check()
+    engine.close()
+
+
+def test_a_damaged_file_whose_read_ends_between_two_looks_is_not_loaded(tmp_path, monkeypatch):
+    """The worker looks which loads can start, then which reads have ended: a read ends in between."""
+    suite = disk_suite(tmp_path, 24)
+    engine = suite.engine()
+    fill(engine, suite, range(8))
+    for path in (tmp_path / "disk").rglob("*.kv"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    worker, goes_on, read = worker_of(engine), threading.Event(), BlockFiles.read
+    monkeypatch.setattr(BlockFiles, "read", lambda *given: goes_on.wait(60) and read(*given))
+    end = worker._mover.ended
+
+    def ended(count):
+        goes_on.set()
+        for batch in worker._mover._batches:
+            wait(batch.moves)
+        return end(count)
+
+    monkeypatch.setattr(worker._mover, "ended", ended)
+    engine.run(request("again", suite.prompt(23, seed=0)))
+    engine.check()
+    assert counters(engine)["offload_failed_blocks"] > 0
     engine.close()
 
 

@@ -607,9 +607,9 @@ def test_an_index_that_its_engine_makes_anew_is_read_anew(tmp_path, monkeypatch)
     kill(first)
     share = OffloadScheduler._share
 
-    def late(scheduler, taken, hellos):
+    def late(*given):
         second.connector.inner._neighbours.refresh()
-        share(scheduler, taken, hellos)
+        share(*given)
 
     monkeypatch.setattr(OffloadScheduler, "_share", late)
     suite.options["size"] = room(40)
@@ -630,6 +630,8 @@ def test_forms_that_are_not_written_yet_are_read_later(tmp_path):
     path.write_bytes(b"")
     again(second, suite, 0)
     path.write_bytes(content)
+    failed = counters(second)["offload_shared_failed_blocks"]
     assert again(second, suite, 1) == [20]
+    assert counters(second)["offload_shared_failed_blocks"] == failed
     first.close()
     second.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pytest
 
 from frame.plugins.connectors import nixl_worker
 from frame.plugins.connectors.block_messages import state_key
+from frame.plugins.connectors.offload_worker import OffloadWorker
 from frame.plugins.connectors.peer_client import PeerClient
 from frame.plugins.connectors.push_inbox import Inbox
 from tests.connectors.mooncake_pairs import use_fake
@@ -179,23 +181,56 @@ def test_states_that_the_device_forgot_come_back_from_host_memory(model):
 RANKS = {"tensor": {"tensor_parallel_size": 2}, "pipeline": {"pipeline_parallel_size": 2}}
 
 
-@pytest.mark.parametrize("more", [{"shared": True}, {"disk_size": 0.01}], ids=["shared", "disk"])
-def test_states_stay_with_the_engine_where_blocks_do_not(model, tmp_path, more):
-    """Blocks of tokens outlive it, and are of no use without the states behind them."""
+def test_states_in_shared_memory_are_for_other_engines_and_the_next_one(model, tmp_path):
     name, folder, want = model
     (tmp_path / "shm").mkdir()
-    options = {
-        "size": 0.01,
-        **more,
-        **({"shared_folder": str(tmp_path / "shm"), "keep": True} if "shared" in more else {}),
-    }
-    if "disk_size" in more:
-        options["disk_folder"] = str(tmp_path / "disk")
-    for _ in range(2):
-        with engine_of(folder, "offload", options) as engine:
-            assert complete(engine, prompts()) == (want, NOTHING)
+    options = {"size": 0.01, "shared": True, "shared_folder": str(tmp_path / "shm"), "keep": True}
+    with engine_of(folder, "offload", options) as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+        with engine_of(folder, "offload", options) as other:
+            assert complete(other, prompts(), "beside") == (want, cached(name))
+            counters = other.stats().connector_counters
+            assert counters["offload_loaded_states"] == sum(map(bool, cached(name)))
+            assert counters["offload_shared_read_bytes"] > 0
+            assert "offload_failed_blocks" not in counters
+    with engine_of(folder, "offload", options) as engine:
+        assert complete(engine, prompts(), "after") == (want, cached(name))
+        counters = engine.stats().connector_counters
+        assert counters["offload_checked_read_bytes"] > 0
+        assert "offload_failed_blocks" not in counters
+
+
+def test_states_go_to_the_disk_and_come_back(model, tmp_path, monkeypatch):
+    """Host memory has room for two of them, or three."""
+    name, folder, want = model
+    sizes = (90, 17, 70, 100, 5)  # each leaves one state
+    given = prompts(sizes=sizes)
+    want = [want[number] if size in SIZES else None for number, size in enumerate(sizes)]
+    make = OffloadWorker._make_slab
+
+    def small(worker, device, form, size, kind):
+        return make(worker, device, form, 4 * form.row_bytes - 1 if kind else size, kind)
+
+    monkeypatch.setattr(OffloadWorker, "_make_slab", small)
+    options = {"size": 0.01, "disk_folder": str(tmp_path / "disk"), "disk_size": 0.1}
+    with engine_of(folder, "offload", options) as engine:
+        found = []
+        for label in ("first", "again"):
+            for number, prompt in enumerate(given):
+                found.append(complete(engine, [prompt], f"{label}{number}"))
+                written = -1
+                while written != (written := engine.stats().connector_counters.get("offload_disk_written_bytes", 0)):
+                    for step in range(4):  # they fill no block, and what is on its way ends meanwhile
+                        complete(engine, [[5, 6]], f"{label}{number}-{written}-{step}-")
+                        time.sleep(0.02)
             assert engine.call("reset_prefix_cache", {})
-            assert complete(engine, prompts(), "again") == (want, cached(name))
+        counters = engine.stats().connector_counters
+    assert [tokens for (tokens,), _ in found[:5]] == [tokens for (tokens,), _ in found[5:]]
+    assert all(tokens == wanted for ((tokens,), _), wanted in zip(found, want, strict=False) if wanted is not None)
+    assert [count for _, (count,) in found] == [*NOTHING, *cached(name, sizes)]
+    assert counters["offload_disk_written_bytes"] > 0
+    assert counters["offload_disk_read_bytes"] > 0
+    assert not {"offload_failed_blocks", "offload_disk_lost_blocks"} & counters.keys()
 
 
 #: What is left to `make matrix` is shown in parts elsewhere.
@@ -257,3 +292,20 @@ def test_each_of_two_ranks_sends_its_part(tmp_path, hybrid, kind):
         assert send(there, here, "d", prompts()) == (want, cached("qwen3-next"))
         assert here.counter("failed_blocks", "push") == there.counter("unsent_prompts", "push") == 0
         assert there.rest() == here.rest() == 0
+
+
+@pytest.mark.parametrize("kind", list(RANKS))
+def test_each_of_two_ranks_finds_its_part_of_what_outlives_the_engine(tmp_path, hybrid, kind):
+    """In shared memory, beside one another and after another, and on the disk behind it."""
+    (folder, want), ranks = hybrid, RANKS[kind]
+    (tmp_path / "shm").mkdir()
+    options = {"size": 0.01, "shared": True, "shared_folder": str(tmp_path / "shm"), "keep": True}
+    options["disk_folder"] = str(tmp_path / "disk")
+    with engine_of(folder, "offload", options, **ranks, executor="threads") as engine:
+        assert complete(engine, prompts()) == (want, NOTHING)
+        with engine_of(folder, "offload", options, **ranks, executor="threads") as other:
+            assert complete(other, prompts(), "beside") == (want, cached("qwen3-next"))
+            assert "offload_failed_blocks" not in other.stats().connector_counters
+    with engine_of(folder, "offload", options, **ranks, executor="threads") as engine:
+        assert complete(engine, prompts(), "after") == (want, cached("qwen3-next"))
+        assert "offload_failed_blocks" not in engine.stats().connector_counters

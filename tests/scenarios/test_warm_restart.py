@@ -8,6 +8,7 @@ import signal
 import httpx
 import pytest
 
+from frame.testing.checkpoints import make_checkpoint
 from tests.server.running import REAL, Running, alive, server, until
 
 PROMPTS = [f"Story {index}: " + "the fox went down to the sea again. " * 12 for index in range(3)]
@@ -54,6 +55,36 @@ def test_kill_9_leaves_a_readable_tier(tmp_path, more):
         running.stop()
         assert running.process.returncode == 0, running.text
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["mamba2", "qwen3-next"])
+def test_kill_9_leaves_states_that_are_found(tmp_path, family):
+    """Of a model in which nothing keeps tokens, and of one with attention beside states."""
+    folder = make_checkpoint(tmp_path / "model", family)
+    (tmp_path / "memory").mkdir()
+    given = [[3 + (7 * i * (j + 1) + j) % 400 for i in range(90)] for j in range(3)]
+    more = ["--model", str(folder), "--skip-tokenizer-init", "--served-model-name", "states", "--block-size", "16"]
+
+    def tokens(running, prompt):
+        body = {"model": "states", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        body["return_token_ids"] = True
+        answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    with server(REAL, *arguments(tmp_path / "memory", *more)) as running:
+        first = [tokens(running, prompt) for prompt in given]
+        engine = running.children()["engine"]
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: not alive(engine))
+        assert [tokens(running, prompt) for prompt in given] == first
+        assert counted(running, "loaded_states") == 3
+        assert counted(running, "hit_tokens") == 3 * 80
+        assert counted(running, "checked_failed_blocks") == 0
+        running.stop()
+        assert running.process.returncode == 0, running.text
+    assert not list((tmp_path / "memory").iterdir())
 
 
 @pytest.mark.matrix
