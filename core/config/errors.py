@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-#: The words with which pydantic's messages begin; ours name the setting instead.
-_SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
+from frame.findings import predicate
 
 
 class ConfigError(ValueError):
@@ -29,11 +26,3 @@ def sentence(error: ValidationError) -> str:
     names = [str(part) for part in first["loc"]]
     name = names[1] if len(names) > 1 else ".".join(names)
     return predicate(first) if first["type"] == "value_error" else f"{name} {predicate(first)}"
-
-
-def predicate(found: ErrorDetails) -> str:
-    """Returns what a finding of pydantic says of its subject, which it does not name; of our own checks, all."""
-    text = _SUBJECT.sub("must", found["msg"].removeprefix("Value error, ")).replace(" after validation, not ", ", got ")
-    text = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown here"}.get(text, text)
-    silent = found["type"] in ("value_error", "missing") or "got" in text or isinstance(found["input"], (dict, list))
-    return text if silent else f"{text}, got {found['input']!r:.200}"

@@ -207,6 +207,8 @@ class Answers:
         outputs = []
         for request in list(lifecycle.requests.values()):
             first = lifecycle.kv.num_before(request, bad)
+            if first is not None:
+                request.reported.lose(first)
             if request.state is RequestState.LOADING:
                 if first is not None:
                     request.transfer.lose(first)

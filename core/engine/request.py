@@ -56,6 +56,11 @@ class Reported:
         """Called when the request is admitted for the first time, with so many prompt tokens found in the cache."""
         self.num_cached, self.scheduled = num_cached, time.time()
 
+    def lose(self, first: int) -> None:
+        """Called when only the prompt tokens before `first` were there after all."""
+        if self.num_cached is not None:
+            self.num_cached = min(self.num_cached, first)
+
     def begin(self, output: EngineOutput, *, constrained: bool) -> None:
         """Adds to the first output with a token what is reported once; `constrained`: the output follows a grammar."""
         if not self._begun:

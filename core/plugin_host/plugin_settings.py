@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..config.errors import near, predicate
+from frame.findings import predicate
+
+from ..config.errors import near
 from ..config.leaves import leaves
 from .offers import Offer, PluginError, import_target
 

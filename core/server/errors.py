@@ -14,7 +14,8 @@ import msgspec
 from pydantic import ValidationError
 from starlette.types import Scope
 
-from ..config.errors import predicate
+from frame.findings import predicate
+
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.sampling import SamplingParams
 

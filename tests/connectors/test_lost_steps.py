@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frame.testing import ConnectorSuite
+from frame.testing.connector_engines import truncate
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.test_offload import lose_steps
@@ -90,5 +91,18 @@ def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, name):
     engine.check()
     assert not engine.engine.scheduler.lifecycle.abandoned
     engine.run(request("later", suite.prompt(40)[:30] + [1] * 10))
+    engine.check()
+    engine.close()
+
+
+def test_tokens_of_a_block_that_does_not_come_are_not_told_as_cached(tmp_path):
+    suite = suite_of("disk", tmp_path, folder=str(tmp_path / "disk"))
+    prompt, layout = suite.prompt(40), make_layout()
+    suite.fill(prompt, layout=layout)
+    engine = suite.engine(layout)
+    for path in tmp_path.rglob("*.kv"):
+        truncate(path)
+    engine.run(request("again", prompt))
+    assert engine.num_cached("again") == 0
     engine.check()
     engine.close()

@@ -14,9 +14,6 @@ from frame.core.parallel.groups import make_groups
 
 T = TypeVar("T")
 
-#: Groups of ranks that have all returned, by rank, for the next ones of such a mesh: gloo takes long to hang up.
-_idle: dict[Mesh, dict[int, Groups]] = {}
-
 
 def run_ranks(size: int, work: Callable[[ProcessGroup], T], seconds: float = 60.0) -> list[T]:
     """Calls `work(group)` on each of `size` ranks of one group at once; see `run_mesh`."""
@@ -31,7 +28,7 @@ def run_mesh(
 ) -> list[T]:
     """Calls `work(groups)` on each rank of `mesh` at once; returns what each returned, by rank.
 
-    `collectives` makes those of a rank, in its thread; by default gloo's, which later calls are given again.
+    `collectives` makes those of a rank, in its thread; by default gloo's.
     Raises the first error of a rank, or `TimeoutError` for ranks that have not returned after `seconds`, which other
     ranks left waiting in a collective.
     """
@@ -39,37 +36,24 @@ def run_mesh(
 
     if mesh.size == 1:
         return [work(Groups.single())]
-    known = _idle.pop(mesh, {}) if collectives is None else {}
-
-    def connect(place: Placement) -> Groups:
-        return known[place.rank] if known else make_groups(place, (collectives or TorchCollectives)(place))
-
-    connected: dict[int, Groups] = {}
     with TemporaryDirectory() as folder:
-        results = _run(mesh, connect, work, connected, folder, seconds)
-    if collectives is None:
-        _idle[mesh] = connected
-    return results
+        make = collectives or TorchCollectives
+        return _run(mesh, lambda place: make_groups(place, make(place)), work, folder, seconds)
 
 
 def _run(
-    mesh: Mesh,
-    connect: Callable[[Placement], Groups],
-    work: Callable[[Groups], T],
-    connected: dict[int, Groups],
-    folder: str,
-    seconds: float,
+    mesh: Mesh, connect: Callable[[Placement], Groups], work: Callable[[Groups], T], folder: str, seconds: float
 ) -> list[T]:
-    """`connected` keeps the groups until all have ended: a quick rank must not hang up on those that still dial."""
     # in a file of their own, not in one that the next ranks may be given: a store writes to it when it is freed
     rendezvous = f"file://{folder}/store"
     results: dict[int, Any] = {}
+    connected: list[Groups] = []  # until all have ended: a rank that is quick must not hang up on those that still dial
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
             groups = connect(Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous))
-            connected[rank] = groups
+            connected.append(groups)
             results[rank] = work(groups)
         except BaseException as error:  # handed to the caller below
             failures.append(error)
