@@ -61,6 +61,7 @@ def test_damaged_files_change_no_token(model, tmp_path):
     assert complete(model, str(tmp_path), 2) == [expected, CACHED]
 
 
+@pytest.mark.matrix
 def test_engines_share_a_folder_at_the_same_time(tmp_path):
     model = str(make_checkpoint(tmp_path / "model", "gemma2"))
     with ThreadPoolExecutor(2) as pool:

@@ -129,7 +129,7 @@ def test_an_end_other_than_stop_and_length_keeps_nothing(pairs):
     assert there.engine.stats().kv_usage == 0
 
 
-@pytest.mark.some(1)
+@pytest.mark.matrix
 def test_expiry_frees_and_what_comes_later_is_computed(pairs):
     there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
     prompt = pairs.prompt(40)

@@ -68,6 +68,7 @@ def test_one_rank_feeds_two_and_two_feed_one(family, secret, tmp_path):
         exchange(here, there, 8, shift=50)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "family",
     ["gemma2", *(pytest.param(name, marks=pytest.mark.matrix) for name in (*FAMILIES, *MORE) if name != "gemma2")],

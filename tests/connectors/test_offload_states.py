@@ -42,6 +42,7 @@ def whole(layout, length):
     return (length - 1) // layout.grain * layout.grain
 
 
+@pytest.mark.some(2)
 @shapes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_engine_after_one_that_was_killed_finds_its_states(tmp_path, shape, ranks):
@@ -67,6 +68,7 @@ def test_an_engine_after_one_that_was_killed_finds_its_states(tmp_path, shape, r
     assert not shelves(tmp_path)
 
 
+@pytest.mark.some(2)
 @shapes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_engine_finds_the_states_of_another(tmp_path, shape, ranks):
@@ -119,6 +121,7 @@ def test_salts_and_models_keep_states_apart(tmp_path):
         engine.close()
 
 
+@pytest.mark.some(3)
 @shapes
 @pytest.mark.parametrize("name", ["index", "rows", "marks"])
 def test_states_that_are_damaged_are_computed_again(tmp_path, shape, name):
@@ -172,6 +175,7 @@ def test_no_descriptor_of_states_is_left(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.some(3)
 @shapes
 @pytest.mark.parametrize("name", ["state-index", "state-rows-0", "state-form-0"])
 def test_states_whose_files_are_gone_are_computed_again(tmp_path, shape, name):
@@ -200,6 +204,7 @@ def few(monkeypatch):
     return sizes
 
 
+@pytest.mark.some(2)
 @shapes
 @pytest.mark.parametrize(("policy", "ranks"), [("lru", 1), ("arc", 2)])
 def test_states_that_host_memory_has_no_room_for_come_back_from_the_disk(tmp_path, few, shape, policy, ranks):
@@ -308,6 +313,7 @@ def test_the_disk_connector_reads_the_states(tmp_path, few):
     engine.close()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[] if seed < 4 else pytest.mark.matrix) for seed in range(30)]
 )

@@ -206,6 +206,7 @@ def test_more_than_the_memory_is_refused_and_computed(pairs, shape):
     inbox(here).arena.give_back(held)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("aborts", ["p", "d"])
 @pytest.mark.parametrize("steps", [2, 5, *(pytest.param(steps, marks=pytest.mark.matrix) for steps in (0, 3, 9))])
 @ALL
@@ -228,6 +229,7 @@ def test_aborts_give_everything_back(pairs, shape, steps, aborts):
     pairs.until(lambda: inbox(here).take() is not None and inbox(here).arena.used_bytes == 0)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("broken", [1, 2, 4, *(pytest.param(step, marks=pytest.mark.matrix) for step in (3, 5, 6, 7))])
 @ALL
 def test_a_step_that_fails_where_it_is_computed_sends_nothing_wrong(pairs, shape, broken):

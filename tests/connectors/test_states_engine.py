@@ -39,6 +39,7 @@ def hybrid(tmp_path_factory):
         return folder, complete(engine, prompts())[0]
 
 
+@pytest.mark.some(3)
 def test_a_new_engine_reads_states_and_blocks_from_the_disk(model, tmp_path):
     name, folder, want = model
     with engine_of(folder, "disk", {"folder": str(tmp_path)}) as engine:
@@ -92,6 +93,7 @@ def test_a_peer_gives_its_states_and_what_does_not_come_is_computed(model, tmp_p
             assert engine.stats().kv_usage == 0
 
 
+@pytest.mark.some(1)
 def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch):
     pytest.importorskip("nixl")
     name, folder, want = model
@@ -122,6 +124,7 @@ def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_comput
         assert there.rest() == here.rest() == 0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("connector", ["push", "mooncake"])
 def test_a_prefill_engine_sends_its_states_and_what_does_not_come_is_computed(model, tmp_path, monkeypatch, connector):
     """The engine to which Mooncake writes is one of this process."""
@@ -200,6 +203,7 @@ def test_states_in_shared_memory_are_for_other_engines_and_the_next_one(model, t
         assert "offload_failed_blocks" not in counters
 
 
+@pytest.mark.some(1)
 def test_states_go_to_the_disk_and_come_back(model, tmp_path, monkeypatch):
     """Host memory has room for two of them, or three."""
     name, folder, want = model
@@ -242,6 +246,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("connector", "kind"), CASES)
 def test_each_of_two_ranks_moves_its_part(tmp_path, hybrid, connector, kind):
     (folder, want), ranks = hybrid, RANKS[kind]
@@ -294,6 +299,7 @@ def test_each_of_two_ranks_sends_its_part(tmp_path, hybrid, kind):
         assert there.rest() == here.rest() == 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", list(RANKS))
 def test_each_of_two_ranks_finds_its_part_of_what_outlives_the_engine(tmp_path, hybrid, kind):
     """In shared memory, beside one another and after another, and on the disk behind it."""

@@ -12,5 +12,5 @@ ALONE = {"TestNixl", "TestPeer", "TestPush", "TestMooncake", "TestLmcache"}
 
 for name, made in classes(ConnectorSuite).items():
     if name not in ELSEWHERE:
-        globals()[name] = pytest.mark.matrix(made) if name in ALONE else pytest.mark.some(2)(made)
+        globals()[name] = pytest.mark.matrix(made) if name in ALONE else pytest.mark.some(1)(made)
 del name, made

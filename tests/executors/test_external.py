@@ -37,6 +37,7 @@ def torchrun(folder, out, *flags):
     return [json.loads(file.read_text()) for file in files]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", [(), pytest.param(("stages",), marks=pytest.mark.matrix)], ids=["tensor", "stages"])
 def test_every_rank_gets_the_tokens_of_one_rank(folder, tmp_path, mode):
     first, second = torchrun(folder, tmp_path, *mode)

@@ -98,6 +98,7 @@ def write_tensorizer(folder, target):
     return target
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("load_format", ["auto", "pt", "npcache"])
 def test_pickles_are_refused_with_the_command_that_converts_them(load_format, tmp_path):
     plain = make_checkpoint(tmp_path / "plain", "qwen3", num_hidden_layers=1)

@@ -221,6 +221,7 @@ def test_a_kill_at_any_moment_of_the_prefill_costs_nothing(
     until(lambda: running.engine("/ready").status_code == 200, 120)
 
 
+@pytest.mark.matrix
 def test_deterministic_streams_go_on_with_the_same_bits(running: Running, client: openai.OpenAI) -> None:
     requests = [{**one, "extra_body": {**one.get("extra_body", {}), "deterministic": True}} for one in EXACT]
     alone = [stream(client, one) for one in requests]

@@ -37,38 +37,63 @@ def run_mesh(
     if mesh.size == 1:
         return [work(Groups.single())]
     with TemporaryDirectory() as folder:
-        make = collectives or TorchCollectives
-        return _run(mesh, lambda place: make_groups(place, make(place)), work, folder, seconds)
+        ranks = _Ranks(mesh, work, folder, collectives or TorchCollectives, hangs_up=collectives is None)
+        return ranks.run(seconds)
 
 
-def _run(
-    mesh: Mesh, connect: Callable[[Placement], Groups], work: Callable[[Groups], T], folder: str, seconds: float
-) -> list[T]:
-    # in a file of their own, not in one that the next ranks may be given: a store writes to it when it is freed
-    rendezvous = f"file://{folder}/store"
-    results: dict[int, Any] = {}
-    connected: list[Groups] = []  # until all have ended: a rank that is quick must not hang up on those that still dial
-    failures: list[BaseException] = []
+class _Ranks:
+    """Threads that call `work`. Each one `hangs_up` itself in the end, since gloo takes some ms for each peer."""
 
-    def run(rank: int) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        work: Callable[[Groups], Any],
+        folder: str,
+        make: Callable[[Placement], Collectives],
+        *,
+        hangs_up: bool,
+    ) -> None:
+        self._mesh = mesh
+        self._work = work
+        self._make = make
+        self._hangs_up = hangs_up
+        # in a file of their own, not in one that the next ranks may be given: a store writes to it when it is freed
+        self._rendezvous = f"file://{folder}/store"
+        self._results: dict[int, Any] = {}
+        self._failures: list[BaseException] = []
+        self._over = threading.Event()
+
+    def run(self, seconds: float) -> list[Any]:
+        """As `run_mesh`."""
+        threads = [threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in range(self._mesh.size)]
+        for thread in threads:
+            thread.start()
+        latest = time.monotonic() + seconds
+        while len(self._results) + len(self._failures) < len(threads) and time.monotonic() < latest:
+            time.sleep(0.002)
+            if self._failures:  # the others may wait for that rank, and then end with this process
+                latest = min(latest, time.monotonic() + 1)
+        self._over.set()
+        for thread in threads:
+            thread.join(1)
+        if self._failures:
+            raise self._failures[0]
+        late = [rank for rank in range(self._mesh.size) if rank not in self._results]
+        if late:
+            raise TimeoutError(f"ranks {late} have not returned after {seconds:g} seconds")
+        return [self._results[rank] for rank in range(self._mesh.size)]
+
+    def _run(self, rank: int) -> None:
+        place = Placement(rank=rank, local_rank=rank, mesh=self._mesh, rendezvous=self._rendezvous)
         try:
-            groups = connect(Placement(rank=rank, local_rank=rank, mesh=mesh, rendezvous=rendezvous))
-            connected.append(groups)
-            results[rank] = work(groups)
-        except BaseException as error:  # handed to the caller below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(mesh.size)]
-    for thread in threads:
-        thread.start()
-    latest = time.monotonic() + seconds
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < latest:
-        time.sleep(0.002)
-        if failures:  # the others may wait for that rank, and then end with this process
-            latest = min(latest, time.monotonic() + 1)
-    if failures:
-        raise failures[0]
-    late = [rank for rank in range(mesh.size) if rank not in results]
-    if late:
-        raise TimeoutError(f"ranks {late} have not returned after {seconds:g} seconds")
-    return [results[rank] for rank in range(mesh.size)]
+            collectives = self._make(place)
+        except BaseException as error:  # handed to the caller
+            self._failures.append(error)
+            return
+        try:
+            self._results[rank] = self._work(make_groups(place, collectives))
+        except BaseException as error:
+            self._failures.append(error)
+        self._over.wait()  # a rank that is quick must not hang up on those that still dial
+        if self._hangs_up:
+            collectives.close()

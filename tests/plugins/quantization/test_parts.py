@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from frame.core.layers.methods import Methods
-from frame.interfaces import LoaderSetup, Model, ModelSetup, QuantizationSetup, QuantizationSpec
+from frame.interfaces import LoaderSetup, Model, ModelSetup, QuantizationSetup, QuantizationSpec, UnconnectedGroup
 from frame.layers import load_weights
 from frame.ops import Ops, quantize_rows, unpack_nibbles
 from frame.plugins.loaders.dummy import DummyLoader
@@ -108,9 +108,11 @@ class _Stored(QuantizationSuite):
         return self.said
 
 
-for _kind, (_plugin, _config) in STORED.items():
+for _place, (_kind, (_plugin, _config)) in enumerate(STORED.items()):
     _title = "Test" + re.sub(r"\W", "", _kind.title())
-    globals()[_title] = type(_title, (_Stored,), {"plugin": _plugin, "said": _config, "__module__": __name__})
+    _suite = type(_title, (_Stored,), {"plugin": _plugin, "said": _config, "__module__": __name__})
+    globals()[_title] = pytest.mark.matrix(_suite) if _place % 2 else _suite
+del _suite
 
 
 class Rows(Model):
@@ -161,7 +163,7 @@ def test_four_ranks_give_what_one_gives(kind, tmp_path):
 )
 def test_shares_that_cut_a_group_are_named(kind, size, words):
     with pytest.raises(ValueError, match=words):
-        run_ranks(size, lambda group: made(kind, group))
+        made(kind, UnconnectedGroup(0, size))
 
 
 @pytest.mark.parametrize("kind", [Fp8, Int8, Int4])
