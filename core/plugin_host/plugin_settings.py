@@ -98,7 +98,7 @@ def read_options(offer: Offer, config: Any) -> BaseModel | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        if first["loc"] and "Secret" in str(model.model_fields[str(first["loc"][0])].annotation):
+        if "Secret" in str(getattr(model.model_fields.get(where.partition(".")[0]), "annotation", "")):
             first["input"] = "…"  # pydantic's types of secrets hide them in a model, not in its errors
         said = f"option {where} of plugin {name!r}" if where else f"options of plugin {name!r}"
         colon = ":" if first["type"] == "value_error" else ""

@@ -32,7 +32,7 @@ from .offload_index import Ledger, TierIndex
 from .offload_messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .offload_shelf import shelve
 from .offload_sizes import TierSizes, num_free
-from .offload_state_rows import StateRows
+from .offload_state_rows import STATE_KINDS, StateRows
 from .offload_transfers import Transfer, Transfers
 from .row_forms import mesh_name, space_name
 from .shelf import Shelf
@@ -205,11 +205,11 @@ class OffloadScheduler(BlockScheduler):
         )
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
-        """Holds the blocks until they are saved."""
+        """Holds the blocks until they and the states are saved: without further steps nobody hears that they are."""
         super().finished(request, block_ids)
         self._disk.forget(request.request_id)
         self._rows.forget(request.request_id)
-        held = self._index.writes(request.request_id)
+        held = self._writes(request.request_id)
         if held:
             self._held.add(request.request_id)
         return held, None
@@ -219,13 +219,13 @@ class OffloadScheduler(BlockScheduler):
             note = decode(data, OffloadNote)
             self._breaks[rank] = note.breaks
             for kind, number, bad in note.ended:
-                if kind in ("save state", "fetch state", "leave state"):
+                if kind in STATE_KINDS:
                     self._rows.end(kind, number, bad)
                     continue
                 transfer = self._transfers.end(number, kind, bad)
                 if transfer is not None:
                     self._end(kind, number, transfer, transfer.bad.get(kind, set()))
-        done = [name for name in self._held if not self._index.writes(name)]
+        done = [name for name in self._held if not self._writes(name)]
         self._held.difference_update(done)
         return done
 
@@ -253,6 +253,9 @@ class OffloadScheduler(BlockScheduler):
         """How much of what a shelf held was taken over, as the log says it at the start."""
         states = f" and {self._rows.index.num_used}" if self._sizes.num_states else ""
         return f"{self._index.num_used}{states}"
+
+    def _writes(self, request_id: str) -> bool:
+        return self._index.writes(request_id) or self._rows.index.writes(request_id)
 
     def _num_free(self, num_slots: int, parts: int) -> int:
         return num_free(self._options, num_slots, self.setup.max_num_batched_tokens // (parts * self.layout.grain))

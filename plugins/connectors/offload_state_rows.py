@@ -18,7 +18,7 @@ from .offload_transfers import Transfer, Transfers
 from .tier_sources import TierSources
 
 #: What kinds of states are called among transfers.
-_KINDS: dict[Kind, Kind] = {"save state": "save", "fetch state": "fetch", "leave state": "leave"}
+STATE_KINDS: dict[Kind, Kind] = {"save state": "save", "fetch state": "fetch", "leave state": "leave"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class StateRows:
 
     def end(self, kind: Kind, number: int, bad: list[int] | None) -> None:
         """A worker has ended what a message asked for, but for the places `bad`; None: for all."""
-        kind = _KINDS[kind]
+        kind = STATE_KINDS[kind]
         transfer = self._transfers.end(number, kind, bad)
         if transfer is not None:
             self._end(kind, transfer, transfer.bad.get(kind, set()))

@@ -94,6 +94,18 @@ def test_an_engine_finds_the_states_of_another(tmp_path, shape, ranks):
 
 
 @shapes
+def test_a_state_is_there_for_others_when_its_engine_has_nothing_left_to_do(tmp_path, shape):
+    """However long its copy takes: an engine without requests takes no step in which it would hear of the end."""
+    suite, layout = shared_suite(tmp_path, size=0.001, share=0.02), layout_of(shape)
+    first, second = (suite.engine(layout) for _ in range(2))
+    fill(first, suite, 0)
+    assert not first.connector.inner._rows.waits
+    assert again(second, suite, 0) == [whole(layout, 23)]
+    first.close()
+    second.close()
+
+
+@shapes
 def test_engines_that_divide_states_otherwise_keep_them_apart(tmp_path, shape):
     suite = shared_suite(tmp_path, size=0.001)
     first = suite.engine(layout_of(shape))

@@ -35,6 +35,8 @@ def test_it_waits_no_longer_than_it_is_told(pair):
     assert wait_for(pair, seconds=0.02) == ([], [])
     assert time.monotonic() - start >= 0.02
     assert wait_for(pair, seconds=-1) == ([], [])
+    pair[1].send(b"x")
+    assert wait_for(pair[:1], seconds=float("inf")) == wait_for(pair[:1], seconds=1e300) == ([pair[0]], [])
 
 
 def test_high_numbers(pair):

@@ -107,6 +107,13 @@ def test_wrong_options_name_the_field(package, settings, message):
         registry.make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": settings}))
 
 
+def test_a_wrong_option_that_has_an_alias_is_named(package):
+    text = source(policy(more=", options=Options")).replace("depth: int = 1", "depth: int = Field(alias='deep')")
+    package("fake-one", text.replace("import BaseModel", "import BaseModel, Field"))
+    with pytest.raises(PluginError, match="option deep of plugin 'lifo' is missing"):
+        Registry.load().make("scheduler", "lifo", SETUP, FrameConfig.from_flat(plugin={"lifo": {"depth": 1}}))
+
+
 def test_a_wrong_secret_is_not_shown(package):
     text = source(policy(more=", options=Options")).replace("depth: int = 1", "key: SecretStr | None = None")
     package("fake-one", text.replace("import BaseModel", "import BaseModel, SecretStr"))

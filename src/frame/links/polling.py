@@ -17,13 +17,16 @@ class HasDescriptor(Protocol):
 
 S = TypeVar("S", bound=HasDescriptor)
 
+#: Seconds; poll knows no more milliseconds than an int of C.
+_DAY = 86_400.0
+
 
 def wait_for(
     readable: Sequence[S], writable: Sequence[S] = (), seconds: float | None = None
 ) -> tuple[list[S], list[S]]:
     """Those of `readable` from which something comes, or the end, and of `writable` that take something.
 
-    Returns as soon as there is one, or after `seconds`; None: it waits for ever.
+    Returns as soon as there is one, or after `seconds`, a day at most; None: it waits for ever.
     """
     events = {one.fileno(): 0 for one in (*readable, *writable)}
     for one in readable:
@@ -33,7 +36,7 @@ def wait_for(
     poll = select.poll()
     for descriptor, event in events.items():
         poll.register(descriptor, event)
-    found = dict(poll.poll(None if seconds is None else math.ceil(max(0.0, seconds) * 1000)))
+    found = dict(poll.poll(None if seconds is None else math.ceil(min(max(0.0, seconds), _DAY) * 1000)))
     # the end and errors of a connection are there to be read
     return (
         [one for one in readable if found.get(one.fileno(), 0) & ~select.POLLOUT],
