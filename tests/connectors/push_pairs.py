@@ -87,6 +87,35 @@ class Pairs(ConnectorSuite):
             for side in engine.sides:
                 assert_empty(side.inner, seconds)
 
+    def random_life(self, draw, layout, sizes):
+        """Prompts through prefill engines with steps of these sizes and a small decode engine, which is returned."""
+        sources = [
+            self.engine(layout, max_num_batched_tokens=size, broken_steps=[draw.randrange(60)]) for size in sizes
+        ]
+        options = {"wait_seconds": 0.1, "buffer_bytes": 1 << 16}
+        here = self.engine(layout, broken_steps=[25], max_num_batched_tokens=16, options=options)
+        gone = set()
+        for number in range(30):
+            prompt = self.prompt(draw.randrange(1, 44), seed=draw.randrange(4))
+            source = draw.choice(sources)
+            legs = [(source, f"p{number}", self.asks(here)), (here, f"d{number}", {"do_remote_prefill": True})]
+            if draw.random() < 0.3:
+                legs.reverse()
+            for engine, name, params in legs:
+                self.add(engine, name, prompt, params, 1 if engine is source else draw.randrange(1, 14))
+                for _ in range(draw.randrange(6)):
+                    source.step()
+                    here.step()
+            if draw.random() < 0.2:
+                engine, name, _ = draw.choice(legs)
+                engine.engine.abort([name])
+                gone.add(name)
+        self.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here, seconds=15)
+        for engine in (*sources, here):
+            failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+            engine.check(*(set(engine.requests) - gone - failed))
+        return here
+
 
 def assert_empty(worker, seconds=10.0):
     """All memory for what is sent is given back."""

@@ -511,6 +511,58 @@ def test_no_descriptor_is_left(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def live(suite, draw, layout_of, num_prompts):
+    """Two engines beside one another, killed and followed by others, whose files are damaged; returns the last ones.
+
+    `layout_of` gives the layout of an engine of so many ranks.
+    """
+    folder = suite.folder
+
+    def make():
+        ranks = draw.choice([1, 2])
+        sizes = {"max_num_batched_tokens": draw.choice([8, 64]), "late": draw.randrange(3)}
+        made = suite.engine(layout_of(ranks), ranks=ranks, **sizes)
+        lost = draw.sample(range(60), 2)
+        for worker in made.workers.made:
+            lose_steps(worker, lost)
+        return made
+
+    engines = [make(), make()]
+    gone = set()
+    for number in range(40):
+        engine = draw.choice(engines)
+        prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(num_prompts))
+        engine.add(request(str(number), prompt, draw.randrange(1, 9)))
+        for _ in range(draw.randrange(8)):
+            draw.choice(engines).step()
+        if draw.random() < 0.1:
+            gone.add(str(number))
+            engine.engine.abort([str(number)])
+        if draw.random() < 0.1:
+            engine.engine.call("reset_prefix_cache", {"reset_connector": draw.random() < 0.3})
+        if draw.random() < 0.08:
+            place = draw.randrange(2)
+            kill(engines[place])
+            name = engines[place].connector.inner._shelf.name
+            left = [path for path in files(folder) if path.parent.name == name and path.stat().st_size]
+            for path in draw.choices(left, k=draw.randrange(6)):
+                with path.open("r+b") as file:
+                    file.seek(draw.randrange(path.stat().st_size))
+                    file.write(b"x")
+            engines[place] = make()
+        kept = sorted((folder / "disk").rglob("*.kv"))
+        if kept and draw.random() < 0.2:
+            path = draw.choice(kept)
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    for engine in engines:
+        engine.run()
+        failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
+        if names := set(engine.requests) - gone - failed:
+            engine.check(*names)
+        rest(engine)
+    return engines
+
+
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[] if seed < 3 else pytest.mark.matrix) for seed in range(20)]
 )
@@ -528,44 +580,10 @@ def test_random_lives(tmp_path, seed):
         disk_folder=str(tmp_path / "disk") if draw.random() < 0.4 else "",
     )
 
-    def make():
-        ranks = draw.choice([1, 2])
-        layout = make_layout(num_blocks=40 * len(windows), windows=windows, ranks=ranks)
-        made = suite.engine(layout, ranks=ranks, max_num_batched_tokens=draw.choice([8, 64]), late=draw.randrange(3))
-        lost = draw.sample(range(60), 2)
-        for worker in made.workers.made:
-            lose_steps(worker, lost)
-        return made
+    def layout(ranks):
+        return make_layout(num_blocks=40 * len(windows), windows=windows, ranks=ranks)
 
-    engines = [make(), make()]
-    gone = set()
-    for number in range(40):
-        engine = draw.choice(engines)
-        prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(5))
-        engine.add(request(str(number), prompt, draw.randrange(1, 9)))
-        for _ in range(draw.randrange(8)):
-            draw.choice(engines).step()
-        if draw.random() < 0.1:
-            gone.add(str(number))
-            engine.engine.abort([str(number)])
-        if draw.random() < 0.1:
-            engine.engine.call("reset_prefix_cache", {"reset_connector": draw.random() < 0.3})
-        if draw.random() < 0.08:
-            place = draw.randrange(2)
-            kill(engines[place])
-            name = engines[place].connector.inner._shelf.name
-            left = [path for path in files(tmp_path) if path.parent.name == name and path.stat().st_size]
-            for path in draw.choices(left, k=draw.randrange(6)):
-                with path.open("r+b") as file:
-                    file.seek(draw.randrange(path.stat().st_size))
-                    file.write(b"x")
-            engines[place] = make()
-    for engine in engines:
-        engine.run()
-        failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
-        if names := set(engine.requests) - gone - failed:
-            engine.check(*names)
-        rest(engine)
+    for engine in live(suite, draw, layout, num_prompts=5):
         assert not engine.connector.inner._index._readers
         engine.close()
     assert not shelves(tmp_path) or suite.number > 2

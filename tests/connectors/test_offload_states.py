@@ -14,9 +14,9 @@ from frame.plugins.connectors.rows_file import MARKS_AT
 from frame.plugins.connectors.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
-from tests.connectors.test_offload import ROW, forget, lose_steps, room, suite_of, worker_of
+from tests.connectors.test_offload import ROW, forget, room, suite_of, worker_of
 from tests.connectors.test_offload_disk import counters, disk_suite, rest
-from tests.connectors.test_offload_shared import again, files, fill, kill, shared_suite, shelves
+from tests.connectors.test_offload_shared import again, files, fill, kill, live, shared_suite, shelves
 
 #: Bytes of the fake worker's state, and layouts: a hybrid and one in which nothing keeps tokens.
 STATE = 64
@@ -343,48 +343,10 @@ def test_random_lives_with_states(tmp_path, few, seed):
         **few(shape, draw.choice([1, 3, 9]), 2),
     )
 
-    def make():
-        ranks = draw.choice([1, 2])
-        layout = make_layout(60, ranks=ranks, **{**shape, "checkpoints": draw.choice([2, 8])})
-        made = suite.engine(layout, ranks=ranks, max_num_batched_tokens=draw.choice([8, 64]), late=draw.randrange(3))
-        lost = draw.sample(range(60), 2)
-        for worker in made.workers.made:
-            lose_steps(worker, lost)
-        return made
+    def layout(ranks):
+        return make_layout(60, ranks=ranks, **{**shape, "checkpoints": draw.choice([2, 8])})
 
-    engines = [make(), make()]
-    gone = set()
-    for number in range(40):
-        engine = draw.choice(engines)
-        prompt = suite.prompt(draw.randrange(1, 40), seed=draw.randrange(4))
-        engine.add(request(str(number), prompt, draw.randrange(1, 9)))
-        for _ in range(draw.randrange(8)):
-            draw.choice(engines).step()
-        if draw.random() < 0.1:
-            gone.add(str(number))
-            engine.engine.abort([str(number)])
-        if draw.random() < 0.1:
-            engine.engine.call("reset_prefix_cache", {"reset_connector": draw.random() < 0.3})
-        if draw.random() < 0.08:
-            place = draw.randrange(2)
-            kill(engines[place])
-            name = engines[place].connector.inner._shelf.name
-            left = [path for path in files(tmp_path) if path.parent.name == name and path.stat().st_size]
-            for path in draw.choices(left, k=draw.randrange(6)):
-                with path.open("r+b") as file:
-                    file.seek(draw.randrange(path.stat().st_size))
-                    file.write(b"x")
-            engines[place] = make()
-        kept = sorted((tmp_path / "disk").rglob("*.kv"))
-        if kept and draw.random() < 0.2:
-            path = draw.choice(kept)
-            path.write_bytes(path.read_bytes()[:-1] + b"x")
-    for engine in engines:
-        engine.run()
-        failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
-        if names := set(engine.requests) - gone - failed:
-            engine.check(*names)
-        rest(engine)
+    for engine in live(suite, draw, layout, num_prompts=4):
         side = engine.connector.inner
         for index in (side._index, side._rows.index):
             assert not index._readers

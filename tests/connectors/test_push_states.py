@@ -327,27 +327,5 @@ def test_random_lives(pairs, seed):
     draw = random.Random(seed)
     windows = draw.choice([(), (0,), (0, 6)])
     layout = make_layout(40 * max(1, len(windows)), windows=windows, states=4, checkpoints=draw.choice([3, 8]))
-    sources = [pairs.engine(layout, max_num_batched_tokens=size, broken_steps=[draw.randrange(60)]) for size in (9, 64)]
-    options = {"wait_seconds": 0.1, "buffer_bytes": 1 << 16}
-    here = pairs.engine(layout, broken_steps=[25], max_num_batched_tokens=16, options=options)
-    gone = set()
-    for number in range(30):
-        prompt = pairs.prompt(draw.randrange(1, 44), seed=draw.randrange(4))
-        source = draw.choice(sources)
-        legs = [(source, f"p{number}", pairs.asks(here)), (here, f"d{number}", {"do_remote_prefill": True})]
-        if draw.random() < 0.3:
-            legs.reverse()
-        for engine, name, params in legs:
-            pairs.add(engine, name, prompt, params, 1 if engine is source else draw.randrange(1, 14))
-            for _ in range(draw.randrange(6)):
-                source.step()
-                here.step()
-        if draw.random() < 0.2:
-            engine, name, _ = draw.choice(legs)
-            engine.engine.abort([name])
-            gone.add(name)
-    pairs.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here, seconds=15)
-    for engine in (*sources, here):
-        failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
-        engine.check(*(set(engine.requests) - gone - failed))
+    here = pairs.random_life(draw, layout, (9, 64))
     assert counter(here, "loaded_blocks") > 0
