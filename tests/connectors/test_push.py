@@ -142,6 +142,8 @@ def test_one_that_may_not_use_cached_blocks_lets_them_go(pairs):
     there, here = pairs.engine(), pairs.engine()
     prompt = pairs.prompt(40)
     params = pairs.prefill(there, here, "p", prompt)
+    # what comes after its request has gone stays until it expires, since another request may want it
+    pairs.until(lambda: any(sent.arrived for sent in [*inbox(here)._prompts.values()]), there)
     one = request("d", prompt, 4, prompt_logprobs=1)
     one.kv_transfer = params
     here.add(one)
