@@ -7,13 +7,15 @@
 The shape is that of Llama 8B with random weights; nothing is downloaded. `pair` tells the bytes a second of one long
 prompt, the seconds that it adds to the first decoded token, and the rate and gaps between tokens while many prompts
 travel, beside a decode engine that computes nothing else, and beside two engines that do both. `tier` tells what a long
-prefix costs from host memory and computed, and what stores cost steps and rates.
+prefix costs from host memory and computed, what stores cost a rate (the better of two runs), and what they cost the
+gaps between tokens of requests that come one by one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -35,14 +37,18 @@ ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 class Engine:
-    """An engine process, and what its requests took. `device` is a number; requests have ids of their own."""
+    """An engine process, and what its requests took; requests have ids of their own.
+
+    `device` numbers those that CUDA_VISIBLE_DEVICES names, or all.
+    """
 
     def __init__(self, options: argparse.Namespace, device: int, **settings: Any) -> None:
         self._vocabulary = SHAPES[options.shape]["vocab_size"]
         self._count = 0
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if options.platform != "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+            given = visible.split(",") if visible else [str(number) for number in range(device + 1)]
+            os.environ["CUDA_VISIBLE_DEVICES"] = given[device]
         try:
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
@@ -137,7 +143,7 @@ async def pair(options: argparse.Namespace) -> dict[str, Any]:
         await asyncio.gather(*(one.ask(one.prompt(options.short, 10**6), 32) for one in both))
 
         async def plain(number: int) -> list[float]:
-            await asyncio.sleep(number * options.wait)
+            await asyncio.sleep(number / figures["prompts that travel"]["requests_per_second"])
             engine = both[number % 2]
             return (await engine.ask(engine.prompt(options.short, number), options.tokens))[0]
 
@@ -185,10 +191,13 @@ async def many_prompts(options: argparse.Namespace, prefill: Engine, decode: Eng
         return (await decode.ask(prompt, options.tokens, params))[0]
 
     before = await decode.counters()
+    started = time.perf_counter()
     seconds, times = await many(options, travels)
     after = await decode.counters()
     moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    figures["prompts that travel"] = {"requests_per_second": options.requests / seconds, **gaps_of(times), **moved}
+    spent = max(one[1] for one in times) - started  # until the last prompt is continued: then decodes alone are left
+    rates = {"requests_per_second": options.requests / seconds, "prompts_per_second": options.requests / spent}
+    figures["prompts that travel"] = {**rates, **gaps_of(times), **moved}
 
     async def cached(number: int) -> list[float]:
         await asyncio.sleep(number * seconds / options.requests)  # as often as they came before
@@ -207,14 +216,19 @@ async def tier(options: argparse.Namespace) -> dict[str, Any]:
             await engine.ask(engine.prompt(options.prompt, 1), 4)
             if settings:
                 figures["prefix"] = await prefix(options, engine)
+            prompts = itertools.count(3000)  # none is asked twice
 
-            async def one(number: int, engine: Engine = engine) -> list[float]:
-                await asyncio.sleep(number * options.wait)
-                return (await engine.ask(engine.prompt(options.short, 3000 + number), options.tokens))[0]
+            async def one(number: int, wait: float, engine: Engine = engine, prompts: Any = prompts) -> list[float]:
+                await asyncio.sleep(number * wait)
+                return (await engine.ask(engine.prompt(options.short, next(prompts)), options.tokens))[0]
 
-            seconds, times = await many(options, one)
-            figures[name] = {"seconds": seconds, **gaps_of(times)}
+            await asyncio.gather(*(one(number, 0.0) for number in range(16)))  # kernels and graphs
+            at_once = [await many(options, lambda number: one(number, 0.0)) for _ in range(2)]
+            _, times = await many(options, lambda number: one(number, options.wait))
+            figures[name] = {"seconds": min(seconds for seconds, _ in at_once), **gaps_of(times)}
+            figures[name]["all seconds"] = [seconds for seconds, _ in at_once]
     figures["share"] = figures["off"]["seconds"] / figures["on"]["seconds"]
+    figures["p99 on over off"] = figures["on"]["itl_p99"] / figures["off"]["itl_p99"]
     return figures
 
 
@@ -251,7 +265,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="Tokens that follow each of them.")
     parser.add_argument("--requests", type=int, default=128, help="How many there are.")
     parser.add_argument("--at-once", type=int, default=8, help="Prompts that the prefill engine has at a time.")
-    parser.add_argument("--wait", type=float, default=0.05, help="Seconds between requests to engines that do both.")
+    parser.add_argument(
+        "--wait", type=float, default=0.1, help="Seconds between requests of `tier` that come one by one."
+    )
     parser.add_argument("--chunk", type=int, default=8192, help="Tokens of a step of the prefill engine.")
     parser.add_argument("--gib", type=float, default=32.0, help="Host memory of the tier.")
     parser.add_argument("--json", type=Path, help="Where the figures are written.")
