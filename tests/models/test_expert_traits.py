@@ -53,6 +53,8 @@ CHANGES = {
     ("mellum", "sliding_window"): 500,
     ("mimo-v2", "sliding_window"): 500,
     ("mimo-v2", "attention_value_scale"): None,
+    ("gemma4-moe", "top_k_experts"): 1,
+    ("gemma4-moe-shared", "top_k_experts"): 1,
     ("llama4", "attention_chunk_size"): 500,
     ("llama4", "attn_temperature_tuning"): False,
     ("llama4", "floor_scale"): 16,
@@ -71,6 +73,8 @@ TENSORS = {
     "exaone-moe": "e_score_correction_bias",
     "gpt-oss": "sinks",
     "mimo-v2": "sink_bias",
+    "gemma4-moe": "router.per_expert_scale",
+    "gemma4-moe-shared": "router.scale",
 }
 REFUSED = {
     ("mixtral", "hidden_act"): ("quick_gelu", "no activation 'quick_gelu' of experts; there are: silu, swish"),
@@ -191,3 +195,10 @@ def test_text_part_of_llama4(tmp_path):
     vision = {**sizes, "image_size": 16, "patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16}
     vision["projector_output_dim"] = 16
     assert text_part_equals(tmp_path, "llama4", text_config=text, vision_config=vision)
+
+
+def test_text_part_of_gemma4(tmp_path):
+    text = {**FAMILIES["gemma4-moe"].config, "initializer_range": 0.2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64}
+    assert text_part_equals(tmp_path, "gemma4", text_config=text, vision_config=vision)
