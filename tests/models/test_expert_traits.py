@@ -154,6 +154,20 @@ def test_routers_that_families_keep_in_float32_stay_there(row, published):
     assert {one.linear.weight.dtype for one in routers} == {torch.float32}
 
 
+def test_what_routers_of_gemma4_are_given_is_rounded_as_in_transformers(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = make_checkpoint(tmp_path, "gemma4-moe", hidden_size=48)  # whose root is no power of two
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).model
+    hidden = 3 * torch.randn(500, 48, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    for ours, other in zip(make_model(folder, dtype=torch.bfloat16).layers, theirs.layers, strict=True):
+        with torch.inference_mode():
+            weights, ids = ours.experts.router(hidden)
+            _, wanted, chosen = other.router(hidden)
+        assert torch.equal(ids.long(), chosen)
+        torch.testing.assert_close(weights, wanted)
+
+
 def text_part_equals(folder, config, *, exchanged=False, **vision):
     """Whether the text part of a checkpoint with pictures gives transformers' logits.
 
