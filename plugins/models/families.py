@@ -31,7 +31,7 @@ DECODERS: Rows = {
     "GemmaForCausalLM": ("gemma", "Gemma 1"),
     "Gemma3nForCausalLM": ("gemma3n", "Gemma 3n, text"),
     "Gemma3nForConditionalGeneration": ("gemma3n", "Gemma 3n, text part only"),
-    "Gemma4ForCausalLM": ("gemma4", "Gemma 4, text, without experts"),
+    "Gemma4ForCausalLM": ("gemma4", "Gemma 4, text"),
     "Gemma4ForConditionalGeneration": ("gemma4", "Gemma 4, text part only"),
     "VaultGemmaForCausalLM": ("gemma", "VaultGemma"),
     "GlmForCausalLM": ("glm", "GLM-4-9B and GLM-Edge"),

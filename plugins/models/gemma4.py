@@ -1,6 +1,6 @@
 """Gemma 4, the text part: layers of two widths of head, keys that later layers share, an embedding for each layer.
 
-Experts, and attention that also looks ahead, are refused.
+Some have routed experts beside the feed-forward part of each layer. Attention that also looks ahead is refused.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from frame.interfaces import Build, ForwardStep, ModelInputs, ModelSetup
-from frame.layers import RotaryEmbedding, WeightSlot
+from frame.interfaces import Build, ExpertSpec, ForwardStep, ModelInputs, ModelSetup, RouterSpec, Routing
+from frame.layers import RotaryEmbedding, Router, WeightSlot
 
 from .activations import plain_activation
 from .decoder import GatedMLP, gate_activation
 from .gemma2 import GemmaDecoder
 from .gemma3 import Gemma3ForConditionalGeneration
+from .norms import NormSpec, UnweightedNorm
 from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
 
 
@@ -29,9 +30,9 @@ class Gemma4ForCausalLM(GemmaDecoder):
 
     def __init__(self, setup: ModelSetup, options: Any = None) -> None:
         build, config = setup.build, _complete(setup.build.config)
-        for name, accepted in (("enable_moe_block", (False, None)), ("use_bidirectional_attention", (None, "vision"))):
-            if (value := getattr(config, name)) not in accepted:
-                raise ValueError(f"Gemma 4 with {name}={value!r} is not supported; there are: {accepted}")
+        ahead, accepted = config.use_bidirectional_attention, (None, "vision")
+        if ahead not in accepted:
+            raise ValueError(f"Gemma 4 with use_bidirectional_attention={ahead!r} is not supported; use: {accepted}")
         parts = _Parts(build)
         super().__init__(setup, options, make_layer=parts.layer, partial=False)
         self.per_layer = PerLayerEmbedding(build) if config.hidden_size_per_layer_input else None
@@ -112,6 +113,7 @@ class Gemma4Layer(nn.Module):
         self.before_attention, self.after_attention = norm("input_layernorm"), norm("post_attention_layernorm")
         self.before_mlp, self.after_mlp = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
         self.attention, self.mlp = attention, mlp
+        self.experts = Gemma4Experts(build, prefix) if config.enable_moe_block else None
         if width:
             self.gate = build.linear(f"{prefix}.per_layer_input_gate", hidden_size, width)
             self.projection = build.linear(f"{prefix}.per_layer_projection", width, hidden_size)
@@ -126,6 +128,8 @@ class Gemma4Layer(nn.Module):
         """hidden [T, hidden_size], `extra` [T, hidden_size_per_layer_input] → [T, hidden_size]."""
         out, residual = self.attention(self.before_attention, hidden, positions, step, kept)
         out, residual = self.mlp(self.before_mlp, self.after_attention(out), residual)
+        if self.experts is not None:
+            out = self.experts(out, residual)
         hidden = residual + self.after_mlp(out)
         if extra is not None:
             gated = self.activation(self.gate(hidden)) * extra
@@ -135,3 +139,50 @@ class Gemma4Layer(nn.Module):
 
     def weight_slots(self) -> list[WeightSlot]:
         return [WeightSlot(f"{self.prefix}.layer_scalar", (1,), self.scalar)]
+
+
+class Gemma4Experts(nn.Module):
+    """Routed experts of what the dense part of a layer is given too; both results are normed and added."""
+
+    def __init__(self, build: Build, prefix: str) -> None:
+        super().__init__()
+        config = build.config
+        number, top_k, size = config.num_experts, config.top_k_experts, config.moe_intermediate_size
+        if not (number and top_k and size):
+            raise ValueError("Gemma 4 with experts needs num_experts, top_k_experts and moe_intermediate_size")
+        spec = ExpertSpec(number, config.hidden_size, size, top_k, activation=config.hidden_activation)
+        self.router = Gemma4Router(build, f"{prefix}.router", RouterSpec(number, top_k))
+        self.experts = build.experts(f"{prefix}.experts", spec)
+        self.after_dense, self.before, self.after = (
+            build.norm(f"{prefix}.{part}", config.hidden_size, eps=config.rms_norm_eps)
+            for part in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+        )
+
+    def forward(self, dense: Tensor, hidden: Tensor) -> Tensor:
+        """What the dense part gives and what it is given before its norm → the sum of both parts; [T, hidden_size]."""
+        routed: Tensor = self.after(self.experts(self.before(hidden), self.router(hidden)))
+        out: Tensor = self.after_dense(dense) + routed
+        return out
+
+
+class Gemma4Router(nn.Module):
+    """A router with an unweighted norm and learned scales: of its inputs, and of each expert's weight."""
+
+    def __init__(self, build: Build, prefix: str, spec: RouterSpec) -> None:
+        super().__init__()
+        size, self.prefix = build.config.hidden_size, prefix
+        self.norm = UnweightedNorm(build, size, NormSpec(build.config.rms_norm_eps, weighted=False))
+        self.choice, self.shrink = Router(build, f"{prefix}.proj", size, spec), size**-0.5
+        self.scale, self.expert_scale = (
+            nn.Parameter(torch.empty(count, dtype=build.dtype, device=build.device), requires_grad=False)
+            for count in (size, spec.num_experts)
+        )
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """hidden [T, hidden_size] → the experts of each token."""
+        weights, ids = self.choice(self.norm(hidden) * self.scale * self.shrink)
+        return Routing(weights * self.expert_scale[ids], ids)
+
+    def weight_slots(self) -> list[WeightSlot]:
+        named = (("scale", self.scale), ("per_expert_scale", self.expert_scale))
+        return [WeightSlot(f"{self.prefix}.{name}", tuple(tensor.shape), tensor) for name, tensor in named]

@@ -79,6 +79,7 @@ TWO = {"tensor_parallel_size": 2}
         pytest.param("qwen3-moe", TWO | {"enable_expert_parallel": True}, marks=pytest.mark.matrix),
         ("gpt-oss", {}),  # gate and up take turns, inputs before outputs, biases, another gating
         pytest.param("llama4", {}, marks=pytest.mark.matrix),  # weights multiply inputs
+        pytest.param("gemma4-moe", TWO, marks=pytest.mark.matrix),  # a dense part beside the experts
     ],
 )
 def test_one_batch_has_experts_with_several_adapters_and_with_none(

@@ -62,6 +62,7 @@ _TWEAKS: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {
         "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
     },
+    "recurrent_gemma": {"num_hidden_layers": 3, "tie_word_embeddings": False},
     "reformer": {
         "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16], "attn_layers": ["local", "lsh"],
         "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16, "num_buckets": 4, "attention_head_size": 16,

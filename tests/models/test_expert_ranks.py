@@ -20,6 +20,7 @@ FEW = {
     "qwen2-moe": {"num_experts": 3},
     "gpt-oss": {"num_local_experts": 3},
     "llama4": {"num_local_experts": 3},
+    "gemma4-moe": {"num_experts": 3},
 }
 
 

@@ -53,6 +53,8 @@ CHANGES = {
     ("mellum", "sliding_window"): 500,
     ("mimo-v2", "sliding_window"): 500,
     ("mimo-v2", "attention_value_scale"): None,
+    ("gemma4-moe", "top_k_experts"): 1,
+    ("gemma4-moe-shared", "top_k_experts"): 1,
     ("llama4", "attention_chunk_size"): 500,
     ("llama4", "attn_temperature_tuning"): False,
     ("llama4", "floor_scale"): 16,
@@ -71,6 +73,8 @@ TENSORS = {
     "exaone-moe": "e_score_correction_bias",
     "gpt-oss": "sinks",
     "mimo-v2": "sink_bias",
+    "gemma4-moe": "router.per_expert_scale",
+    "gemma4-moe-shared": "router.scale",
 }
 REFUSED = {
     ("mixtral", "hidden_act"): ("quick_gelu", "no activation 'quick_gelu' of experts; there are: silu, swish"),
@@ -150,6 +154,20 @@ def test_routers_that_families_keep_in_float32_stay_there(row, published):
     assert {one.linear.weight.dtype for one in routers} == {torch.float32}
 
 
+def test_what_routers_of_gemma4_are_given_is_rounded_as_in_transformers(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = make_checkpoint(tmp_path, "gemma4-moe", hidden_size=48)  # whose root is no power of two
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).model
+    hidden = 3 * torch.randn(500, 48, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    for ours, other in zip(make_model(folder, dtype=torch.bfloat16).layers, theirs.layers, strict=True):
+        with torch.inference_mode():
+            weights, ids = ours.experts.router(hidden)
+            _, wanted, chosen = other.router(hidden)
+        assert torch.equal(ids.long(), chosen)
+        torch.testing.assert_close(weights, wanted)
+
+
 def text_part_equals(folder, config, *, exchanged=False, **vision):
     """Whether the text part of a checkpoint with pictures gives transformers' logits.
 
@@ -191,3 +209,10 @@ def test_text_part_of_llama4(tmp_path):
     vision = {**sizes, "image_size": 16, "patch_size": 8, "vision_output_dim": 16, "projector_input_dim": 16}
     vision["projector_output_dim"] = 16
     assert text_part_equals(tmp_path, "llama4", text_config=text, vision_config=vision)
+
+
+def test_text_part_of_gemma4(tmp_path):
+    text = {**FAMILIES["gemma4-moe"].config, "initializer_range": 0.2}
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 64}
+    assert text_part_equals(tmp_path, "gemma4", text_config=text, vision_config=vision)

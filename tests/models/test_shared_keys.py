@@ -75,10 +75,17 @@ def test_embeddings_in_place_of_ids_are_refused(shared):
 
 
 @of_gemma4
-@pytest.mark.parametrize(("name", "value"), [("enable_moe_block", True), ("use_bidirectional_attention", "all")])
-def test_what_is_not_served_is_named(name, value, shared):
-    values = {**json.loads((shared / "config.json").read_text()), name: value, "top_k_experts": 1}
-    with pytest.raises(ValueError, match=f"Gemma 4 with {name}={value!r} is not supported; there are: "):
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all' is not supported; use: "),
+        ({"enable_moe_block": True, "num_experts": 4}, "experts needs num_experts, top_k_experts and moe_inter"),
+    ],
+    ids=["attention ahead", "sizes of experts"],
+)
+def test_what_is_not_served_is_named(values, said, shared):
+    values = {**json.loads((shared / "config.json").read_text()), **values}
+    with pytest.raises(ValueError, match=f"Gemma 4 with {said}"):
         make_model(shared, config=ModelConfig(values))
 
 

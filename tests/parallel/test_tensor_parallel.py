@@ -9,7 +9,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, mixed_requests, prompts, running
 from frame.testing.executor_suite import children
-from frame.testing.families import FAMILIES
+from frame.testing.families import FAMILIES, experts
 from frame.testing.thread_executor import with_threads
 
 #: One family for each trait that sharding must know.
@@ -60,6 +60,13 @@ def test_whole_experts_on_each_rank(size, tmp_path):
 def test_every_family_over_two_ranks(family, tmp_path):
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, 2) == tokens(tmp_path, 1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", experts.ROWS)
+def test_every_family_with_whole_experts_on_each_rank(family, tmp_path):
+    make_checkpoint(tmp_path, family)
+    assert tokens(tmp_path, 2, enable_expert_parallel=True) == tokens(tmp_path, 1)
 
 
 @pytest.mark.matrix

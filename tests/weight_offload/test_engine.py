@@ -99,7 +99,9 @@ def test_tokens_are_those_of_weights_on_the_device(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("family", ["gemma3n", "gemma4-shared", "gpt-oss", "jamba", "llama4", "mamba2", "qwen3-next"])
+@pytest.mark.parametrize(
+    "family", ["gemma3n", "gemma4-shared", "gemma4-moe", "gpt-oss", "jamba", "llama4", "mamba2", "qwen3-next"]
+)
 def test_layers_of_other_kinds(family: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, family)
     assert tokens(tmp_path, **OFFLOADED, cpu_offload_ahead=1) == tokens(tmp_path)

@@ -44,6 +44,9 @@ def make_checkpoint(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         roughen(model, row.embedding_scale)
+    for name, parameter in model.named_parameters():
+        if name.endswith("router.scale"):
+            parameter.data.mul_(row.router_scale)
     sharding = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     model.to(dtype).save_pretrained(folder, **sharding)
     if tokenizer:

@@ -20,7 +20,8 @@ _MULTIPLIED: Mapping[str, Any] = {
     "residual_multiplier": 0.3,
     "logits_scaling": 0.5,
 }
-_GEMMA4: Mapping[str, Any] = {
+#: Gemma 4 without embeddings for each layer.
+GEMMA4: Mapping[str, Any] = {
     **_MIXED,
     "num_hidden_layers": 6,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
@@ -29,7 +30,7 @@ _GEMMA4: Mapping[str, Any] = {
     "vocab_size_per_layer_input": TINY["vocab_size"],
 }
 _GEMMA3N: Mapping[str, Any] = {
-    **{name: value for name, value in _GEMMA4.items() if name != "global_head_dim"},
+    **{name: value for name, value in GEMMA4.items() if name != "global_head_dim"},
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": TINY["vocab_size"] - 100,
     "altup_num_inputs": 3,
@@ -78,19 +79,19 @@ ROWS: Mapping[str, Family] = {
     "gemma4": Family(
         "Gemma4ForCausalLM",
         "gemma4_text",
-        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 0.5},
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 0.5},
         embedding_scale=0.05,
     ),
     "gemma4-shared": Family(
         "Gemma4ForCausalLM",
         "gemma4_text",
-        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
+        {**GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 3, "use_double_wide_mlp": True},
         embedding_scale=0.05,
     ),
     "gemma4-biased": _row(
         "Gemma4ForCausalLM",
         "gemma4_text",
-        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "attention_bias": True},
+        {**GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "attention_bias": True},
         0.05,
     ),
     "vaultgemma": _row(

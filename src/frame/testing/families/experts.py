@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .dense import GEMMA4
 from .row import TINY, Family
 
 _MIXTRAL: Mapping[str, Any] = {**TINY, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}
@@ -81,6 +82,16 @@ _DBRX: Mapping[str, Any] = {
     "n_heads": 4,
     "n_layers": 3,
     "max_seq_len": 256,
+}
+
+_GEMMA4: Mapping[str, Any] = {
+    **GEMMA4,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 48,
 }
 
 #: One line a family, more where values of its configuration turn a trait off that the first has on.
@@ -371,6 +382,29 @@ ROWS: Mapping[str, Family] = {
                 "moe_normalize_expert_weights": None,
             },
         },
+        in_matrix=True,
+    ),
+    "gemma4-moe": Family(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 0.5},
+        embedding_scale=0.05,
+        router_scale=16.0,
+    ),
+    "gemma4-moe-shared": Family(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "top_k_experts": 3,
+            "hidden_activation": "silu",
+            "tie_word_embeddings": False,
+        },
+        embedding_scale=0.05,
+        router_scale=16.0,
         in_matrix=True,
     ),
 }

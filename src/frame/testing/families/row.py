@@ -14,9 +14,10 @@ NUM_TOKENS = 512
 class Family:
     """One row of the table: the architecture, transformers' model type, and what its tiny configuration sets.
 
-    `embedding_scale` shrinks random embeddings where the model would otherwise only repeat its newest token. The long
-    tests of a row whose traits other rows show are run by `make matrix` alone, if `in_matrix`. `states` says that some
-    layers keep a running state of each request, "all" that no layer keeps tokens.
+    `embedding_scale` shrinks random embeddings where the model would otherwise only repeat its newest token,
+    `router_scale` enlarges what routers are given where they would find all experts about as good. The long tests of a
+    row whose traits other rows show are run by `make matrix` alone, if `in_matrix`. `states` says that some layers keep
+    a running state of each request, "all" that no layer keeps tokens.
     """
 
     architecture: str
@@ -24,6 +25,7 @@ class Family:
     config: Mapping[str, Any] = field(default_factory=dict)
     embedding_scale: float = 1.0
     in_matrix: bool = False
+    router_scale: float = 1.0
     states: Literal["none", "some", "all"] = "none"
 
 
