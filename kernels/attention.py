@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .merge import join_rows
 from .paged import PagedCache, cache_scales, layer_of, limit_of, paged_cache, scores_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -23,7 +24,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @dataclass(frozen=True)
 class Launch:
-    """Sizes of one launch: query rows and keys of a tile, and its pipeline.
+    """Sizes of one launch: query rows and keys of a tile, its pipeline, and parts that a row's keys are divided into.
 
     Launches of equal sizes give a token the same bits whatever other rows there are.
     """
@@ -32,6 +33,7 @@ class Launch:
     block_n: int
     num_warps: int
     num_stages: int
+    splits: int = 1
 
 
 #: Keys of a tile where bits may depend on the row alone.
@@ -175,12 +177,18 @@ def attend_keys(
 
 
 # Decodes come first in a step, so the alignment of the rest depends on their number.
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens"],
+    do_not_specialize_on_alignment=["query_start", "seq_lens", "block_table"],
+)
 def _paged_attention_kernel(
-    out, lse, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads,
-    LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    out, lse, queries, cache, query_start, seq_lens, block_table, scores, num_rows, stride_table, num_heads, num_tokens,
+    LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head."""
+    """One program: BLOCK_M // GROUPS query tokens of a row, the heads of one KV head.
+
+    With SPLIT it sees one part of their keys, and `out` and `lse` have a place for each part, of `num_tokens` tokens.
+    """
     GROUPS: tl.constexpr = LAYER.groups
     HEAD_DIM: tl.constexpr = LAYER.head_dim
     DIM: tl.constexpr = LAYER.dim
@@ -215,14 +223,22 @@ def _paged_attention_kernel(
     full = low
     if LAYER.window == 0:
         full = tl.maximum(tl.minimum(last_key, first_pos + 1) // BLOCK_N * BLOCK_N, low)
+    part, end = tl.program_id(2), last_key
+    if SPLIT:
+        tiles = tl.cdiv(tl.maximum(last_key - low, 0), BLOCK_N)
+        share = tl.cdiv(tiles, tl.num_programs(2)) * BLOCK_N
+        low += part * share
+        end = tl.minimum(low + share, last_key)
+        full = tl.maximum(tl.minimum(full, end), low)
     slopes = tl.zeros([BLOCK_M], tl.float32)
     if scores.alibi_slopes is not None:
         slopes = tl.load(scores.alibi_slopes + head, real, other=0.0).to(tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if scores.sinks is not None:
-        peak = tl.load(scores.sinks + head, real, other=0.0).to(tl.float32) * LOG2E
-        total += 1.0
+        if part == 0:  # the others add to it
+            peak = tl.load(scores.sinks + head, real, other=0.0).to(tl.float32) * LOG2E
+            total += 1.0
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     table = block_table + row.to(tl.int64) * stride_table
     cache = at_head(cache, kv_head)
@@ -232,12 +248,14 @@ def _paged_attention_kernel(
             acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, False,
         )  # fmt: skip
-    for at in range(full, last_key, BLOCK_N):
+    for at in range(full, end, BLOCK_N):
         acc, peak, total = attend_keys(
             acc, peak, total, query_tile, query_pos, at, first_key, last_key, cache, table, scores, scale, slopes,
             LAYER, BLOCK_N, True,
         )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None] * value_scale
+    if SPLIT:
+        place += part.to(tl.int64) * num_tokens - tl.load(query_start)
     where = place * num_heads + head
     if lse is not None:
         tl.store(lse + where, log_sum(peak, total), real)
@@ -340,14 +358,17 @@ def paged_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     share: tuple[int, int] = (1, 0),
+    first_token: int = 0,
 ) -> Tensor:
     """See the reference. `out` [T, H, D] is filled if given; the first row need not begin at token 0.
+
+    `first_token` is at most the token at which it begins, so that no memory is taken for what is before it.
 
     Tokens that no row owns are left as they are in `out`, zero when it is not given. Float32 `lse` [T, H] is filled
     with log-sum-exps. `share` is as for `write_kv`: lengths and the window are of whole rows.
     """
-    num_tokens, num_heads, head_dim = query.shape
-    num_rows, kv_heads = seq_lens.shape[0], kv_cache.shape[3]
+    num_heads, head_dim = query.shape[1:]
+    num_tokens, num_rows, kv_heads = len(query) - first_token, seq_lens.shape[0], kv_cache.shape[3]
     groups = num_heads // kv_heads
     launch = launch or launch_for(head_dim, groups, query.dtype)
     if query.stride(2) != 1:
@@ -357,13 +378,19 @@ def paged_attention(
     if num_tokens == 0 or num_rows == 0:
         return out
     blocks = num_tokens // (launch.block_m // groups) + num_rows
-    _paged_attention_kernel[(blocks, kv_heads)](
-        out, lse, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache), query_start, seq_lens, block_table,
-        scores_of(scale, soft_cap, sinks, alibi_slopes, key_scale, value_scale),
-        num_rows, block_table.stride(0), num_heads,
+    parts, lses = out, lse
+    if launch.splits > 1:
+        parts = torch.empty((launch.splits, num_tokens, *query.shape[1:]), dtype=torch.float32, device=query.device)
+        lses = torch.empty(parts.shape[:3], dtype=torch.float32, device=query.device)
+    _paged_attention_kernel[(blocks, kv_heads, launch.splits)](
+        parts, lses, (query, query.stride(0), query.stride(1)), paged_cache(kv_cache),
+        query_start, seq_lens, block_table, scores_of(scale, soft_cap, sinks, alibi_slopes, key_scale, value_scale),
+        num_rows, block_table.stride(0), num_heads, num_tokens,
         LAYER=layer_of(query, kv_cache, window, share), BLOCK_M=launch.block_m, BLOCK_N=launch.block_n,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        SPLIT=launch.splits > 1, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
+    if lses is not None and launch.splits > 1:
+        join_rows(parts, lses, query_start, out=out, lse=lse)
     return out
 
 

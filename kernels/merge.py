@@ -55,3 +55,45 @@ def merge_parts(parts: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
             PARTS=count, HEAD_DIM=head_dim, DIM=triton.next_power_of_2(head_dim), ROWS=_ROWS,
         )  # fmt: skip
     return out, whole_lse
+
+
+@triton.jit(do_not_specialize=["num_parts", "num_tokens", "num_rows"], do_not_specialize_on_alignment=["query_start"])
+def _join_rows(
+    out, whole_lse, parts, lses, query_start, num_parts, num_tokens, num_rows, num_heads,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """As `_merge`, of as many parts as there are, for the tokens that rows own."""
+    origin = tl.load(query_start)
+    row, dim = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM)
+    real = row < (tl.load(query_start + num_rows) - origin) * num_heads
+    within = real[:, None] & (dim < HEAD_DIM)[None, :]
+    peak, at = tl.full([ROWS], float("-inf"), tl.float32), row
+    for _ in range(num_parts):
+        peak = tl.maximum(peak, tl.load(lses + at, real, other=float("-inf")))
+        at += num_tokens * num_heads
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.zeros([ROWS], tl.float32)
+    acc, at = tl.zeros([ROWS, DIM], tl.float32), row
+    for _ in range(num_parts):
+        weight = tl.exp(tl.load(lses + at, real, other=float("-inf")) - base)
+        acc += tl.load(parts + at[:, None] * HEAD_DIM + dim[None, :], within, other=0.0) * weight[:, None]
+        total += weight
+        at += num_tokens * num_heads
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    row += origin.to(tl.int64) * num_heads
+    tl.store(out + row[:, None] * HEAD_DIM + dim[None, :], (acc / total[:, None]).to(out.dtype.element_ty), within)
+    if whole_lse is not None:
+        tl.store(whole_lse + row, tl.where(empty, float("-inf"), base + tl.log(total)), real)
+
+
+def join_rows(parts: Tensor, lses: Tensor, query_start: Tensor, *, out: Tensor, lse: Tensor | None) -> None:
+    """Joins float32 `parts` [N, T, H, D] by their log-sum-exps [N, T, H] into `out`, and `lse` if it is given.
+
+    Token i of the parts is token query_start[0] + i of `out`; those from query_start[-1] on are left as they are.
+    """
+    num_parts, num_tokens, num_heads, head_dim = parts.shape
+    _join_rows[(triton.cdiv(num_tokens * num_heads, _ROWS),)](
+        out, lse, parts, lses, query_start, num_parts, num_tokens, len(query_start) - 1, num_heads,
+        HEAD_DIM=head_dim, DIM=triton.next_power_of_2(head_dim), ROWS=_ROWS,
+    )  # fmt: skip

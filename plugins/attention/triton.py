@@ -39,6 +39,8 @@ PREFIX_LAUNCH_BYTES, PREFIX_TILE, PREFIX_WIDE_TILE = 85e6, 1.42, 2.5
 MAX_PREFIX_GROUPS = 8
 #: Programs for each multiprocessor, up to which rows are split until about two programs run on each.
 FEW = 0.25
+#: Few new tokens of long rows: parts of their keys are no shorter, and make so many programs for each multiprocessor.
+MIN_PROMPT_SPLIT, PROMPT_PROGRAMS = 256, 2
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
 MIN_HOPPER_QUERIES = 64
 
@@ -152,7 +154,7 @@ class TritonAttention(AttentionBackend):
             if fast and self._widens and num_decodes < len(lens):
                 pages = wide_pages(spec, batch, num_decodes)
             if not fast or (self._widens and pages is None):
-                mixed = kernels.launch_for(spec.head_dim, groups, spec.dtype)
+                mixed = self.prompt_launch(lens[num_decodes:], batch.host_seq_lens[num_decodes:])
         covers_all = covers_all or num_decodes == batch.num_tokens
         return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, self._order(batch, num_decodes), pages)
 
@@ -199,9 +201,8 @@ class TritonAttention(AttentionBackend):
             if launch is None and self._prefill is not None:
                 self._prefill(query, kv_cache, *rows, out=out, **_features(layer, plain=True))
             else:
-                kernels.paged_attention(
-                    query, kv_cache, *rows, launch=launch, out=out, lse=lse, share=share, **_features(layer)
-                )
+                given = {"launch": launch, "out": out, "lse": lse, "share": share, "first_token": n}
+                kernels.paged_attention(query, kv_cache, *rows, **given, **_features(layer))
         return out if lse is None else (out, lse)
 
     @staticmethod
@@ -246,6 +247,22 @@ class TritonAttention(AttentionBackend):
         groups = spec.num_heads // spec.num_kv_heads
         launch = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits, long_tiles=long_tiles)
         return replace(launch, min_span=rule.min_span if splits > 1 else 0)
+
+    def prompt_launch(self, query_lens: np.ndarray, seq_lens: np.ndarray) -> kernels.Launch:
+        """Sizes for rows of several new tokens, int [rows], and of all tokens. Few programs divide the keys of rows."""
+        spec = self.spec
+        groups = spec.num_heads // spec.num_kv_heads
+        launch = kernels.launch_for(spec.head_dim, groups, spec.dtype)
+        programs = int((-(-query_lens // (launch.block_m // groups))).sum()) * spec.num_kv_heads
+        if not programs:
+            return launch
+        longest = int(seq_lens.max())
+        if spec.window:
+            longest = min(longest, spec.window + int(query_lens.max()))
+        parts = longest // spec.context.ranks // MIN_PROMPT_SPLIT
+        return replace(
+            launch, splits=max(1, min(MAX_SPLITS, parts, PROMPT_PROGRAMS * self._multiprocessors // programs))
+        )
 
     def _rule(self, num_rows: int) -> SplitRule:
         share = self._share(num_rows)

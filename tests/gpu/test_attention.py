@@ -19,7 +19,7 @@ from frame.kernels.decode import DecodeLaunch
 from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
 from frame.testing import attention_case
-from tests.plugins.attention.batches import check, make_case, run, spec_of, split_rows
+from tests.plugins.attention.batches import check, make_case, run, spec_of, split_prompts, split_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +91,40 @@ def test_any_number_of_splits_gives_the_same_result(
     split_rows(monkeypatch, splits, 0)
     case = make_case(TritonAttention, layer_spec(**features), [(90, 1), (0, 1), (200, 1)])
     check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+@pytest.mark.parametrize("splits", [2, 5])
+@pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["all"]], ids=["plain", "all"])
+@pytest.mark.parametrize("head_dim", [64, 24])
+def test_keys_of_few_new_tokens_are_split(
+    splits: int, features: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows differ in length, so that parts of some are empty; decodes stand before them, and padding behind."""
+    split_prompts(monkeypatch, splits)
+    rows = [(5, 1), (200, 5), (0, 7), (131, 2), (0, 33), (300, 40)]
+    spec = layer_spec(head_dim=head_dim, scale=0.1, **features)
+    case = make_case(TritonAttention, spec, rows, padding_tokens=5, padding_rows=3)
+    check(TritonAttention, case, CLOSE[torch.float32], 1e-4)
+
+
+def test_few_programs_split_keys() -> None:
+    """One row of few new tokens fills the device; many rows, short ones and long prompts are not split."""
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": HALF}
+    backend = TritonAttention(BackendSetup(layer_spec(**sizes), SimpleNamespace()))
+    backend._multiprocessors = 132
+
+    def splits(*rows: tuple[int, int]) -> int:
+        lens = np.array(rows)
+        return backend.prompt_launch(lens[:, 1], lens.sum(1)).splits
+
+    assert splits((16384, 16)) == 33
+    assert splits((16384, 16), (100, 16)) == 16
+    assert splits((1000, 16)) == 3
+    assert splits((300, 5)) == splits((400_000, 2000)) == 1
+    assert splits(*[(16384, 5)] * 40) == 1
+    windowed = TritonAttention(BackendSetup(layer_spec(**sizes, window=512), SimpleNamespace()))
+    windowed._multiprocessors = 132
+    assert windowed.prompt_launch(np.array([16]), np.array([16384])).splits == 2
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(40, 64), (4, 256), (40, 128)])
@@ -290,6 +324,7 @@ def test_log_sum_exps_over_a_share_of_the_context(
 ) -> None:
     """Rows whose keys are read by several programs, and rows without a key in the share, included."""
     split_rows(monkeypatch, parts, 0)
+    split_prompts(monkeypatch, parts)
     spec = layer_spec(returns_lse=True, context=share, window=24 if parts == 1 else 0)
     case = attention_case.make_case(spec, rows)
     step = attention_case.CaseRun(TritonAttention(BackendSetup(spec, Ops())), case, stale=float("nan"))

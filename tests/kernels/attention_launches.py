@@ -161,6 +161,7 @@ def attention_launches(name: str) -> dict[str, Callable[[], None]]:
     found = {f"{name}, {rows}": partial(step, spec, counts) for rows, counts in decodes.items()}
     found[f"{name}, prompts"] = partial(step, spec, PROMPTS[:2], hopper_prefill=False)
     if thorough:
+        found[f"{name}, few new tokens"] = partial(step, spec, [(32768, 16), (4096, 5)])
         found[f"{name}, deterministic"] = partial(step, replace(spec, deterministic=True), [(100, 1), *PROMPTS])
     if not spec.window and (thorough or spec.alibi or name == "one head a KV head"):
         found[f"{name}, 16 rows, shared prefix"] = partial(step, spec, DECODES["16 rows"], shared=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from frame.core.interfaces.attention import AttentionBackend, AttentionSpec, GroupBatch, LayerParams
 from frame.core.ops import Ops
 from frame.interfaces import BackendSetup
-from frame.kernels import decode
+from frame.kernels import attention, decode
 from frame.kernels.decode import DecodeLaunch
 from frame.plugins.attention.triton import TritonAttention
 
@@ -184,3 +184,13 @@ def split_rows(monkeypatch: pytest.MonkeyPatch, parts: int, min_span: int) -> No
         return replace(sizes, min_span=min_span)
 
     monkeypatch.setattr(TritonAttention, "decode_launch", launch)
+
+
+def split_prompts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Has backends split the keys of all rows of several new tokens alike."""
+    before = TritonAttention.prompt_launch
+
+    def launch(self: TritonAttention, query_lens: np.ndarray, seq_lens: np.ndarray) -> attention.Launch:
+        return replace(before(self, query_lens, seq_lens), splits=parts)
+
+    monkeypatch.setattr(TritonAttention, "prompt_launch", launch)
