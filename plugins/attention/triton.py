@@ -201,8 +201,17 @@ class TritonAttention(AttentionBackend):
             if launch is None and self._prefill is not None:
                 self._prefill(query, kv_cache, *rows, out=out, **_features(layer, plain=True))
             else:
-                given = {"launch": launch, "out": out, "lse": lse, "share": share, "first_token": n}
-                kernels.paged_attention(query, kv_cache, *rows, **given, **_features(layer))
+                kernels.paged_attention(
+                    query,
+                    kv_cache,
+                    *rows,
+                    launch=launch,
+                    out=out,
+                    lse=lse,
+                    share=share,
+                    first_token=n,
+                    **_features(layer),
+                )
         return out if lse is None else (out, lse)
 
     @staticmethod

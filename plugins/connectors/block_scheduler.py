@@ -54,6 +54,8 @@ class BlockScheduler(ConnectorScheduler):
                 )
         self._states = [index for index, group in enumerate(groups) if group.keeps_states]
         self._keeps_tokens = len(self._states) < len(groups)
+        grain = self.layout.grain
+        self._counts = [0 if group.keeps_states else grain // group.block_size for group in groups]
         self.blocks_name = blocks_name(self.layout, setup.mesh)
         self.spaces: list[str] = []  # where the worker of each rank keeps its blocks
         self.loads_any = setup.role != "producer"
@@ -85,15 +87,14 @@ class BlockScheduler(ConnectorScheduler):
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         self._tally(request, num_external)
-        layout, count = self.layout, num_external // self.layout.grain
+        count, owner, hashes = num_external // self.layout.grain, request.request_id, request.block_hashes
         first = self.found_from(request)
-        for index in range(first, first + count) if self._keeps_tokens else ():
-            blocks = layout.grain_blocks(block_ids, index)
-            self._loads.append(Move(request.request_id, request.block_hashes[index], blocks, index))
+        if self._keeps_tokens:
+            found = enumerate(self._grains(block_ids, first, first + count), first)
+            self._loads += [Move(owner, hashes[index], blocks, index) for index, blocks in found]
         if count and self._states:
-            last = first + count - 1
-            found = {group: int(block_ids[group][0]) for group in self._states}
-            self._loads.append(self._state(request.request_id, request.block_hashes, found, last))
+            states = {group: int(block_ids[group][0]) for group in self._states}
+            self._loads.append(self._state(owner, hashes, states, first + count - 1))
 
     def longest(self, request: RequestView, first: int, last: int, has: Callable[[bytes], bool]) -> int:
         """How many tokens, whole grains from number `first` on, can be loaded if `has` says which keys are stored."""
@@ -204,14 +205,25 @@ class BlockScheduler(ConnectorScheduler):
                 continue
             prompt.num_computed = num_computed + count
             last = min((num_computed + count) // size, len(prompt.hashes))
-            for index in range(num_computed // size, last) if self._keeps_tokens else ():
-                blocks = self.layout.grain_blocks(prompt.tables, index)
-                if all(map(all, blocks)):
-                    moves.append(Move(prompt.request_id, prompt.hashes[index], blocks, index))
+            first = num_computed // size
+            found = self._grains(prompt.tables, first, last) if self._keeps_tokens else []
+            moves += [
+                Move(prompt.request_id, prompt.hashes[index], blocks, index)
+                for index, blocks in enumerate(found, first)
+                if all(map(all, blocks))
+            ]
             # the state that it leaves is copied by a later step
             if last == len(prompt.hashes) and not (self._states and num_computed // size < last):
                 del self._prompts[slot]
         return moves
+
+    def _grains(self, tables: Sequence[Sequence[int]], first: int, last: int) -> list[list[list[int]]]:
+        """As `KVLayout.grain_blocks` of the grains [first, last)."""
+        groups = []
+        for table, count in zip(tables, self._counts, strict=True):
+            blocks = [int(block) for block in table[first * count : last * count]]
+            groups.append([blocks[place * count : (place + 1) * count] for place in range(last - first)])
+        return [list(blocks) for blocks in zip(*groups, strict=True)]
 
     def _copied(self, plan: StepPlan) -> list[Move]:
         """The states of prompts that this step copies first, and whose copies it does not overwrite by another.

@@ -125,6 +125,13 @@ class Rows:
         names = ("ours", "theirs", "sizes")
         return cls(*(np.concatenate([getattr(one, name) for one in parts] or [_NOTHING]) for name in names))
 
+    def at(self, addresses: Sequence[tuple[int, int]]) -> Rows:
+        """The same pieces for each of these layers: pairs of addresses, ours and theirs, that they lie behind."""
+        ours, theirs = np.array(addresses, np.int64).reshape(-1, 2, 1).transpose(1, 0, 2)
+        return Rows(
+            (ours + self.ours).reshape(-1), (theirs + self.theirs).reshape(-1), np.tile(self.sizes, len(addresses))
+        )
+
 
 _NOTHING = np.zeros(0, np.int64)
 

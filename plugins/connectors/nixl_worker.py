@@ -231,27 +231,22 @@ class NixlWorker(ConnectorWorker):
             raise ValueError("this worker has no memory")
         tables = [np.array(blocks, np.int64) for blocks in load.ours]
         theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
-        parts = []
+        alike = dict[tuple[Side, Side, tuple[int, int], int, int], list[tuple[int, int]]]()
         for piece in of_rank(fit.pieces[self.rank], rank):
             here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
-            size = self.layout.groups[here.group].block_size
-            # a state, which has one block, stands for all of them
-            start = load.stop - size if self.layout.groups[here.group].keeps_states else load.start
-            parts.append(
-                rows(
-                    _side(here, own.agent.layers[piece.ours], own.shape.blocks[here.block], size),
-                    _side(
-                        there,
-                        peer.layers[piece.theirs],
-                        facts.blocks[there.block],
-                        facts.groups[there.group].block_size,
-                    ),
-                    (piece.first, piece.last),
-                    range(start, load.stop),
-                    tables[here.group],
-                    theirs[there.group],
-                )
+            ours, other = own.agent.layers[piece.ours], peer.layers[piece.theirs]
+            sides = (
+                _side(here, ours, own.shape.blocks[here.block], self.layout.groups[here.group].block_size),
+                _side(there, other, facts.blocks[there.block], facts.groups[there.group].block_size),
             )
+            kind = (*sides, (piece.first, piece.last), here.group, there.group)
+            alike.setdefault(kind, []).append((ours.address, other.address))
+        parts = []
+        for (one, another, heads, group, their_group), addresses in alike.items():
+            # a state, which has one block, stands for all of them
+            start = load.stop - one.block_size if self.layout.groups[group].keeps_states else load.start
+            tokens = range(start, load.stop)
+            parts.append(rows(one, another, heads, tokens, tables[group], theirs[their_group]).at(addresses))
         return Rows.join(parts)
 
     def _num_bytes(self, load: Load) -> int:
@@ -280,7 +275,8 @@ def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
 
 
 def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
-    return Side(block, block_size, layer.first, memory.address, memory.stride)
+    """How a layer's blocks lie, from its address on."""
+    return Side(block, block_size, layer.first, 0, memory.stride)
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:

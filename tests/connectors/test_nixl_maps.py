@@ -247,3 +247,19 @@ def test_layers_that_cannot_be_are_refused(layer, wrong):
         make_facts(groups=[GroupShape(5, "all", 0)])
     with pytest.raises(ValueError, match="more of itself"):
         make_facts(ranks=[[]] * 2000)
+
+
+def test_layers_whose_blocks_lie_alike_are_pieced_together_once():
+    ours, theirs = (Side(block_shape((0, 1, 2, 3), size, 2, 3), size, 0, 0, 400) for size in (4, 8))
+    given_ = (0, 2), range(8, 24), np.array([3, 4, 9, 1]), np.array([2, 7])
+    addresses = [(10_000, 70_000), (20_000, 50_000)]
+    both = rows(ours, theirs, *given_).at(addresses)
+    one_by_one = Rows.join(
+        [
+            rows(Side(ours.block, 4, 0, here, 400), Side(theirs.block, 8, 0, there, 400), *given_)
+            for here, there in addresses
+        ]
+    )
+    for name in ("ours", "theirs", "sizes"):
+        assert getattr(both, name).tolist() == getattr(one_by_one, name).tolist()
+    assert len(rows(ours, theirs, *given_).at([]).sizes) == 0
