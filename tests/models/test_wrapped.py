@@ -1,8 +1,10 @@
 """What wrapped classes of transformers are asked, given and refused."""
 
+import gc
 import json
 import logging
 import random
+import weakref
 
 import pytest
 import torch
@@ -42,6 +44,16 @@ def test_logits_equal_native_ones_over_ranks_too(family, tmp_path):
     assert near(run(wrapped(folder), IDS, [25, 10, 1, 1, 3]), expected)
     for logits in run_ranks(2, lambda group: run(wrapped(folder, group), IDS, [40])):
         assert near(logits, expected)
+
+
+def test_a_model_that_is_dropped_is_gone(tmp_path):
+    """Else its weights would stay on the device for the life of the process."""
+    model = wrapped(make_checkpoint(tmp_path, "qwen3-moe"))
+    run(model, IDS, [40])
+    parts = [weakref.ref(module) for module in model.modules()]
+    del model
+    gc.collect()
+    assert not [part for part in parts if part() is not None]
 
 
 def test_more_ranks_than_key_heads(tmp_path):

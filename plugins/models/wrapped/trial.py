@@ -154,12 +154,20 @@ def learn_calls(model: nn.Module, base: nn.Module, max_len: int) -> Record:
             raise
         except Exception as error:  # what a class does in its forward pass is its own
             raise UnfitError(f"its forward pass reads values on the host, or needs a cache: {_line(error)}") from error
+        finally:
+            # transformers keeps what is registered for the life of the process, and a record keeps its model
+            for interface in (AttentionInterface, AttentionMaskInterface, ExpertsInterface):
+                interface.register(TRIAL, _no_trial)
     hidden = out[0]
     if not record.calls:
         raise UnfitError("it has no attention that frame could compute")
     if tuple(hidden.shape[:2]) != (1, _TOKENS):
         raise UnfitError(f"its hidden states are {list(hidden.shape)}, not one for each token")
     return record
+
+
+def _no_trial(*arguments: Any, **more: Any) -> None:
+    raise RuntimeError("a model that was tried is called")
 
 
 def forward_arguments(base: nn.Module, positions: Tensor) -> dict[str, Any]:
