@@ -27,9 +27,6 @@ from .experts import PackedExperts
 from .held import Held, held_as
 from .types import BY_NAME
 
-#: What bytes of made-up blocks are near: as the two bytes of a float16 scale they are about a thousandth.
-DUMMY_BYTES = (20.0, 4.0)
-
 
 def block_slots(held: Held, layer: Any, parameter: Tensor, spec: LinearSpec) -> list[WeightSlot]:
     """The slots of tensors "PART.KIND" of whole blocks [rows, blocks, bytes], which `held` takes into `layer`.
@@ -37,7 +34,7 @@ def block_slots(held: Held, layer: Any, parameter: Tensor, spec: LinearSpec) -> 
     Raises `ValueError` where this rank's share cuts a block.
     """
     block = BY_NAME[held.kind]
-    slots = WeightSlot.sharded(held.kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=DUMMY_BYTES)
+    slots = WeightSlot.sharded(held.kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=held.near)
     return [
         replace(slot, shape=(*slot.shape, block.num_bytes), take=partial(held.put, layer, slot.region[0]))
         for slot in slots
