@@ -192,5 +192,5 @@ _READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "TQ2_0": _tq2_0,
     **{kind: partial(_by_table, kind=kind) for kind in TABLES},
 }
-#: The types whose blocks hold codes.
-PACKED = tuple(kind.name for kind in BY_NAME.values() if kind.values > 1)
+#: The types whose blocks stay in memory.
+PACKED = tuple(name for name in BY_NAME if name in _READERS)

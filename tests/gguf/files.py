@@ -23,7 +23,9 @@ ARCHITECTURES = {
     "phi3": "phi3",
 }  # fmt: skip
 #: What makes random values of a type that the library only reads about 0.2.
-_SIZES = {"Q2_K": 0.012, "Q3_K": 6e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 1e-4, "IQ4_NL": 3e-3, "IQ4_XS": 1e-4}
+_SIZES = {"Q2_K": 0.012, "Q3_K": 6e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 1e-4, "IQ4_NL": 3e-3, "IQ4_XS": 1e-4,
+          "IQ1_S": 0.02, "IQ1_M": 0.02, "IQ2_XXS": 4e-3, "IQ2_XS": 4e-3, "IQ2_S": 4e-3, "IQ3_XXS": 2e-3,
+          "IQ3_S": 2e-3}  # fmt: skip
 PLAIN = ("F32", "F16", "BF16")
 
 
