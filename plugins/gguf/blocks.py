@@ -162,8 +162,7 @@ def _by_table(blocks: Tensor, kind: str) -> Tensor:
 
 def _ternary(codes: Tensor, digits: int) -> Tensor:
     """[..., n] → [..., n · digits]: of all bytes, as fractions of 256, the first digit to base 3, then the next, …"""
-    powers = torch.tensor([3**place for place in range(digits)], dtype=torch.uint8, device=codes.device)
-    moved: Tensor = codes[..., None, :] * powers[:, None]
+    moved = torch.stack([codes * 3**place for place in range(digits)], -2)
     return (moved.to(torch.int16) * 3 >> 8).flatten(-2)
 
 

@@ -149,6 +149,8 @@ class HeldPlanes(Held):
     def put(self, layer: Any, rows: slice, piece: Tensor) -> None:
         for name, tensor in planes_of(piece, self.kind).tensors.items():
             getattr(layer, f"plane_{name}").data[rows] = tensor
+        if (table := table_of(self.kind)) is not None:  # which sleep may have dropped
+            layer.plane_table.data.copy_(table)
 
     def values(self, layer: Any, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         return values_of(self._planes(layer).rows(rows), self.kind, dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 from frame.ops import unpack_nibbles
 
 from ..quantization.packing import pack_nibbles
-from .blocks import TABLES, codes_of, half_exponents, numbers_of
+from .blocks import TABLES, codes_of, half_exponents
 from .types import BY_NAME
 
 if TYPE_CHECKING:
@@ -133,7 +133,10 @@ def values_of(planes: Planes, kind: str, dtype: torch.dtype = torch.float32) -> 
     scales = half_exponents(planes.scales) if kind == "MXFP4" else planes.scales.float()
     if planes.outer is not None:
         scales = (scales.unflatten(1, (-1, runs)) * planes.outer[..., :1].float()).flatten(1)
-    numbers = numbers_of(codes, kind) if kind in TABLES else codes.float() - zero
+    if planes.table is None:
+        numbers = codes.float() - zero
+    else:  # what of MXFP4 is halved for kernels is doubled again, so that no scale is too large
+        numbers = planes.table[codes.int()] * (2 if kind == "MXFP4" else 1)
     weight: Tensor = numbers.unflatten(1, (-1, group)) * scales[..., None]
     if planes.minima is not None and planes.outer is not None:
         minima = (planes.minima.float().unflatten(1, (-1, runs)) * planes.outer[..., 1:].float()).flatten(1)

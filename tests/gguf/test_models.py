@@ -66,6 +66,17 @@ def expected(folder, count=NUM_TOKENS):
     return [continue_greedily(model, prompt, count) for prompt in prompts(512)]
 
 
+def test_weights_that_sleep_dropped_are_whole_again(tmp_path):
+    plain = make_checkpoint(tmp_path / "plain", "qwen2-moe", **MOE)
+    file = write_gguf(plain, tmp_path / "m.gguf", FLOATS)
+    config = from_flat({**SMALL, "model": str(file), "download_dir": str(tmp_path / "cache")})
+    with running(fetch_model(config), Registry.load()) as engine:
+        want = greedy(engine, prompts(512), 8)
+        engine.call("sleep", {"keep": []})
+        engine.call("wake_up")
+        assert greedy(engine, prompts(512), 8) == want
+
+
 #: Of these `make test` shows each type of blocks, each order of rows and the experts once.
 SHOWN = (
     "llama, mixed K",
