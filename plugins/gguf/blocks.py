@@ -116,7 +116,7 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 def half_exponents(scales: Tensor) -> Tensor:
     """float32 2^(x - 128) of uint8 x: half of the power of two that a scale of MXFP4 stands for."""
     wide = scales.to(torch.int32)
-    return torch.where(wide < 2, 1 << 21 << wide.clamp_max(1), (wide - 1) << 23).view(torch.float32)
+    return torch.where(wide < 2, (wide + 1) << 21, (wide - 1) << 23).view(torch.float32)
 
 
 def numbers_of(codes: Tensor, kind: str) -> Tensor:
