@@ -1,6 +1,7 @@
 """The values of blocks of weights, each block by itself: [..., bytes of a block] → float32 [..., its values].
 
-The layouts are ggml's. All scales are float16; products are taken in float32, in the order in which ggml takes them.
+The layouts are ggml's. Scales are float16, of MXFP4 powers of two; products are taken in float32, in the order in which
+ggml takes them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ import torch
 from torch import Tensor
 
 from .types import BY_NAME
+
+#: What the codes of a type stand for, where that is no distance from a zero. Those of MXFP4 are twice its 4-bit floats.
+_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+TABLES: Mapping[str, tuple[int, ...]] = {
+    "IQ4_NL": _UNEVEN,
+    "IQ4_XS": _UNEVEN,
+    "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
 
 
 def dequantize(packed: Tensor, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -104,11 +113,30 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def codes_of(blocks: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes uint8 [..., 256], scales, minima) of Q4_K, Q5_K and Q6_K, as the file has them.
+def half_exponents(scales: Tensor) -> Tensor:
+    """float32 2^(x - 128) of uint8 x: half of the power of two that a scale of MXFP4 stands for."""
+    wide = scales.to(torch.int32)
+    return torch.where(wide < 2, (wide + 1) << 21, (wide - 1) << 23).view(torch.float32)
 
-    Scales and minima are uint8 [..., 8]; of Q6_K scales are int8 [..., 16], and there are no minima.
+
+def numbers_of(codes: Tensor, kind: str) -> Tensor:
+    """The float32 numbers of a type's table that codes uint8 stand for."""
+    return torch.tensor(TABLES[kind], dtype=torch.float32, device=codes.device)[codes.long()]
+
+
+def codes_of(blocks: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(codes uint8 [..., values], scales, minima) of the types that are held as `Planes`, as the file has them.
+
+    Scales and minima are uint8 [..., 8]; of Q6_K scales are int8 [..., 16], of IQ4_XS int8 [..., 8], of IQ4_NL float16
+    [..., 1], and of MXFP4 uint8 [..., 1], and none of these has minima.
     """
+    if kind == "IQ4_NL":
+        return _nibbles(blocks[..., 2:]), blocks[..., :2].contiguous().view(torch.float16), None
+    if kind == "MXFP4":
+        return _nibbles(blocks[..., 1:]), blocks[..., :1].contiguous(), None
+    if kind == "IQ4_XS":  # d, 2 bytes of upper bits of scales, 4 of their lower ones, 128 of codes
+        low, high = _shifted(blocks[..., 4:8], 1, 4), _shifted(blocks[..., 2:4], 1, 2)
+        return _shifted(blocks[..., 8:], 16, 4), (low | high << 4).to(torch.int8) - 32, None
     if kind == "Q6_K":  # 128 bytes of lower bits, 64 of upper ones, 16 scales of 8 bits, d
         codes = _shifted(blocks[..., :128], 64, 4) | _shifted(blocks[..., 128:192], 32, 2) << 4
         return codes, blocks[..., 192:208].contiguous().view(torch.int8), None
@@ -125,6 +153,29 @@ def _by_codes(blocks: Tensor, kind: str) -> Tensor:
     return _scaled(_half(blocks, 0) * scales.float(), codes, _half(blocks, 2) * minima.float())
 
 
+def _by_table(blocks: Tensor, kind: str) -> Tensor:
+    codes, scales, _ = codes_of(blocks, kind)
+    if kind == "IQ4_XS":
+        return _scaled(_half(blocks, 0) * scales.float(), numbers_of(codes, kind))
+    return (half_exponents(scales) if kind == "MXFP4" else scales.float()) * numbers_of(codes, kind)
+
+
+def _ternary(codes: Tensor, digits: int) -> Tensor:
+    """[..., n] → [..., n · digits]: of all bytes, as fractions of 256, the first digit to base 3, then the next, …"""
+    moved = torch.stack([codes * 3**place for place in range(digits)], -2)
+    return (moved.to(torch.int16) * 3 >> 8).flatten(-2)
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    """32 and 16 bytes of five digits, 4 of four, d."""
+    runs = _ternary(blocks[..., :32], 5), _ternary(blocks[..., 32:48], 5), _ternary(blocks[..., 48:52], 4)
+    return _half(blocks, 52) * (torch.cat(runs, -1) - 1).float()
+
+
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 64) * (_shifted(blocks[..., :64], 32, 2).to(torch.int8) - 1).float()
+
+
 _READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -136,6 +187,9 @@ _READERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": partial(_by_codes, kind="Q4_K"),
     "Q5_K": partial(_by_codes, kind="Q5_K"),
     "Q6_K": partial(_by_codes, kind="Q6_K"),
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    **{kind: partial(_by_table, kind=kind) for kind in TABLES},
 }
-#: The types whose blocks hold codes.
-PACKED = tuple(kind.name for kind in BY_NAME.values() if kind.values > 1)
+#: The types whose blocks stay in memory.
+PACKED = tuple(name for name in BY_NAME if name in _READERS)

@@ -61,21 +61,21 @@ class PackedExperts(PlainExperts):
         ends = [f"{part}.{(kind or 'weight').lower()}" for part, kind in zip(spec.names, self._kinds, strict=True)]
         others = sorted(set(range(spec.num_experts)).difference(layer.held))
         slots = [WeightSlot(f"{layer.prefix}.{expert}.{end}", (), None) for expert in others for end in ends]
-        for number, (end, kind) in enumerate(zip(ends, self._kinds, strict=True)):
+        for number, (end, held) in enumerate(zip(ends, self._held, strict=True)):
             last = number == len(ends) - 1
             sizes = (spec.hidden_size, spec.intermediate_size) if last else (spec.intermediate_size, spec.hidden_size)
             index: tuple[slice, ...] = (_ALL, mine) if last else (mine, _ALL)
             shape: tuple[int, ...] = sizes
-            if kind is not None:
-                block = BY_NAME[kind]
+            if held is not None:
+                block = BY_NAME[held.kind]
                 shape = (sizes[0], sizes[1] // block.values, block.num_bytes)
                 index = (_ALL, _blocks(mine, block.values)) if last else index
             for local, expert in enumerate(layer.held):
                 name, parameter = f"{layer.prefix}.{expert}.{end}", self._parameters(layer, number)[0]
                 options: dict[str, Any] = {"region": (slice(local, local + 1),)}
-                if kind is not None:
+                if held is not None:
                     take = partial(self._put, layer, number, local)
-                    options |= {"dtype": torch.uint8, "near": (20.0, 4.0), "take": take}
+                    options |= {"dtype": torch.uint8, "near": held.near, "take": take}
                 slots.append(WeightSlot(name, shape, parameter, index, **options))
         return slots
 

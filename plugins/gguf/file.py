@@ -7,13 +7,14 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .types import OTHERS, TYPES, BlockType
+from .types import BY_LIBRARY, OTHERS, TYPES, BlockType
 
 _STRING, _ARRAY = 8, 9
 #: numpy's names of the types of metadata, by number; 7 is a truth value.
@@ -154,7 +155,7 @@ def parts_of(path: Path) -> list[Path]:
 def read_files(paths: list[Path]) -> tuple[Mapping[str, Any], list[tuple[Path, TensorInfo]]]:
     """(the metadata, the tensors with their files) of a model in one or several files.
 
-    Raises `ValueError` for a tensor that two of them hold.
+    Raises `ValueError` for a tensor that two of them hold, or whose type wants a package that is not installed.
     """
     metadata: dict[str, Any] = {}
     tensors: dict[str, tuple[Path, TensorInfo]] = {}
@@ -164,5 +165,10 @@ def read_files(paths: list[Path]) -> tuple[Mapping[str, Any], list[tuple[Path, T
         for info in file.tensors:
             if info.name in tensors:
                 raise ValueError(f"{path} holds the tensor {info.name}, which is in {tensors[info.name][0].name} too")
+            if info.kind.name in BY_LIBRARY and find_spec("gguf") is None:
+                raise ValueError(
+                    f"{path}: tensor {info.name} has type {info.kind.name}, which the package gguf reads and which is "
+                    "not installed: pip install 'frame-llm[gguf]'"
+                )
             tensors[info.name] = path, info
     return metadata, list(tensors.values())

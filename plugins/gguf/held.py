@@ -1,7 +1,8 @@
 """How the weights of each type of blocks lie on a device, taken apart so that products read the codes where they can.
 
-Blocks of Q8_0 and Q4_0 become the codes and scales of other formats, those of Q4_K, Q5_K and Q6_K `Planes`; all others
-stay as they are in the file. What is looked up or put together is bit for bit what the blocks hold.
+Blocks of Q8_0 and Q4_0 become the codes and scales of other formats, those of Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS and
+MXFP4 `Planes`; all others stay as they are in the file. What is looked up or put together is bit for bit what blocks
+hold.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from frame.kernels.native.rows import NativeRows
 from frame.ops import unpack_nibbles
 
 from ..quantization.packing import pack_nibbles
-from .blocks import codes_and_scale, dequantize
-from .superblocks import SUPER, Planes, planes_of, sizes_of, values_of
+from .blocks import TABLES, codes_and_scale, dequantize
+from .superblocks import SUPER, Planes, planes_of, sizes_of, table_of, values_of
 from .types import BY_NAME
 
 #: Values that are put together at once of a weight: as many as memory spares, or as stay in a processor's cache.
 _AT_ONCE, _IN_CACHE = 1 << 25, 1 << 19
 #: The most rows that platforms multiply without putting the weight together: a GPU, and a processor.
 _FEW_ROWS, _FEW_HOST_ROWS = 64, 16
+#: What bytes of made-up blocks are near: as the two bytes of a float16 scale they are about a thousandth. Scales of
+#: IQ4_XS are multiplied by an integer, and those of MXFP4 are exponents.
+_NEAR, _OTHERS_NEAR = (20.0, 4.0), {"IQ4_XS": (4.0, 2.0), "MXFP4": (118.0, 2.0)}
 #: Columns of a block of Q8_0 or Q4_0, and the code of zero of the latter.
 _GROUP, _ZERO = 32, 8
 
@@ -35,6 +39,7 @@ class Held(ABC):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.near = _OTHERS_NEAR.get(kind, _NEAR)
 
     @abstractmethod
     def create(self, layer: Any, rows: int, depth: int) -> list[Tensor]:
@@ -136,11 +141,16 @@ class HeldPlanes(Held):
             parameter = layer.empty(rows, *size, dtype=dtype)
             setattr(layer, f"plane_{name}", parameter)
             made.append(parameter)
+        if (table := table_of(self.kind)) is not None:
+            layer.plane_table = layer.empty(len(table), dtype=table.dtype)
+            layer.plane_table.data.copy_(table)
         return made
 
     def put(self, layer: Any, rows: slice, piece: Tensor) -> None:
         for name, tensor in planes_of(piece, self.kind).tensors.items():
             getattr(layer, f"plane_{name}").data[rows] = tensor
+        if (table := table_of(self.kind)) is not None:  # which sleep may have dropped
+            layer.plane_table.data.copy_(table)
 
     def values(self, layer: Any, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         return values_of(self._planes(layer).rows(rows), self.kind, dtype)
@@ -161,7 +171,7 @@ class HeldPlanes(Held):
     def _native(self, layer: Any, x: Tensor) -> Tensor | None:
         """x Wᵀ by the kernels in C of the CPU platform, which takes few rows."""
         native: NativeRows | None = getattr(layer.ops, "native", None)
-        if native is None or x.device.type != "cpu" or layer.ops.invariant or not x.numel():
+        if native is None or self.kind in TABLES or x.device.type != "cpu" or layer.ops.invariant or not x.numel():
             return None
         planes = self._planes(layer)
         weight = NibbleWeight(
@@ -171,7 +181,8 @@ class HeldPlanes(Held):
 
     def _planes(self, layer: Any) -> Planes:
         names = sizes_of(self.kind, 0)
-        return Planes.of({name: getattr(layer, f"plane_{name}") for name in names}, SUPER[self.kind].zero)
+        table = layer.plane_table if self.kind in TABLES else None
+        return Planes.of({name: getattr(layer, f"plane_{name}") for name in names}, SUPER[self.kind].zero, table)
 
     def _rows(self, layer: Any) -> int:
         return len(layer.plane_low)

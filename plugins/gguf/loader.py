@@ -17,6 +17,8 @@ from .choice import files_in
 from .file import TensorInfo, read_files
 from .names import TABLES, Change, place_of
 from .settings import Metadata, model_type_of
+from .types import BY_LIBRARY
+from .widened import WidenedTensor, tell
 
 _PLAIN = {"F32": (np.float32, torch.float32), "F16": (np.float16, torch.float16), "BF16": (np.int16, torch.bfloat16)}
 
@@ -68,13 +70,14 @@ class GgufLoader(WeightLoader):
         files = files_in(self.folder)
         metadata, tensors = read_files(files)
         try:
-            yield from self._named(Metadata(metadata), tensors)
+            yield from self._named(files[0], Metadata(metadata), tensors)
         except ValueError as error:
             raise ValueError(f"{files[0]}: {error}") from None
 
     @staticmethod
-    def _named(meta: Metadata, tensors: list[tuple[Path, TensorInfo]]) -> Iterator[LazyTensor]:
+    def _named(first: Path, meta: Metadata, tensors: list[tuple[Path, TensorInfo]]) -> Iterator[LazyTensor]:
         table = TABLES[model_type_of(meta)]
+        tell(first, (info for _, info in tensors if place_of(info.name, table) is not None))
         heads = meta.size("attention.head_count")
         turned: Mapping[Change, int] = {"queries": heads, "keys": meta.get("attention.head_count_kv", heads)}
         for path, info in tensors:
@@ -84,9 +87,10 @@ class GgufLoader(WeightLoader):
             found = turned.get(place.change, 0)
             for expert in range(info.shape[0]) if place.stacked else (None,):
                 base = place.name if expert is None else place.name.format(expert)
-                blocks = info.kind.name not in _PLAIN
-                name = base if blocks else f"{base}.{place.end}"
-                yield GgufTensor(path, _with_rows(info, base), name, place.change, found, expert)
+                whole = f"{base}.{place.end}"
+                name = whole if info.kind.name in _PLAIN else base
+                tensor = GgufTensor(path, _with_rows(info, base), name, place.change, found, expert)
+                yield WidenedTensor(tensor, whole, info.kind) if info.kind.name in BY_LIBRARY else tensor
 
 
 def _with_rows(info: TensorInfo, name: str) -> TensorInfo:

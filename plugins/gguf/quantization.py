@@ -25,10 +25,7 @@ from ..quantization.joined import by_parts
 from .blocks import PACKED
 from .experts import PackedExperts
 from .held import Held, held_as
-from .types import BY_NAME
-
-#: What bytes of made-up blocks are near: as the two bytes of a float16 scale they are about a thousandth.
-DUMMY_BYTES = (20.0, 4.0)
+from .types import BY_LIBRARY, BY_NAME
 
 
 def block_slots(held: Held, layer: Any, parameter: Tensor, spec: LinearSpec) -> list[WeightSlot]:
@@ -37,7 +34,7 @@ def block_slots(held: Held, layer: Any, parameter: Tensor, spec: LinearSpec) -> 
     Raises `ValueError` where this rank's share cuts a block.
     """
     block = BY_NAME[held.kind]
-    slots = WeightSlot.sharded(held.kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=DUMMY_BYTES)
+    slots = WeightSlot.sharded(held.kind.lower(), parameter, spec, 1, block.values, dtype=torch.uint8, near=held.near)
     return [
         replace(slot, shape=(*slot.shape, block.num_bytes), take=partial(held.put, layer, slot.region[0]))
         for slot in slots
@@ -94,7 +91,8 @@ class BlockEmbedding(EmbeddingMethod):
 class Gguf(Quantization):
     """Each tensor has the type that its file says, which the names of the loader's tensors end with.
 
-    Where weights are made up, linear layers and experts have the type `default` of the quantization_config.
+    Where weights are made up, linear layers and experts have the type `default` of the quantization_config, or are as
+    in a model that is not quantised if that type is none that stays in its blocks.
     """
 
     @classmethod
@@ -124,8 +122,10 @@ class Gguf(Quantization):
     def _default(self, *widths: int) -> str | None:
         """The type of made-up tensors whose rows have these lengths; None where there are tensors or no type fits."""
         wanted: Sequence[str] = (str((self.setup.quantization_config or {}).get("default", "")), "Q8_0")
+        if self.setup.tensors or wanted[0] in BY_LIBRARY:
+            return None
         fitting = (kind for kind in wanted if kind in PACKED and not any(w % BY_NAME[kind].values for w in widths))
-        return None if self.setup.tensors else next(fitting, None)
+        return next(fitting, None)
 
     def _kind(self, name: str, default: str | None) -> str | None:
         """The type of the tensor "NAME.KIND"; None where it is not in blocks of codes."""

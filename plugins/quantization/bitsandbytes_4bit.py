@@ -97,6 +97,7 @@ class FourBitLinear(CodebookLinear):
         return slots
 
     def begin_load(self, layer: Any) -> None:
+        super().begin_load(layer)
         layer.staged = {}
 
     def finish_load(self, layer: Any) -> None:

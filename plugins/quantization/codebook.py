@@ -65,6 +65,7 @@ class CodebookLinear(LinearMethod):
 
     def __init__(self, group: int, scale_dtype: torch.dtype, *, numbered: bool = False) -> None:
         self.group, self._scale_dtype, self._numbered = group, scale_dtype, numbered
+        self._table: tuple[float, ...] = ()
 
     def allocate(self, layer: Any, table: tuple[float, ...]) -> None:
         """Gives `layer` its parameters; to be called by `create`."""
@@ -74,7 +75,10 @@ class CodebookLinear(LinearMethod):
         layer.scales = layer.empty(spec.out_features, spec.width // self.group, dtype=self._scale_dtype)
         layer.numbers = layer.empty(spec.out_features, 1, dtype=torch.float32) if self._numbered else None
         layer.table = layer.empty(16, dtype=torch.float32)
-        layer.table.data.copy_(torch.tensor(table, device=layer.device))
+        self._table = table
+
+    def begin_load(self, layer: Any) -> None:
+        layer.table.data.copy_(torch.tensor(self._table))
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = layer.ops.table_linear(x, layer.packed, layer.scales, layer.table, layer.numbers, bias)

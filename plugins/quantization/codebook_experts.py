@@ -48,7 +48,9 @@ class CodebookExperts(CodedExperts):
     def create(self, layer: Any) -> None:
         super().create(layer)
         layer.table = layer.empty(16, dtype=torch.float32)
-        layer.table.data.copy_(torch.tensor(FP4, device=layer.device))
+
+    def begin_load(self, layer: Any) -> None:
+        layer.table.data.copy_(torch.tensor(FP4))
 
     def rows(self, layer: Any) -> list[Tensor]:
         numbers = [getattr(layer, f"{name}_numbers") for name in PARTS] if self._kind.number else []

@@ -14,23 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frame.plugins.gguf.types import BY_NAME
-
-#: Bytes at which the float16 scales of a block lie.
-_SCALES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-}  # fmt: skip
-
-
-def random_blocks(kind: str, shape: tuple[int, ...], seed: int, size: float = 1.0) -> np.ndarray:
-    """Blocks [*shape, bytes of a block] of random codes; values are about `size` in a type with one scale."""
-    draw = np.random.default_rng(seed)
-    blocks = draw.integers(0, 256, (*shape, BY_NAME[kind].num_bytes), dtype=np.uint8)
-    for at in _SCALES[kind]:
-        scales = draw.uniform(0.5, 1.0, (*shape, 1)).astype(np.float16) * np.float16(size)
-        blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
-    return blocks
-
+from tests.gguf.drawn import random_blocks
 
 #: transformers' model type → the architecture in GGUF files.
 ARCHITECTURES = {
@@ -38,8 +22,10 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma": "gemma",
     "phi3": "phi3",
 }  # fmt: skip
-#: What makes random values of a K type about 0.2.
-_SIZES = {"Q2_K": 0.012, "Q3_K": 6e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 1e-4}
+#: What makes random values of a type that the library only reads about 0.2.
+_SIZES = {"Q2_K": 0.012, "Q3_K": 6e-3, "Q4_K": 4e-4, "Q5_K": 2e-4, "Q6_K": 1e-4, "IQ4_NL": 3e-3, "IQ4_XS": 1e-4,
+          "IQ1_S": 0.02, "IQ1_M": 0.02, "IQ2_XXS": 4e-3, "IQ2_XS": 4e-3, "IQ2_S": 4e-3, "IQ3_XXS": 2e-3,
+          "IQ3_S": 2e-3}  # fmt: skip
 PLAIN = ("F32", "F16", "BF16")
 
 

@@ -18,7 +18,7 @@ from frame.settings import ConfigError
 from frame.testing.checkpoints import make_checkpoint, write_tokenizer
 from frame.testing.engines import SMALL, greedy, prompts, running
 from tests.gguf.files import write_gguf
-from tests.gguf.test_models import FOURS, MOE, expected, served
+from tests.gguf.test_models import FOURS, MOE, TABLED, WIDE, expected, served
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,13 @@ def test_two_ranks_hold_half_each(tiny, tmp_path):
 
 
 @pytest.mark.matrix
+def test_two_ranks_hold_half_each_of_blocks_of_tables(tmp_path):
+    plain = make_checkpoint(tmp_path / "plain", "llama-tied", **(WIDE | {"hidden_size": 512, "num_attention_heads": 8}))
+    file = write_gguf(plain, tmp_path / "m.gguf", TABLED)
+    assert served(file, tmp_path, 8, tensor_parallel_size=2) == expected(plain, 8)
+
+
+@pytest.mark.matrix
 def test_a_share_that_cuts_blocks_is_refused(tmp_path):
     plain = make_checkpoint(tmp_path / "plain", "qwen3", num_hidden_layers=1, hidden_size=64, intermediate_size=32)
     file = write_gguf(plain, tmp_path / "m.gguf", FOURS)
@@ -87,10 +94,19 @@ def test_a_share_that_cuts_blocks_is_refused(tmp_path):
                                                                                  tensor_parallel_size=2)  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
-def test_made_up_weights_are_finite(family, tmp_path):
-    plain = make_checkpoint(tmp_path / "plain", family, **(MOE if family == "qwen3-moe" else {}))
-    file = write_gguf(plain, tmp_path / "m.gguf", FOURS if family == "llama" else [("attn_|_exps", "Q5_1")])
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("llama", FOURS),
+        ("qwen3-moe", [("attn_|_exps", "Q5_1")]),
+        ("qwen3-moe", [("attn_|_exps", "MXFP4")]),
+        pytest.param("llama-tied", [("attn_|ffn_|token_embd", "IQ4_XS")], marks=pytest.mark.matrix),
+        pytest.param("llama-tied", [("attn_|ffn_|token_embd", "IQ4_NL")], marks=pytest.mark.matrix),
+    ],
+)
+def test_made_up_weights_are_finite(family, kinds, tmp_path):
+    plain = make_checkpoint(tmp_path / "plain", family, **(MOE if family == "qwen3-moe" else WIDE))
+    file = write_gguf(plain, tmp_path / "m.gguf", kinds)
     first, second = (served(file, tmp_path / "cache", 8, load_format="dummy") for _ in range(2))
     assert first == second
     assert 0 not in {token for row in first for token in row}  # which would be the best of logits that are no numbers
@@ -163,7 +179,7 @@ def test_an_unknown_type_is_named(tiny, tmp_path):
     name = b"blk.0.attn_q.weight"
     at = data.index(name) + len(name) + 4 + 2 * 8
     assert struct.unpack_from("<I", data, at) == (2,)
-    for number, called in ((23, "IQ4_XS"), (16, "IQ2_XXS"), (77, "number 77")):
+    for number, called in ((40, "NVFP4"), (9, "Q8_1"), (77, "number 77")):
         struct.pack_into("<I", data, at, number)
         (tmp_path / "odd.gguf").write_bytes(data)
         text = refused(tmp_path / "odd.gguf", tmp_path / "cache")

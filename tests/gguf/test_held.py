@@ -12,19 +12,13 @@ from frame.plugins.gguf.blocks import PACKED, dequantize
 from frame.plugins.gguf.held import held_as
 from frame.plugins.gguf.types import BY_NAME
 from frame.plugins.platforms.cpu_ops import CpuOps
+from tests.gguf.drawn import random_blocks
 
 ROWS, DEPTH = 37, 512
-#: Where the float16 numbers of a block lie, by type: random bytes there would be NaN now and then.
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-          "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # fmt: skip
 
 
 def blocks_of(kind: str) -> torch.Tensor:
-    block = BY_NAME[kind]
-    made = torch.randint(0, 256, (ROWS, DEPTH // block.values, block.num_bytes), dtype=torch.uint8)
-    for at in HALVES[kind]:
-        made[..., at : at + 2] = torch.randn(*made.shape[:2], 1).div(64).half().view(torch.uint8)
-    return made
+    return torch.from_numpy(random_blocks(kind, (ROWS, DEPTH // BY_NAME[kind].values), seed=5, size=1 / 64))
 
 
 def layer_of(kind: str, ops: Ops) -> tuple[SimpleNamespace, torch.Tensor]:

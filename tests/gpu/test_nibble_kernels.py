@@ -16,6 +16,7 @@ from frame.plugins.gguf.superblocks import SUPER, planes_of, values_of
 from frame.plugins.gguf.types import BY_NAME
 from frame.plugins.quantization.bitsandbytes_4bit import TABLES
 from frame.plugins.quantization.codebook import FP4
+from tests.gguf.drawn import random_blocks
 
 pytestmark = pytest.mark.gpu
 
@@ -36,10 +37,8 @@ def made(kind: str, outputs: int, depth: int) -> tuple[Nibbles, Tensor]:
     """A weight of a format, and its values in float32."""
     draw = torch.Generator().manual_seed(outputs)
     if kind in SUPER:
-        blocks = torch.randint(0, 256, (outputs, depth // 256, BY_NAME[kind].num_bytes), generator=draw).to(torch.uint8)
-        for at in SUPER[kind].outer:
-            half = torch.rand((outputs, depth // 256, 1), generator=draw).div(64).half()
-            blocks[..., at : at + 2] = half.view(torch.uint8)
+        shape = (outputs, depth // BY_NAME[kind].values)
+        blocks = torch.from_numpy(random_blocks(kind, shape, seed=outputs, size=1 / 64))
         planes = planes_of(blocks, kind).to(DEVICE)
         assert torch.equal(values_of(planes, kind).cpu(), dequantize(blocks, kind))
         return planes.nibbles(), dequantize(blocks, kind)
@@ -110,12 +109,7 @@ def test_blocks_of_files(kind: str, rows: int) -> None:
     from frame.plugins.gguf.held import held_as
     from frame.plugins.platforms.cuda.ops import CudaOps
 
-    draw = torch.Generator().manual_seed(rows)
-    block = BY_NAME[kind]
-    blocks = torch.randint(0, 256, (96, 512 // block.values, block.num_bytes), generator=draw).to(torch.uint8)
-    for at in SUPER[kind].outer if kind in SUPER else (0,):
-        half = torch.rand((96, 512 // block.values, 1), generator=draw).div(64).half()
-        blocks[..., at : at + 2] = half.view(torch.uint8)
+    blocks = torch.from_numpy(random_blocks(kind, (96, 512 // BY_NAME[kind].values), seed=rows, size=1 / 64))
     layer = SimpleNamespace(ops=CudaOps(), empty=lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=DEVICE))
     held = held_as(kind)
     held.create(layer, 96, 512)

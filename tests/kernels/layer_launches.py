@@ -43,6 +43,7 @@ from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_inv
 from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
+from frame.plugins.gguf.blocks import TABLES
 from frame.plugins.gguf.superblocks import SUPER, sizes_of
 from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.testing.op_cases import GATINGS, ROUTERS
@@ -378,7 +379,8 @@ def superblocks(rows: int, kind: str) -> None:
     tensors = {}
     for name, (size, dtype) in sizes_of(kind, 4096).items():
         tensors[name] = _empty(6144, *size, dtype=dtype)
-    weight = Nibbles(tensors.pop("low"), tensors.pop("scales"), zero=SUPER[kind].zero, **tensors)
+    table = _empty(16, dtype=F32) if kind in TABLES else None
+    weight = Nibbles(tensors.pop("low"), tensors.pop("scales"), table, zero=SUPER[kind].zero, **tensors)
     if rows:
         nibble_rows.product(_empty(rows, 4096), weight, _empty(6144))
     else:

@@ -287,3 +287,21 @@ def test_made_up_weights(kind, tmp_path):
     config, quantize = compressed(format_, inputs, **weights)
     quantised, _ = write_pair(tmp_path, "llama", config, quantize)
     assert all(len(tokens) == 12 for tokens in served(quantised, 12, load_format="dummy"))
+
+
+@pytest.mark.parametrize("kind", ["modelopt", "mxfp4", "bitsandbytes"])
+def test_tables_of_codes_are_whole_again_after_sleep_dropped_the_weights(kind, tmp_path):
+    config = {
+        "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+        "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    }[kind]
+    folder = make_checkpoint(tmp_path, "gpt-oss" if kind == "mxfp4" else "llama", intermediate_size=128)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "quantization_config": config}))
+    settings = {**SMALL, "model": str(folder), "load_format": "dummy"}
+    with running(from_flat(settings), Registry.load()) as engine:
+        want = greedy(engine, prompts(512), 8)
+        engine.call("sleep", {"keep": []})
+        engine.call("wake_up")
+        assert greedy(engine, prompts(512), 8) == want
