@@ -65,7 +65,7 @@ def _delta_step(
             fade = tl.exp(tl.load(decay.source + token * decay.stride + head)) + tl.zeros((WIDTH,), tl.float32)
         kept = in_width[:, None] & in_size[None, :]
         where = state + block * stride_block + (head * width + lane)[:, None] * size + column[None, :]
-        held = tl.load(where, kept & goes_on, other=0.0) * fade[:, None]
+        held = tl.load(where, kept & goes_on, other=0.0).to(tl.float32) * fade[:, None]
         strength = tl.load(beta.source + token * beta.stride + head).to(tl.float32)
         change = (v - tl.sum(held * k[:, None], 0)) * strength
         held += k[:, None] * change[None, :]
@@ -191,9 +191,9 @@ def _delta_rows(
         border = number.to(tl.int64) * heads + head
         inside = between + (border * width + lane[:, None]) * size + column[None, :]
         if LATER:
-            held = tl.load(inside - heads * width * size, kept, other=0.0)
+            held = tl.load(inside - heads * width * size, kept, other=0.0).to(tl.float32)
         else:
-            held = tl.load(where, kept & goes_on & begins, other=0.0)
+            held = tl.load(where, kept & goes_on & begins, other=0.0).to(tl.float32)
             held = tl.where(moving & (lane[:, None] == column[None, :]), 1.0, held)
         origin = low
         if tables.inverse is not None:

@@ -82,7 +82,7 @@ def _ssd_step(
         read = tl.load(c.source + token * c.stride + group, in_width, other=0.0).to(tl.float32)
         kept = in_part[:, None] & in_width[None, :]
         where = state + block * stride_block + (head * size + part)[:, None] * width + lane[None, :]
-        held = tl.load(where, kept & goes_on, other=0.0)
+        held = tl.load(where, kept & goes_on, other=0.0).to(tl.float32)
         held = held * tl.exp(step * tl.load(steps.decay + head)) + (step * value)[:, None] * into[None, :]
         tl.store(where, held, kept)
         total = tl.sum(held * read[None, :], 1)
@@ -159,9 +159,9 @@ def _ssd_rows(
         where = state + block * stride_block + inside
         gone = 0.0
         if LATER:
-            held = tl.load(border - heads * size * width, kept, other=0.0)
+            held = tl.load(border - heads * size * width, kept, other=0.0).to(tl.float32)
         else:
-            held = tl.load(where, kept & goes_on & begins, other=0.0)
+            held = tl.load(where, kept & goes_on & begins, other=0.0).to(tl.float32)
         if LATER | begins:
             for first in range(low, high, CHUNK):
                 held, gone = _ssd_chunk(
@@ -214,7 +214,7 @@ def _selective_rows(
     start, count, block, goes_on = row_of(rows, row)
     if count > 0:
         place = channel[:, None] * width + lane[None, :]
-        held = tl.load(state + block * stride_block + place, kept & goes_on, other=0.0)
+        held = tl.load(state + block * stride_block + place, kept & goes_on, other=0.0).to(tl.float32)
         decay = tl.load(steps.decay + place, kept, other=0.0)
         skip = tl.load(steps.skip + channel, there, other=0.0)
         for at in range(0, count):

@@ -40,6 +40,9 @@ class CacheConfig(Section):
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] = setting(
         "auto", "Type of cached keys and values; auto: the model's; fp8 types hold twice as many tokens as 16-bit ones."
     )
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = setting(
+        "auto", "Type of running states of recurrent layers; auto: float32. 16-bit ones are rounded in each step."
+    )
     calculate_kv_scales: bool = setting(
         False,
         "Choose the scales of an 8-bit KV cache by the first tokens that are served, where a checkpoint has none.",

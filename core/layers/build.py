@@ -57,6 +57,7 @@ class Build:
     groups: Groups
     kv_dtype: torch.dtype
     device_type: str
+    state_dtype: torch.dtype = torch.float32
     deterministic: bool = False
     max_model_len: int = 0
     pipeline_layers: Sequence[int] = ()

@@ -32,7 +32,7 @@ class StateRows:
 
     def initial(self, state: Tensor) -> Tensor:
         """The rows' states [B, ...], zeros for those that begin."""
-        kept = state.index_select(0, self.blocks)
+        kept = state.index_select(0, self.blocks).float()
         return kept.masked_fill(self.begins.view(-1, *(1 for _ in kept.shape[1:])), 0)
 
     def keep(self, state: Tensor, new: Tensor) -> None:
@@ -107,7 +107,7 @@ def ssd_scan(
 ) -> Tensor:
     """S ← exp(Δ decay) S + Δ x bᵀ, y = S c + skip x for each head (Mamba-2, Dao & Gu 2024).
 
-    x [T, H, P], dt [T, H], b and c [T, G, N], `state` float32 [blocks, H, P, N]; head h reads group h // (H / G).
+    x [T, H, P], dt [T, H], b and c [T, G, N], `state` [blocks, H, P, N]; head h reads group h // (H / G).
     Returns [T, H, P].
     """
     places, share = row_places(rows, len(x)), x.shape[1] // b.shape[1]
@@ -128,7 +128,7 @@ def selective_scan(
 ) -> Tensor:
     """S ← exp(Δ decay) S + Δ x b, y = S·c + skip x for each channel (Mamba-1, Gu & Dao 2023).
 
-    x and dt [T, D], b and c [T, N], `state` float32 [blocks, D, N]. Returns [T, D].
+    x and dt [T, D], b and c [T, N], `state` [blocks, D, N]. Returns [T, D].
     """
     places = row_places(rows, len(x))
     values, steps, b, c = (places.gather(one) for one in (x, weights.steps(dt), b, c))
@@ -148,7 +148,7 @@ def gated_delta(
     """S ← exp(decay) S; S ← S + k (β (v - Sᵀk))ᵀ; o = Sᵀq for each value head (Yang et al. 2024).
 
     query and key [T, Hk, K] are scaled to length 1, the query then by K^-½; value [T, H, V]; beta [T, H]; decay float32
-    [T, H], or [T, H, K] for each feature of the key; `state` float32 [blocks, H, K, V]. Head h reads key head
+    [T, H], or [T, H, K] for each feature of the key; `state` [blocks, H, K, V]. Head h reads key head
     h // (H / Hk). Returns [T, H, V].
     """
     places, share = row_places(rows, len(value)), value.shape[1] // key.shape[1]

@@ -66,6 +66,14 @@ def test_rows_of_any_length(name: str, given: Any, dtype: torch.dtype) -> None:
     compare(name, arguments, dtype)
 
 
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [STATE_ROWS, DECODE_ROWS], ids=["rows", "single tokens"])
+@pytest.mark.parametrize("name", [name for name in OPS if name != "conv"])
+def test_states_of_16_bits_are_rounded_once_a_step(name: str, given: Any, kept: torch.dtype) -> None:
+    arguments, _ = OPS[name][2](Draw(torch.float32), given)
+    compare(name, [*arguments[:-2], arguments[-2].to(kept), arguments[-1]], kept)
+
+
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("given", [STATE_ROWS, DECODE_ROWS], ids=["rows", "single tokens"])
 def test_padding_tokens_get_finite_numbers(name: str, given: Any) -> None:

@@ -36,8 +36,8 @@ def _state(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return _empty(65, *shape, dtype=dtype)
 
 
-def mixer(name: str, longest: int, dtype: torch.dtype = BF16) -> None:
-    """The convolution and the scan of a Mamba-2 mixer, of rows of up to so many tokens."""
+def mixer(name: str, longest: int, dtype: torch.dtype = BF16, kept: torch.dtype = F32) -> None:
+    """The convolution and the scan of a Mamba-2 mixer, of rows of up to so many tokens, with states of type `kept`."""
     heads, size, width, groups = SCANS[name]
     ops, rows, channels = CudaOps(), _rows(longest), heads * size + 2 * groups * width
     count = _tokens(longest)
@@ -46,7 +46,7 @@ def mixer(name: str, longest: int, dtype: torch.dtype = BF16) -> None:
     weights = ScanWeights(*(_empty(heads, dtype=F32) for _ in range(3)))
     x, dt = _empty(count, heads, size, dtype=dtype), _empty(count, heads, dtype=dtype)
     b, c = (_empty(count, groups, width, dtype=dtype) for _ in range(2))
-    ops.ssd_scan(x, dt, b, c, weights, _state(heads, size, width), rows)
+    ops.ssd_scan(x, dt, b, c, weights, _state(heads, size, width, dtype=kept), rows)
 
 
 def lightning(longest: int) -> None:
@@ -64,13 +64,16 @@ def channels(longest: int) -> None:
     ops.causal_conv(_empty(256, 2048), _empty(2048, 3), None, _state(2048, 2, dtype=BF16), rows, silu=False)
 
 
-def delta_net(longest: int, dtype: torch.dtype = BF16, *, by_feature: bool = False, width: int = 128) -> None:
+def delta_net(
+    longest: int, dtype: torch.dtype = BF16, kept: torch.dtype = F32, *, by_feature: bool = False, width: int = 128
+) -> None:
     """Qwen3-Next's, or with a decay for each feature Kimi-Linear's; `width` is that of heads."""
     (keys, heads), tokens = (32, 32) if by_feature else (16, 32), _tokens(longest)
     decay = _empty(tokens, heads, *((width,) if by_feature else ()), dtype=F32)
     query, key, value = (_empty(tokens, count, width, dtype=dtype) for count in (keys, keys, heads))
     beta = _empty(tokens, heads, dtype=dtype)
-    CudaOps().gated_delta(query, key, value, decay, beta, _state(heads, width, width), _rows(longest))
+    state = _state(heads, width, width, dtype=kept)
+    CudaOps().gated_delta(query, key, value, decay, beta, state, _rows(longest))
 
 
 def state_launches() -> dict[str, Callable[[], None]]:
@@ -85,5 +88,7 @@ def state_launches() -> dict[str, Callable[[], None]]:
         found[f"delta net, {kind}"] = partial(delta_net, longest)
         found[f"delta net in float32, {kind}"] = partial(delta_net, longest, F32)
         found[f"delta net by features, {kind}"] = partial(delta_net, longest, by_feature=True)
+        found[f"Mamba-2 with states of 16 bits, {kind}"] = partial(mixer, "Mamba-2", longest, kept=BF16)
+        found[f"delta net with states of 16 bits, {kind}"] = partial(delta_net, longest, kept=BF16)
         found[f"delta net of wide heads, {kind}"] = partial(delta_net, longest, width=256)
     return found

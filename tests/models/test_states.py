@@ -6,7 +6,10 @@ import random
 import pytest
 import torch
 
+from frame.core.config.flat import from_flat
+from frame.core.plugin_host.registry import Registry
 from frame.testing.checkpoints import make_checkpoint
+from frame.testing.engines import greedy, prompts, running
 from frame.testing.families import FAMILIES
 from tests.models.dense import make_model, run
 
@@ -72,3 +75,23 @@ def test_the_text_part_of_qwen3_5_with_pictures(tmp_path):
         expected = model.eval()(input_ids=torch.tensor([IDS])).logits[0]
     logits = run(make_model(tmp_path), IDS, [40])
     assert (logits - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "family", ["mamba2", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("mamba", "qwen3-next", "minimax"))]
+)
+def test_states_of_16_bits_take_half_and_change_little(family, tmp_path):
+    """Prompts in chunks, many decodes, and prefixes whose states come from the cache."""
+    given = {"max_model_len": 160, "kv_cache_memory_bytes": 16 << 20, "max_num_batched_tokens": 32, "dtype": "float32"}
+    given["model"] = str(make_checkpoint(tmp_path, family))
+    found = {}
+    for kind in ("auto", "float32", "float16"):
+        with running(from_flat({**given, "mamba_ssm_cache_dtype": kind}), Registry.load()) as engine:
+            look = {"function": lambda worker: worker.runner.layout.groups}
+            groups = engine.executor.call("run", look)[0]
+            size = sum(spec.state_bytes for group in groups if group.keeps_states for spec in group.specs)
+            tokens = [greedy(engine, prompts(400, (3, 70, 41)), 24) for _ in range(2)]
+            found[kind] = size, tokens
+    assert found["auto"] == found["float32"]
+    assert found["float16"][1] == found["auto"][1]
+    assert found["float16"][0] < 0.75 * found["auto"][0]

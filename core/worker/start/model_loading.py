@@ -96,7 +96,7 @@ def load_model(
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
     weights_bytes = copies + sum(one.nbytes for one in model.parameters()) - build.offload.saved_bytes
     online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
-    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype), online)
+    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype, build.state_dtype), online)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
 
 
@@ -167,6 +167,9 @@ def build_model(
         groups=groups,
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,
+        state_dtype=torch.float32
+        if (states := config.cache.mamba_ssm_cache_dtype) == "auto"
+        else getattr(torch, states),
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
         pipeline_layers=config.executor.pipeline_layers,

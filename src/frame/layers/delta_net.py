@@ -147,7 +147,7 @@ class DeltaScan(StateLayer):
     def __init__(self, build: Build, prefix: str, heads: DeltaHeads, conv_runs: Sequence[Run]) -> None:
         spec = heads.spec
         conv = ChannelConv(build, spec.conv_width, conv_runs)
-        kept = (heads.count, spec.key_dim, spec.value_dim), torch.float32
+        kept = (heads.count, spec.key_dim, spec.value_dim), build.state_dtype
         super().__init__(build, prefix, {"scan": kept, "conv": conv.window})
         self.spec, self.ops, self.conv, self.sizes = spec, build.ops, conv, heads.sizes
         self.make_decay(build, heads)

@@ -63,7 +63,7 @@ class LightningScan(StateLayer):
     """S ← exp(-slope) S + v kᵀ, o = S q: (queries, then keys, then values [T, 3 · H · D]) → [T, H, D]."""
 
     def __init__(self, build: Build, prefix: str, slopes: list[float], size: int) -> None:
-        super().__init__(build, prefix, {"scan": ((len(slopes), size, size), torch.float32)})
+        super().__init__(build, prefix, {"scan": ((len(slopes), size, size), build.state_dtype)})
         self.ops, self.heads, self.slopes = build.ops, (3, len(slopes), size), slopes
         self.decay = empty_tensor(build, torch.float32, len(slopes))
 

@@ -79,7 +79,7 @@ class SelectiveScan(StateLayer):
 
     def __init__(self, build: Build, prefix: str, spec: MambaSpec, mine: slice) -> None:
         channels = mine.stop - mine.start
-        super().__init__(build, prefix, {"scan": ((channels, spec.state_size), torch.float32)})
+        super().__init__(build, prefix, {"scan": ((channels, spec.state_size), build.state_dtype)})
         self.ops, inner = build.ops, spec.inner_size
         shapes = {"A_log": (inner, spec.state_size), "D": (inner,), "dt_proj.bias": (inner,)}
         self.weights = FloatWeights(build, prefix, shapes, mine)

@@ -117,7 +117,7 @@ class Mamba2Scan(StateLayer):
         channels = [(name, total, at + first, count) for at, (first, count) in zip(starts, runs[1:4], strict=True)]
         first, heads = runs[4]
         conv = ChannelConv(build, spec.conv_width, channels, bias=spec.conv_bias)
-        kept = (heads, spec.head_dim, spec.state_size), torch.float32
+        kept = (heads, spec.head_dim, spec.state_size), build.state_dtype
         super().__init__(build, prefix, {"scan": kept, "conv": conv.window})
         self.spec, self.ops, self.conv = spec, build.ops, conv
         self.sizes = [count for *_, count in channels]

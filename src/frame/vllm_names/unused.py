@@ -32,7 +32,6 @@ _MEDIA = "models take text only"
 _NO_RANKS = "engines divide a model by tensors, layers and experts so far"
 _NO_EXPERT_PARALLEL = "devices read all weights of their experts, and answers do not name the experts of a token"
 _WHOLE_LAYERS = "whole layers are kept in host memory: give --cpu-offload-gb"
-_NO_STATES = "models with state-space layers are not supported yet"
 _NO_CODE = "no code of a checkpoint is ever run"
 _CHOSEN_BY_SHAPE = "kernels are chosen by shape and device; give --attention-backend or --plugin.cuda.FIELD"
 _NO_MEASURE = "this is not measured; /metrics and `frame bench` list what is measured"
@@ -111,8 +110,9 @@ _MODEL = {
     **_switches("give --max-model-len instead", "disable_sliding_window"),
     **_switches("noise is drawn in 32 bits on every platform, so that draws are equal", "use_fp64_gumbel"),
     **_only("the budget of reasoning is not bounded", reasoning_config={}),
-    **_only(_NO_STATES, mamba_cache_mode="none", mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"),
-    **_switches(_NO_STATES, "enable_mamba_cache_stochastic_rounding"),
+    **_only("windows of convolutions have the model's type: give --mamba-ssm-cache-dtype", mamba_cache_dtype="auto"),
+    **_only("states are kept where blocks end, unless prefix caching is off", mamba_cache_mode="none"),
+    **_switches("states are rounded to the nearest number", "enable_mamba_cache_stochastic_rounding"),
     **_free("mamba_backend mamba_block_size mamba_cache_philox_rounds gdn_prefill_backend"),
 }
 
