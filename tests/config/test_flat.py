@@ -18,7 +18,8 @@ from frame.vllm_names.engine_args import AsyncEngineArgs, EngineArgs
 from frame.vllm_names.unused import UNUSED
 
 OTHER_VALUES = {
-    "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2", "mamba_ssm_cache_dtype": "float16",
+    "model": "/m", "dtype": "bfloat16", "logprobs_mode": "raw_logits", "kv_cache_dtype": "fp8_e5m2",
+    "mamba_ssm_cache_dtype": "float16",
     "prefix_caching_hash_algo": "xxhash", "kv_role": "consumer", "kv_load_failure_policy": "fail",
     "gpu_memory_utilization": 0.5, "max_long_partial_prefills": 1, "profile_dir": "/tmp/p", "log_level": "debug",
     "uvicorn_log_level": "critical",
