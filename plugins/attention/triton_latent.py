@@ -128,7 +128,7 @@ class TritonLatent(LatentBackend):
         within = np.concatenate([np.arange(count) for count in lens[chosen]])
         table_rows = _int32(rows, device)
         behind = _int32(lens[rows] - 1 - within, device)
-        tokens = torch.as_tensor(starts[rows] + within, dtype=torch.int64, device=device)
+        tokens = _staged((starts[rows] + within).astype(np.int64), device)
         launch = self._launch(len(rows), batch.host_seq_lens[chosen])
         slots = torch.full_like(tokens, -1)
         return Absorbed(tokens, slots, batch.seq_lens[table_rows.long()] - behind, table_rows, launch)
@@ -153,8 +153,7 @@ class TritonLatent(LatentBackend):
             rows.append(np.full(high - low, row))
             places.append(np.arange(low, high))
             count += high - low
-        of_row = torch.as_tensor(np.concatenate(rows), device=device)
-        position = torch.as_tensor(np.concatenate(places), device=device)
+        of_row, position = (_staged(np.concatenate(one), device) for one in (rows, places))
         position = torch.minimum(position, (known[of_row] - 1).clamp(min=0))  # nothing behind a row's end is read
         found = batch.block_table[of_row, position // size].long(), position % size
         lengths = (torch.minimum(_int32(lasts, device), known) - _int32(firsts, device)).clamp(min=0)
@@ -252,4 +251,10 @@ def pieces_of(cached: np.ndarray, most: int) -> list[list[tuple[int, int, int]]]
 
 
 def _int32(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.as_tensor(values.astype(np.int32), device=device)
+    return _staged(values.astype(np.int32), device)
+
+
+def _staged(values: np.ndarray, device: torch.device) -> Tensor:
+    """On the device; a copy from memory that is not pinned would wait for all steps that were launched."""
+    host = torch.from_numpy(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -108,6 +108,19 @@ def test_pieces_of_the_context_are_merged(workspace: int, monkeypatch: pytest.Mo
     check(make_latent_case(small(), [(5, 1), (90, 40), (7, 5), (0, 33), (33, 34)]))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="nothing is waited for under the interpreter")
+def test_planning_waits_for_no_step() -> None:
+    class Planned(TritonLatent):
+        def plan(self, batch: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return super().plan(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    assert torch.isfinite(make_latent_case(small(), MIXED).run(Planned)).all()
+
+
 def test_padding_stores_nothing() -> None:
     """A captured step's host lengths are of other rows, and padding has neither tokens nor slots."""
     check(make_latent_case(small(), DECODES), padding_rows=3)
