@@ -22,7 +22,7 @@ from frame.core.server.event_stream import wire_of
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .endings import Ending, StoppedError
 from .policy import Route, RouteRequest, RouteServer
-from .prefill import ParamsScan, check_params, decode_body, divides, prefill_body
+from .prefill import PARAMS, ParamsScan, check_params, decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
 if TYPE_CHECKING:
@@ -249,7 +249,11 @@ class Forwarding:
             return False
         if answer.status == 200:
             server.prefills += 1
-            forwarded.body = decode_body(forwarded.request, content)
+            told = decode_body(forwarded.request, content)
+            if told is None:
+                _without_kv(server)
+            else:
+                forwarded.body = told
         return True
 
     async def _try(self, forwarded: Forwarded, server: FleetServer, tried: Sequence[FleetServer], send: Send) -> bool:
@@ -331,6 +335,18 @@ async def _break_off(forwarded: Forwarded, error: RequestError, send: Send) -> N
 def _another_may_know(forwarded: Forwarded, answer: Answer) -> bool:
     """Whether this server serves nobody now, or does not know of a thing that one of them keeps."""
     return answer.status == 503 or (answer.status == 404 and forwarded.request.path.startswith(_KEPT))
+
+
+def _without_kv(server: FleetServer) -> None:
+    """Counts a prompt whose KV is not handed over, and says so where it is the first prompt of its server."""
+    server.prefills_without_kv += 1
+    if server.prefills == 1:
+        logger.warning(
+            "%s has computed a prompt and not said by %s where its KV is, so the server that answers computes it, too; "
+            "it needs a --kv-connector that hands KV over, unless the prompt is shorter than a block",
+            server.url,
+            PARAMS,
+        )
 
 
 def _unanswered() -> RequestError:
