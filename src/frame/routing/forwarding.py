@@ -26,8 +26,8 @@ from .prefill import PARAMS, ParamsScan, check_params, decode_body, divides, pre
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
 if TYPE_CHECKING:
+    from .asked_policy import AskedPolicy
     from .fleet import Fleet, FleetServer
-    from .policy import RoutePolicy
 
 logger = logging.getLogger("frame.route")
 
@@ -80,7 +80,7 @@ class Bounds:
 class Forwarding:
     """Takes requests that have been admitted."""
 
-    def __init__(self, fleet: Fleet, policy: RoutePolicy, upstream: Upstream, bounds: Bounds) -> None:
+    def __init__(self, fleet: Fleet, policy: AskedPolicy, upstream: Upstream, bounds: Bounds) -> None:
         self._fleet = fleet
         self._policy = policy
         self._upstream = upstream
@@ -198,10 +198,7 @@ class Forwarding:
                 if answer is not None:
                     answer.close()
 
-        try:
-            await self._policy.prepare(request, servers, ask)
-        except Exception as error:  # of a plugin, which may raise anything
-            logger.error("the route policy has not prepared a request: %s: %s", type(error).__name__, error)
+        await self._policy.prepare(request, servers, ask)
 
     def _route(
         self, request: RouteRequest, tried: Sequence[FleetServer], prefills: Sequence[FleetServer] = ()
@@ -210,15 +207,7 @@ class Forwarding:
         servers = self._fleet.usable("serve", tried) or self._fleet.usable("serve")
         if not servers:
             raise RequestError(503, self._fleet.why_not or "no server is ready")
-        try:
-            route = self._policy.route(request, servers, prefills)
-            if route.server in servers and (route.prefill is None or route.prefill in prefills):
-                return route
-            problem = "it names a server that it was not given"
-        except Exception as error:  # of a plugin, which may raise anything
-            problem = f"{type(error).__name__}: {error}"
-        logger.error("the route policy has not chosen a server, so the one with the least load is taken: %s", problem)
-        return Route(min(servers, key=lambda server: server.in_flight))
+        return self._policy.route(request, servers, prefills)
 
     def _server(self, route: Route) -> FleetServer:
         return cast("FleetServer", route.server)

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from frame.core.config.errors import ConfigError
@@ -20,6 +19,7 @@ from frame.core.processes.listeners import bind, close_all, url
 from frame.core.server.certificates import tls_context
 from frame.core.server.http import Server, make_server
 
+from .asked_policy import AskedPolicy
 from .fleet import Fleet
 from .forwarding import Bounds, Forwarding
 from .front import Front
@@ -62,19 +62,12 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     followers = _follow(settings, policy, name, fleet)
     upstream = Upstream(settings.server_key, settings.connect_seconds)
     bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
-    forwarding = Forwarding(fleet, policy, upstream, bounds)
+    asked = AskedPolicy(policy, name)
+    forwarding = Forwarding(fleet, asked, upstream, bounds)
     pages = page_files() if server.page else {}
-    front = Front(server, fleet, forwarding, pages, {"policy": name}, lambda: _figures(policy))
+    front = Front(server, fleet, forwarding, pages, {"policy": name}, asked.figures)
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)
     return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls), followers)
-
-
-def _figures(policy: RoutePolicy) -> Mapping[str, float]:
-    try:
-        return policy.figures()
-    except Exception as error:  # of a plugin, which may raise anything
-        logger.error("the route policy does not say what it has counted: %s: %s", type(error).__name__, error)
-        return {}
 
 
 def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Fleet) -> Followers | None:
