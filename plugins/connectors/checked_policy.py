@@ -90,7 +90,7 @@ class CheckedPolicy(TierPolicy):
             self._name,
             method,
             type(error).__name__,
-            error,
+            " ".join(str(error).split()),  # a message may have several lines
         )
         logger.debug("where tier policy %r failed:", self._name, exc_info=error)
         self._name = None

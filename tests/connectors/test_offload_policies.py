@@ -61,7 +61,7 @@ def test_a_block_that_may_not_go_is_refused(tmp_path, monkeypatch, caplog, answe
 @pytest.mark.parametrize("later", [False, True])
 def test_a_policy_that_raises_is_replaced(tmp_path, monkeypatch, caplog, method, later):
     def broken(policy, *arguments):
-        raise RuntimeError("told to fail")
+        raise RuntimeError("told\nto fail")
 
     suite = suite_of(tmp_path, size=room(8), policy="arc")
     engine = suite.engine(make_layout(200))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frame.interfaces import Route, RoutePolicy, Setup
+from frame.interfaces import KVChange, KVCleared, Route, RoutePolicy, Setup
 from tests.routing.fakes import CHAT, front, reply, servers
 
 NAMED = ("--policy", "round-robin")
@@ -108,3 +108,21 @@ async def test_figures_that_cannot_be_shown_are_left_out(
             assert metrics.status_code == 200
             assert ('figure="right"' in metrics.text) == bool(shown)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [problem]
+
+
+class Deaf(Told):
+    def kv_changed(self, server: str, rank: int, change: KVChange) -> None:
+        raise RuntimeError("told to fail")
+
+
+async def test_a_policy_that_fails_at_a_change_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    named = ("--kv-events", "tcp://127.0.0.1:1", *NAMED)
+    async with servers(reply(200)) as (made,), front(made.url, *named, policy=Deaf(Setup())) as f:
+        assert f.followers is not None
+        for _ in range(2):
+            f.followers._changed(made.url, 0, KVCleared())
+        f.followers.close()
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.getMessage() for record in said] == [
+        "route policy 'round-robin' failed in kv_changed: RuntimeError: told to fail"
+    ]

@@ -9,6 +9,8 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from frame.kv_events.changes import KVChange
+
 from .fleet import FleetServer
 from .policy import Ask, Route, RoutePolicy, RouteRequest
 
@@ -57,6 +59,13 @@ class AskedPolicy:
             problem,
         )
         return Route(min(servers, key=lambda server: server.in_flight))
+
+    def kv_changed(self, server: str, rank: int, change: KVChange) -> None:
+        """As `RoutePolicy.kv_changed`, but raises nothing; called from a thread."""
+        try:
+            self._policy.kv_changed(server, rank, change)
+        except Exception as error:
+            self._log_once(f"failed in kv_changed: {_sentence(error)}")
 
     def figures(self) -> Mapping[str, float]:
         """As `RoutePolicy.figures`, those that can be shown."""

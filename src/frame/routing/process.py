@@ -59,10 +59,10 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     server = settings.config.server
     tls = tls_context(server)
     fleet = Fleet(settings.servers)
-    followers = _follow(settings, policy, name, fleet)
+    asked = AskedPolicy(policy, name)
+    followers = _follow(settings, policy, asked, name, fleet)
     upstream = Upstream(settings.server_key, settings.connect_seconds)
     bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
-    asked = AskedPolicy(policy, name)
     forwarding = Forwarding(fleet, asked, upstream, bounds)
     pages = page_files() if server.page else {}
     front = Front(server, fleet, forwarding, pages, {"policy": name}, asked.figures)
@@ -70,7 +70,9 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls), followers)
 
 
-def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Fleet) -> Followers | None:
+def _follow(
+    settings: RouteSettings, policy: RoutePolicy, asked: AskedPolicy, name: str, fleet: Fleet
+) -> Followers | None:
     """Has the policy told of KV events, if it listens and the list names where they are; raises `ConfigError`."""
     from .policy import RoutePolicy
 
@@ -89,7 +91,7 @@ def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Flee
         if not named:
             return None
         raise ConfigError("KV events need pyzmq: pip install 'frame-llm[events]'") from None
-    followers = Followers(policy.kv_changed, settings.curve_key)
+    followers = Followers(asked.kv_changed, settings.curve_key)
 
     def follow() -> None:
         followers.follow([
