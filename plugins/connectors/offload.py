@@ -92,7 +92,7 @@ class OffloadScheduler(BlockScheduler):
             self._share(self._shelf, by_rank, disk)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
+            "offloading: %.4g GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
             sizes.size_bytes / (1 << 30),
             sizes.num_blocks,
             self._parts * self.layout.grain,
