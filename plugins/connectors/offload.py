@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from frame.interfaces import (
     ConnectorSetup,
     RequestView,
     StepPlan,
+    TierPolicy,
     TierPolicySetup,
     TransferReport,
     decode,
@@ -25,6 +26,7 @@ from frame.interfaces import (
 
 from .block_messages import BlockStep, Move, state_key
 from .block_scheduler import BlockScheduler
+from .checked_policy import CheckedPolicy, NothingHeld
 from .device_blocks import blocks_of, given_blocks
 from .neighbours import NoNeighbours
 from .offload_disk import DiskTier, NoDisk
@@ -90,7 +92,7 @@ class OffloadScheduler(BlockScheduler):
             self._share(self._shelf, by_rank, disk)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         logger.info(
-            "offloading: %.1f GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
+            "offloading: %.4g GiB of host memory keep %d blocks of %d tokens%s, policy %s%s",
             sizes.size_bytes / (1 << 30),
             sizes.num_blocks,
             self._parts * self.layout.grain,
@@ -284,11 +286,16 @@ class OffloadScheduler(BlockScheduler):
             self._rows = self._make_rows(*shelve(shelf, hellos, states, make, states=True), disk)
 
     def _make_index(self, num_blocks: int, parts: int, ledger: Ledger | None = None) -> TierIndex:
-        if self.setup.make is None:
+        return TierIndex(num_blocks, parts, partial(self._make_policy, num_blocks), ledger)
+
+    def _make_policy(self, num_blocks: int, held: Set[bytes]) -> TierPolicy:
+        make, name, setup = self.setup.make, self._options.policy, TierPolicySetup(num_blocks=num_blocks)
+        if make is None:
             raise ValueError("its scheduler side needs a setup that makes tier policies")
-        setup = TierPolicySetup(num_blocks=max(1, num_blocks))
-        policy = self.setup.make("tier-policy", self._options.policy, setup)
-        return TierIndex(num_blocks, parts, policy, ledger)
+        if not num_blocks:
+            return NothingHeld(setup)
+        policy = make("tier-policy", name, setup)
+        return CheckedPolicy(setup, policy, name, held, partial(make, "tier-policy", "frame-llm:lru", setup))
 
     def _key(self, hashes: Sequence[bytes], index: int) -> bytes | None:
         """The key of the block of the tier with grain `index`; None where the prompt does not fill that block."""

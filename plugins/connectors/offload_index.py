@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 
 from frame.interfaces import TierPolicy
@@ -54,17 +54,24 @@ class TierIndex:
     """`num_blocks` slots of `parts` rows each; a part holds a grain of tokens.
 
     A block is found once all its parts are written. It may be evicted once its owner's prompt is written, so that the
-    end of a prompt never pushes out its beginning. `dropped` counts those that went without `leave`.
+    end of a prompt never pushes out its beginning. `dropped` counts those that went without `leave`. `make_policy` gets
+    the keys that its policy holds, as they are at any time.
     """
 
-    def __init__(self, num_blocks: int, parts: int, policy: TierPolicy, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        parts: int,
+        make_policy: Callable[[Set[bytes]], TierPolicy],
+        ledger: Ledger | None = None,
+    ) -> None:
         self._num_blocks = num_blocks
         self._parts = parts
-        self._policy = policy
         self._ledger = ledger or Ledger()
         self.dropped = 0
         self._blocks: dict[bytes, TierBlock] = {}
         self._settled: set[bytes] = set()  # keys that the policy knows
+        self._policy = make_policy(self._settled)
         self._leaving: set[bytes] = set()  # keys that are read for what lies behind, whether they still leave or not
         self._fresh: dict[str, list[bytes]] = {}  # by owner: keys of its prompt that the policy does not know yet
         self._writing = Counter[str]()  # by owner: parts that are not written yet

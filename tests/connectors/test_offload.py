@@ -445,11 +445,12 @@ def test_a_tier_without_room_for_a_block_is_refused(tmp_path):
         suite_of(tmp_path, size=room(0.5)).engine()
 
 
-def test_one_line_says_what_is_kept(tmp_path, caplog):
+@pytest.mark.parametrize(("size", "num_blocks"), [(0.5, 1048576), (0.03125, 65536)])
+def test_one_line_says_what_is_kept(tmp_path, caplog, size, num_blocks):
     with caplog.at_level("INFO", "frame.connectors.offload"):
-        suite_of(tmp_path, size=0.5, policy="arc").engine().close()
+        suite_of(tmp_path, size=size, policy="arc").engine().close()
     (line,) = [record.message for record in caplog.records]
-    assert line == "offloading: 0.5 GiB of host memory keep 1048576 blocks of 4 tokens, policy arc"
+    assert line == f"offloading: {size} GiB of host memory keep {num_blocks} blocks of 4 tokens, policy arc"
 
 
 def test_layers_of_a_group_share_the_numbers_of_blocks(tmp_path, monkeypatch):

@@ -174,6 +174,19 @@ def test_a_wrong_plugin_fails_the_check_meant_for_it(kind, target, check, tags):
     assert not any("TypeError" in outcome.reason for outcome in others), others
 
 
+def test_what_gives_nothing_is_told_what_is_due():
+    reasons = {
+        outcome.name: outcome.reason
+        for outcome in run_suite("route-policy", target="tests.contract.wrong_routing:Silent")
+        if outcome.status == "failed"
+    }
+    assert reasons == {
+        "prompts are computed where they can be": "route must give a Route, gave None",
+        "any change of a cache is taken while requests are routed": "route must give a Route, gave None",
+        "figures are numbers with plain names": "figures must give names → numbers, gave None",
+    }
+
+
 @cache
 def run_keeping(name):
     tags, options = {"worker": f"{KEEPING}:Keeper"}, f"{KEEPING}:Options"

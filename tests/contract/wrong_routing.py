@@ -84,3 +84,16 @@ class Talkative(First):
 
     def figures(self) -> dict[str, Any]:
         return {"requests": "many"}
+
+
+class Silent(RoutePolicy):
+    """Gives nothing where a route and figures are due."""
+
+    def choose(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
+        return servers[0]
+
+    def route(self, request: RouteRequest, servers: Sequence[RouteServer], prefills: Sequence[RouteServer]) -> Any:
+        return None
+
+    def figures(self) -> Any:
+        return None

@@ -8,7 +8,7 @@ import subprocess
 
 import httpx
 
-from tests.docs.blocks import ROOT, SERVER, commands
+from tests.docs.blocks import ROOT, SERVER, commands, marked_file
 from tests.server.running import REAL, server
 
 PAGE = ROOT / "docs" / "offloading.md"
@@ -31,6 +31,10 @@ def test_the_page_s_server_finds_in_host_memory_what_its_device_forgot() -> None
             text: str = answer.json()["choices"][0]["text"]
             return text
 
+        script = marked_file(PAGE, "stories.sh").replace(SERVER, running.url)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        said = 'frame_kv_connector_offload_hit_tokens_total{engine="0",model_name="demo"} 272.0\n'
+        assert (done.stdout, said in PAGE.read_text(encoding="utf-8")) == (said, True), done.stderr
         begun = told(first)
         for prompt in rest:
             told(prompt)

@@ -135,6 +135,38 @@ async def test_without_a_place_of_the_kv_the_request_goes_on_as_it_is(given: Beh
         assert other.seen == []
 
 
+async def test_prompts_that_are_computed_twice_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """So are those of a server that was started without a connector."""
+    answers = [reply(200, {"choices": []}), reply(200, {"choices": []}), COMPUTED, reply(200, {"choices": []})]
+
+    async def prefill(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await answers.pop(0)(seen, writer)
+
+    async with pairs([reply(200)], [prefill]) as ((_,), (p,), f):
+        for _ in range(4):
+            await f.client.post(CHAT, content=BODY, headers=JSON)
+        assert [(server.prefills, server.prefills_without_kv) for server in f.fleet.servers] == [(0, 0), (4, 3)]
+        assert [server["prefills_without_kv"] for server in (await f.client.get("/fleet")).json()["servers"]] == [0, 3]
+        metrics = (await f.client.get("/metrics")).text
+        assert f'frame_route_prefills_without_kv_total{{server="{p.url}"}} 3.0' in metrics
+    (said,) = [record.getMessage() for record in caplog.records if "kv_transfer_params" in record.getMessage()]
+    assert said.startswith(f"{p.url} has computed a prompt and not said by kv_transfer_params where its KV is")
+    assert "--kv-connector" in said
+
+
+async def test_nothing_is_said_of_a_server_that_hands_kv_over(caplog: pytest.LogCaptureFixture) -> None:
+    answers = [COMPUTED, reply(200, {"choices": []})]
+
+    async def prefill(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await answers.pop(0)(seen, writer)
+
+    async with pairs([reply(200)], [prefill]) as ((_,), (_,), f):
+        for _ in range(2):
+            await f.client.post(CHAT, content=BODY, headers=JSON)
+        assert [server.prefills_without_kv for server in f.fleet.servers] == [0, 1]
+    assert not [record for record in caplog.records if "kv_transfer_params" in record.getMessage()]
+
+
 @pytest.mark.parametrize("given", [die, reply(500), reply(503)])
 async def test_a_prefill_that_fails_is_done_by_another_one(given: Behaviour) -> None:
     async with pairs([reply(200)], [given, COMPUTED]) as ((d,), (first, second), f):

@@ -339,4 +339,4 @@ async def test_a_policy_that_fails_to_prepare_is_logged_and_the_request_goes_on(
         assert (await f.client.post(CHAT, json=chat(LONG))).json() == {"ok": True}
         assert (await f.client.get("/fleet")).json()["figures"] == {}
         assert (await f.client.get("/metrics")).status_code == 200
-    assert "the route policy has not prepared a request: RuntimeError: oops" in caplog.text
+    assert "' has not prepared a request: RuntimeError: oops" in caplog.text

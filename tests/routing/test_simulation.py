@@ -16,6 +16,7 @@ from frame.plugins.routing.prefix import PrefixPolicy
 from frame.plugins.routing.round_robin import RoundRobinPolicy
 from frame.plugins.routing.text_prefix import TextPrefixPolicy
 from frame.routing.simulation import ServiceModel, TracedRequest, simulate
+from frame.settings import PluginError
 from frame.testing.route_policy_suite import FakeRouteServer
 
 #: Ten tokens in a second, and steps that cost nothing else.
@@ -131,5 +132,17 @@ class Stray(RoutePolicy):
 
 
 def test_a_policy_that_names_another_server_is_named() -> None:
-    with pytest.raises(ValueError, match="the route policy stray names a server that it was not given"):
+    with pytest.raises(
+        PluginError, match=r"^route policy 'stray' names .*; there are: http://server-0, http://server-1$"
+    ):
         simulate(Stray(Setup()), "stray", [traced(0, range(10))], 2, SLOW)
+
+
+class Broken(RoutePolicy):
+    def choose(self, request: RouteRequest, servers: Sequence[RouteServer]) -> RouteServer:
+        raise KeyError("x")
+
+
+def test_a_policy_that_raises_is_named() -> None:
+    with pytest.raises(PluginError, match=r"^route policy 'broken' has not chosen a server: KeyError: 'x'$"):
+        simulate(Broken(Setup()), "broken", [traced(0, range(10))], 2, SLOW)

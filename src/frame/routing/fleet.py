@@ -40,6 +40,8 @@ class FleetServer:
         self.broken = 0
         #: prompts that it computed for other servers
         self.prefills = 0
+        #: those of them of which it has not said where their KV is
+        self.prefills_without_kv = 0
         self.head_counts = [0] * (len(HEAD_BOUNDS) + 1)
         self.head_seconds = 0.0
 

@@ -22,12 +22,12 @@ from frame.core.server.event_stream import wire_of
 from .bodies import ClientLeftError, Upload, announced, drop, is_upload, read_body, too_long
 from .endings import Ending, StoppedError
 from .policy import Route, RouteRequest, RouteServer
-from .prefill import ParamsScan, check_params, decode_body, divides, prefill_body
+from .prefill import PARAMS, ParamsScan, check_params, decode_body, divides, prefill_body
 from .upstream import Answer, LostError, UnreachableError, Upstream
 
 if TYPE_CHECKING:
+    from .asked_policy import AskedPolicy
     from .fleet import Fleet, FleetServer
-    from .policy import RoutePolicy
 
 logger = logging.getLogger("frame.route")
 
@@ -80,7 +80,7 @@ class Bounds:
 class Forwarding:
     """Takes requests that have been admitted."""
 
-    def __init__(self, fleet: Fleet, policy: RoutePolicy, upstream: Upstream, bounds: Bounds) -> None:
+    def __init__(self, fleet: Fleet, policy: AskedPolicy, upstream: Upstream, bounds: Bounds) -> None:
         self._fleet = fleet
         self._policy = policy
         self._upstream = upstream
@@ -198,10 +198,7 @@ class Forwarding:
                 if answer is not None:
                     answer.close()
 
-        try:
-            await self._policy.prepare(request, servers, ask)
-        except Exception as error:  # of a plugin, which may raise anything
-            logger.error("the route policy has not prepared a request: %s: %s", type(error).__name__, error)
+        await self._policy.prepare(request, servers, ask)
 
     def _route(
         self, request: RouteRequest, tried: Sequence[FleetServer], prefills: Sequence[FleetServer] = ()
@@ -210,15 +207,7 @@ class Forwarding:
         servers = self._fleet.usable("serve", tried) or self._fleet.usable("serve")
         if not servers:
             raise RequestError(503, self._fleet.why_not or "no server is ready")
-        try:
-            route = self._policy.route(request, servers, prefills)
-            if route.server in servers and (route.prefill is None or route.prefill in prefills):
-                return route
-            problem = "it names a server that it was not given"
-        except Exception as error:  # of a plugin, which may raise anything
-            problem = f"{type(error).__name__}: {error}"
-        logger.error("the route policy has not chosen a server, so the one with the least load is taken: %s", problem)
-        return Route(min(servers, key=lambda server: server.in_flight))
+        return self._policy.route(request, servers, prefills)
 
     def _server(self, route: Route) -> FleetServer:
         return cast("FleetServer", route.server)
@@ -249,7 +238,11 @@ class Forwarding:
             return False
         if answer.status == 200:
             server.prefills += 1
-            forwarded.body = decode_body(forwarded.request, content)
+            told = decode_body(forwarded.request, content)
+            if told is None:
+                _without_kv(server)
+            else:
+                forwarded.body = told
         return True
 
     async def _try(self, forwarded: Forwarded, server: FleetServer, tried: Sequence[FleetServer], send: Send) -> bool:
@@ -331,6 +324,18 @@ async def _break_off(forwarded: Forwarded, error: RequestError, send: Send) -> N
 def _another_may_know(forwarded: Forwarded, answer: Answer) -> bool:
     """Whether this server serves nobody now, or does not know of a thing that one of them keeps."""
     return answer.status == 503 or (answer.status == 404 and forwarded.request.path.startswith(_KEPT))
+
+
+def _without_kv(server: FleetServer) -> None:
+    """Counts a prompt whose KV is not handed over, and says so where it is the first prompt of its server."""
+    server.prefills_without_kv += 1
+    if server.prefills == 1:
+        logger.warning(
+            "%s has computed a prompt and not said by %s where its KV is, so the server that answers computes it, too; "
+            "it needs a --kv-connector that hands KV over, unless the prompt is shorter than a block",
+            server.url,
+            PARAMS,
+        )
 
 
 def _unanswered() -> RequestError:

@@ -147,6 +147,7 @@ class Front:
                 "failures": server.failures,
                 "broken": server.broken,
                 "prefills": server.prefills,
+                "prefills_without_kv": server.prefills_without_kv,
             }
             for server in self._fleet.servers
         ]

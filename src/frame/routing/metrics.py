@@ -24,6 +24,11 @@ _COUNTERS = (
     ("failures", "Requests that got no answer from the server.", lambda server: server.failures),
     ("broken_answers", "Answers of the server that broke off.", lambda server: server.broken),
     ("prefills", "Prompts that the server computed for others.", lambda server: server.prefills),
+    (
+        "prefills_without_kv",
+        "Those of them whose KV the server did not hand over, so that they were computed twice.",
+        lambda server: server.prefills_without_kv,
+    ),
 )
 
 

@@ -96,18 +96,18 @@ def prefill_body(request: RouteRequest) -> bytes:
     return msgspec.json.encode(body)
 
 
-def decode_body(request: RouteRequest, answer: bytes) -> bytes:
+def decode_body(request: RouteRequest, answer: bytes) -> bytes | None:
     """The body for the server that answers: the client's bytes, before which stands where the KV is.
 
-    The client's bytes alone where `answer`, the first server's, does not say that.
+    None where `answer`, the first server's, does not say that.
     """
     try:
         found = msgspec.json.decode(answer)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return request.body
+        return None
     params = found.get(PARAMS) if isinstance(found, dict) else None
     if not isinstance(params, dict):
-        return request.body
+        return None
     start = request.body.index(b"{") + 1
     comma = b"," if request.content else b""
     return b'{"%b":%b%b%b' % (PARAMS.encode(), msgspec.json.encode(params), comma, request.body[start:])

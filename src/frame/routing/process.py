@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from frame.core.config.errors import ConfigError
@@ -20,6 +19,7 @@ from frame.core.processes.listeners import bind, close_all, url
 from frame.core.server.certificates import tls_context
 from frame.core.server.http import Server, make_server
 
+from .asked_policy import AskedPolicy
 from .fleet import Fleet
 from .forwarding import Bounds, Forwarding
 from .front import Front
@@ -59,25 +59,20 @@ def make_front(settings: RouteSettings, policy: RoutePolicy, name: str) -> Front
     server = settings.config.server
     tls = tls_context(server)
     fleet = Fleet(settings.servers)
-    followers = _follow(settings, policy, name, fleet)
+    asked = AskedPolicy(policy, name)
+    followers = _follow(settings, policy, asked, name, fleet)
     upstream = Upstream(settings.server_key, settings.connect_seconds)
     bounds = Bounds(server.max_body_bytes, server.max_upload_bytes, settings.max_retries + 1, settings.clients_params)
-    forwarding = Forwarding(fleet, policy, upstream, bounds)
+    forwarding = Forwarding(fleet, asked, upstream, bounds)
     pages = page_files() if server.page else {}
-    front = Front(server, fleet, forwarding, pages, {"policy": name}, lambda: _figures(policy))
+    front = Front(server, fleet, forwarding, pages, {"policy": name}, asked.figures)
     watch = HealthWatch(fleet, upstream, settings.health_seconds, settings.file)
     return FrontParts(front, forwarding, fleet, watch, upstream, make_server(front, server, tls), followers)
 
 
-def _figures(policy: RoutePolicy) -> Mapping[str, float]:
-    try:
-        return policy.figures()
-    except Exception as error:  # of a plugin, which may raise anything
-        logger.error("the route policy does not say what it has counted: %s: %s", type(error).__name__, error)
-        return {}
-
-
-def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Fleet) -> Followers | None:
+def _follow(
+    settings: RouteSettings, policy: RoutePolicy, asked: AskedPolicy, name: str, fleet: Fleet
+) -> Followers | None:
     """Has the policy told of KV events, if it listens and the list names where they are; raises `ConfigError`."""
     from .policy import RoutePolicy
 
@@ -96,7 +91,7 @@ def _follow(settings: RouteSettings, policy: RoutePolicy, name: str, fleet: Flee
         if not named:
             return None
         raise ConfigError("KV events need pyzmq: pip install 'frame-llm[events]'") from None
-    followers = Followers(policy.kv_changed, settings.curve_key)
+    followers = Followers(asked.kv_changed, settings.curve_key)
 
     def follow() -> None:
         followers.follow([

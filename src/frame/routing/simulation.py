@@ -8,11 +8,13 @@ of prompts and forgets those that were used longest ago. Times are those of the 
 from __future__ import annotations
 
 import heapq
+import reprlib
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from frame.core.interfaces.provider import PluginError
 from frame.kv_events.changes import KVChange, KVRemoved, KVStored
 
 from .policy import RoutePolicy, RouteRequest, ServerRole
@@ -223,19 +225,32 @@ class _Clock:
             what()
 
 
+def _chosen(
+    policy: RoutePolicy, name: str, request: RouteRequest, servers: Sequence[SimulatedServer]
+) -> SimulatedServer:
+    try:
+        server = policy.choose(request, servers)
+    except Exception as error:  # of a plugin, which may raise anything
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(f"route policy {name!r} has not chosen a server: {said}") from error
+    for one in servers:
+        if server is one:
+            return one
+    there = ", ".join(one.url for one in servers)
+    raise PluginError(f"route policy {name!r} names {reprlib.repr(server)}; there are: {there}")
+
+
 def simulate(
     policy: RoutePolicy, name: str, trace: Sequence[TracedRequest], num_servers: int, model: ServiceModel
 ) -> SimulatedRun:
-    """Replays a trace; `policy` is a new one, called `name` in the result."""
+    """Replays a trace; `policy` is a new one, called `name` in the result. Raises `PluginError` where it is wrong."""
     clock, run = _Clock(), SimulatedRun(name, num_servers)
     servers = [SimulatedServer(f"http://server-{place}", model) for place in range(num_servers)]
 
     def arrive(traced: TracedRequest) -> None:
         request = RouteRequest(traced.path, traced.body)
         request.tokens = traced.tokens
-        server = policy.choose(request, servers)
-        if not isinstance(server, SimulatedServer) or server not in servers:
-            raise ValueError(f"the route policy {name} names a server that it was not given")
+        server = _chosen(policy, name, request, servers)
         was_idle = server.idle
         server.take(traced)
         if was_idle:

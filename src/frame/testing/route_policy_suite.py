@@ -7,7 +7,7 @@ import random
 import re
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from frame.kv_events.changes import KVChange, KVCleared, KVRemoved, KVStored
@@ -90,11 +90,21 @@ class RoutePolicySuite(PluginSuite):
     def test_prompts_are_computed_where_they_can_be(self) -> None:
         policy = self.policy()
         for request, servers, prefills in self.cases():
-            route = policy.route(request, servers, prefills)
-            assert isinstance(route, Route), f"route must give a Route, gave {route!r}"
-            assert any(route.server is one for one in servers), f"{route.server!r} is none of the servers"
+            route = self._routed(policy, request, servers, prefills)
             if route.prefill is not None:
                 assert any(route.prefill is one for one in prefills), f"{route.prefill!r} is none of the prefills"
+
+    def _routed(
+        self,
+        policy: RoutePolicy,
+        request: RouteRequest,
+        servers: Sequence[RouteServer],
+        prefills: Sequence[RouteServer],
+    ) -> Route:
+        route = policy.route(request, servers, prefills)
+        assert isinstance(route, Route), f"route must give a Route, gave {route!r}"
+        assert any(route.server is one for one in servers), f"{route.server!r} is none of the servers"
+        return route
 
     def test_any_request_is_routed(self) -> None:
         """Bodies come from clients, and may be anything."""
@@ -165,8 +175,7 @@ class RoutePolicySuite(PluginSuite):
         thread.start()
         for request, servers, prefills in self.cases():
             request.tokens = range(64)
-            route = policy.route(request, servers, prefills)
-            assert any(route.server is one for one in servers), f"{route.server!r} is none of the servers"
+            self._routed(policy, request, servers, prefills)
         thread.join()
         assert not problems, f"kv_changed raised {problems[0]}"
 
@@ -174,7 +183,10 @@ class RoutePolicySuite(PluginSuite):
         policy = self.policy()
         for request, servers, prefills in self.cases():
             policy.route(request, servers, prefills)
-        for name, value in policy.figures().items():
+        figures = policy.figures()
+        assert isinstance(figures, Mapping), f"figures must give names → numbers, gave {figures!r}"
+        for name, value in figures.items():
+            assert isinstance(name, str), f"{name!r} is no name of a figure"
             assert re.fullmatch("[a-z][a-z0-9_]*", name), f"{name!r} is no name of a figure"
             assert isinstance(value, int | float), f"the figure {name} is {value!r}"
 

@@ -71,4 +71,5 @@ class TierPolicySuite(PluginSuite):
         policy.remove(b"never")
         policy.touch([])
         policy.insert([])
-        assert policy.evict(b"next", ()) is None
+        victim = policy.evict(b"next", ())
+        assert victim is None, f"evict gave {victim!r} although no block is held"

@@ -39,6 +39,7 @@ class Transfers:
         self.counters: dict[str, float] = {}
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
+        self._refused = False  # a request asked for what no connector does, which was logged
         self._contents = WeakKeyDictionary[Request, bytes]()
         # steps that failed, of which some workers may have reported: the requests whose loads they were to begin
         self._lost: dict[int, list[str]] = {}
@@ -72,6 +73,9 @@ class Transfers:
     def finished(self, request: Request, reason: str) -> tuple[bool, dict[str, Any] | None]:
         """Returns (whether the blocks must be held, parameters for the response); called once a request."""
         if not self.active:
+            if request.source.kv_transfer and not self._refused:
+                self._refused = True
+                logger.warning("kv_transfer_params of requests have no effect: this engine has no --kv-connector")
             return False, None
         tables, states = list(request.cache.blocks), self._prompt_states(request)
         for group, block in states.items():
