@@ -167,9 +167,7 @@ def build_model(
         groups=groups,
         kv_dtype=dtype if kv_name == "auto" else KV_DTYPES.get(kv_name) or getattr(torch, kv_name),
         device_type=platform.device_type,
-        state_dtype=torch.float32
-        if (states := config.cache.mamba_ssm_cache_dtype) == "auto"
-        else getattr(torch, states),
+        state_dtype=getattr(torch, config.cache.mamba_ssm_cache_dtype.replace("auto", "float32")),
         deterministic=config.model.deterministic,
         max_model_len=checkpoint.max_model_len,
         pipeline_layers=config.executor.pipeline_layers,
