@@ -54,10 +54,9 @@ def warm_up(
     decodes that read a shared prefix once for several rows. `thorough` adds steps of every size for which
     launch code may choose another kernel.
     """
-    also = deterministic and not runner.device.deterministic
     kinds = runner.pooling.kinds()
     make = partial(_request, runner, kinds)
-    modes = (False, True) if also else (False,)
+    modes = (False, True) if deterministic and not runner.device.deterministic else (False,)
     sizes = max_slots, max_tokens, max_model_len
     for numerics in modes:
         _serve(runner, _plans(make, not kinds, *sizes, begins=True), numerics)
@@ -143,7 +142,7 @@ def _plans(
 def _sizes(
     make: Callable[[int, int, int], NewRequest], decodes: bool, max_slots: int, max_tokens: int, max_model_len: int
 ) -> Iterator[StepPlan]:
-    """Prompts of each power of two of tokens, in as few rows as hold them, and decodes of rows as long."""
+    """Prompts of each power of two of tokens, in as few rows as hold them, and few tokens behind rows as long."""
     longest = max_model_len - 4
     for power in range(1, max_tokens.bit_length()):
         size = 1 << power
@@ -156,7 +155,8 @@ def _sizes(
         yield _plan(1, [], [], 0, 0, removed=range(rows))
     for power in range(9, max_model_len.bit_length() if decodes else 0):
         size = min(1 << power, longest)
-        yield _plan(2, [make(0, 0, size)], [0], 1, size - 1)
+        yield _plan(2, [make(0, 0, size)], [0], 2, size - 3)
+        yield _plan(2, [], [0], 1, size - 1)
         yield _plan(3, [], [], 0, 0, removed=[0])
 
 
