@@ -1,14 +1,15 @@
 """Products of one to 64 rows with nibbles or 8-bit floats, whose registers are those of matrix instructions.
 
 Such a product should take as long as reading the codes, for which a chip has few instructions to spend on a weight. A
-thread loads 16 bytes of a row of codes: 32 nibbles, or 16 floats. Which inputs of a matrix instruction these are does not
-matter, since rows of x are loaded by the same order; so nothing moves between threads, and two codes at a time become a
-register that is multiplied. The warps of a program divide the inputs among them and add up their sums at the end.
-Codes are as in `frame.kernels.quantized`.
+thread loads 16 bytes of a row of codes: 32 nibbles, or 16 floats. Which inputs of a matrix instruction these are does
+not matter, since rows of x are loaded in the same order; so nothing moves between threads, and two codes at a time
+become a register that is multiplied. The warps of a program divide the inputs among them and add up their sums at the
+end. Codes are as in `frame.kernels.quantized`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -156,23 +157,30 @@ def _fetch(
 @gluon.jit
 def _pieces(words, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, NIBBLES: tl.constexpr):
     """Of a chunk's words [P, N, 4 · WIDE] those of eight codes of each thread, a tensor for each such eight."""
-    if not NIBBLES:
-        if WIDE == 4:
-            first, second = gl.split(gl.permute(gl.reshape(words, (PARTS, BLOCK_N, 4, 2, 2)), (0, 1, 2, 4, 3)))
-            found = (gl.reshape(first, (PARTS, BLOCK_N, 8)), gl.reshape(second, (PARTS, BLOCK_N, 8)))
-        else:
-            found = (words,)
-    elif WIDE == 4:
+    found = _with(_nothing(), words)
+    if not NIBBLES and WIDE == 4:
+        first, second = gl.split(gl.permute(gl.reshape(words, (PARTS, BLOCK_N, 4, 2, 2)), (0, 1, 2, 4, 3)))
+        found = (gl.reshape(first, (PARTS, BLOCK_N, 8)), gl.reshape(second, (PARTS, BLOCK_N, 8)))
+    elif NIBBLES and WIDE == 4:
         even, odd = gl.split(gl.reshape(words, (PARTS, BLOCK_N, 4, 2, 2)))
         zeroth, second = gl.split(even)
         first, third = gl.split(odd)
         found = (zeroth, first, second, third)
-    elif WIDE == 2:
+    elif NIBBLES and WIDE == 2:
         zeroth, first = gl.split(gl.reshape(words, (PARTS, BLOCK_N, 4, 2)))
         found = (zeroth, first)
-    else:
-        found = (words,)
     return found
+
+
+@gluon.jit
+def _nothing():
+    return ()
+
+
+@gluon.jit
+def _with(values, value):
+    """The tuple with one more value."""
+    return values + (value,)  # noqa: RUF005 (the compiler knows no other way)
 
 
 @gluon.jit
@@ -222,18 +230,19 @@ def _fragments(
     lane = lane // 8 * EACH + lane % 8
     x_source = x + gl.minimum(row, rows - 1).to(gl.int64) * stride_x + x_part * CHUNK + lane
 
-    ring = ()
+    ring = _nothing()
     for slot in gl.static_range(RING):
         at = slot * PARTS
-        ring = ring + (_fetch(
+        fetched = _fetch(
             source + at * (4 * WIDE), scales, zeros, scale_row, zero_row, at + part, at + own, chunks,
             GROUP, CHUNK, ZEROS, NIBBLES,
-        ),)  # fmt: skip
+        )  # fmt: skip
+        ring = _with(ring, fetched)
     acc = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
     await_previous(CHAINED)
     for first in range(0, chunks, PARTS * RING):
         source += RING * PARTS * 4 * WIDE
-        following = ()
+        following = _nothing()
         for slot in gl.static_range(RING):
             found, scale, zero = ring[slot]
             pieces = _pieces(found, PARTS, BLOCK_N, WIDE, NIBBLES)
@@ -242,13 +251,13 @@ def _fragments(
             values = (_rows_of(x_at, kept, EVEN),)
             if BLOCK_M <= 16:
                 for piece in gl.static_range(1, EACH // 8):
-                    values = values + (_rows_of(x_at + piece * 8, kept, EVEN),)
+                    values = _with(values, _rows_of(x_at + piece * 8, kept, EVEN))
             product = acc
             if GROUP:
                 product = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
             for piece in gl.static_range(EACH // 8):
                 if BLOCK_M > 16 and piece + 1 < EACH // 8:
-                    values = values + (_rows_of(x_at + (piece + 1) * 8, kept, EVEN),)
+                    values = _with(values, _rows_of(x_at + (piece + 1) * 8, kept, EVEN))
                 if NIBBLES:
                     eights = gl.convert_layout(pieces[piece], WORD, assert_trivial=True)
                     own_zero = gl.full_like(eights, BITS + 0x00080008)
@@ -262,10 +271,11 @@ def _fragments(
                 right = gl.convert_layout(values[piece], RIGHT, assert_trivial=True)
                 product = mma_v2(left, right, product)
             later = first + (RING + slot) * PARTS
-            following = following + (_fetch(
+            fetched = _fetch(
                 source + slot * (PARTS * 4 * WIDE), scales, zeros, scale_row, zero_row, later + part, later + own,
                 chunks, GROUP, CHUNK, ZEROS, NIBBLES,
-            ),)  # fmt: skip
+            )  # fmt: skip
+            following = _with(following, fetched)
             if GROUP:
                 acc += product * scale.to(gl.float32)[:, :, None]
             else:
@@ -285,13 +295,21 @@ def _fragments(
 
 @dataclass(frozen=True)
 class Fragments:
-    """Sizes of a program: tiles of 16 outputs of a warp, warps of other outputs, warps of other inputs, and the chunks
-    of a warp that are on their way."""
+    """Sizes of a program.
+
+    They are tiles of 16 outputs of a warp, warps of other outputs, warps of other inputs, and the chunks of a warp that
+    are on their way.
+    """
 
     tiles: int
     across: int
     parts: int
     ring: int
+
+
+#: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
+#: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` prints it.
+MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Fragments | None]] = {}
 
 
 def _bits(count: int) -> int:
@@ -339,6 +357,34 @@ def fits(codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
     return whole and bool(width(depth, block[1] if scales.shape[-1] > 1 else depth, nibbles=nibbles))
 
 
+def bucket(rows: int) -> int:
+    """The rows of a program that multiplies so many."""
+    return max(8, 1 << (rows - 1).bit_length())
+
+
+def sizes_for(rows: int, outputs: int, depth: int, *, nibbles: bool) -> Fragments | None:
+    """Those of the most similar product that was measured; None where another kernel was quicker, or none was."""
+    known = MEASURED.get((nibbles, bucket(rows)), {})
+    if not known:
+        return None
+
+    def far(shape: tuple[int, int]) -> float:
+        return abs(math.log(outputs / shape[0])) + abs(math.log(depth / shape[1]))
+
+    return known[min(known, key=far)]
+
+
+def quickest(
+    x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, bias: Tensor | None
+) -> Tensor | None:
+    """`product` with the sizes that were measured; None where another kernel was quicker, or takes the weight alone."""
+    if not 0 < len(x) <= MOST_ROWS or not fits(codes, scales, block):
+        return None
+    nibbles = codes.dtype == torch.int32
+    sizes = sizes_for(len(x), len(codes), x.shape[1], nibbles=nibbles)
+    return None if sizes is None else product(x, codes, scales, block, zeros, bias, sizes)
+
+
 def product(
     x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, bias: Tensor | None,
     sizes: Fragments,
@@ -349,7 +395,7 @@ def product(
     depth = codes.shape[-1] * (8 if nibbles else 1)
     wide = width(depth, block[1] if groups > 1 else depth, nibbles=nibbles)
     chunk = 4 * wide * (8 if nibbles else 4)
-    block_m = max(8, triton.next_power_of_2(rows))
+    block_m = bucket(rows)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     words = codes.view(torch.int32)
     _fragments[(triton.cdiv(outputs, 16 * sizes.tiles * sizes.across),)](

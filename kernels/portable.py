@@ -1,7 +1,7 @@
 """Gluon's language for kernels that are tested under Triton's interpreter too, which Gluon ignores.
 
-There a kernel is one of plain Triton: layouts are left out, and no layout changes what a kernel computes. Instructions of
-the chip that have no counterpart are for kernels to replace where `INTERPRETED` is set.
+There a kernel is one of plain Triton: layouts are left out, and no layout changes what a kernel computes. Instructions
+of the chip that have no counterpart are for kernels to replace where `INTERPRETED` is set.
 """
 
 from __future__ import annotations
