@@ -9,8 +9,8 @@ end. Codes are as in `frame.kernels.quantized`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -53,8 +53,9 @@ and.b32 c, c, 0x07F007F0;
 and.b32 d, d, 0x07F007F0;
 lop3.b32 a, a, 0x80008000, c, 0xEA;
 lop3.b32 b, b, 0x80008000, d, 0xEA;
-mul.rn.bf16x2 $0, a, $3;
-mul.rn.bf16x2 $1, b, $3;
+mov.b32 c, 0x7B807B80;
+mul.rn.bf16x2 $0, a, c;
+mul.rn.bf16x2 $1, b, c;
 }""")
 _FLOATS_F16 = tl.constexpr("""{
 .reg .b16 a, b;
@@ -117,9 +118,8 @@ def _floats(words, dtype: tl.constexpr):
     """[P, N, W, 2, 2] of `dtype`: the 8-bit floats of words [P, N, W]."""
     if _ASM:
         if dtype == gl.bfloat16:
-            unit = gl.full_like(words, 0x7B807B80)  # two to the power of 120, twice
             a, b = gl.inline_asm_elementwise(
-                _FLOATS_BF16, "=r,=r,r,r", [words, unit], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+                _FLOATS_BF16, "=r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
             )
         else:
             a, b = gl.inline_asm_elementwise(
@@ -307,15 +307,11 @@ class Fragments:
     ring: int
 
 
-#: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
-#: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` prints it.
-MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Fragments | None]] = {}
-
-
 def _bits(count: int) -> int:
     return count.bit_length() - 1
 
 
+@lru_cache(maxsize=256)
 def _layouts(sizes: Fragments, wide: int, block_m: int) -> dict[str, object]:
     """How threads hold the words of codes, the sums, and the rows of x."""
     block_n = 16 * sizes.tiles * sizes.across
@@ -360,29 +356,6 @@ def fits(codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
 def bucket(rows: int) -> int:
     """The rows of a program that multiplies so many."""
     return max(8, 1 << (rows - 1).bit_length())
-
-
-def sizes_for(rows: int, outputs: int, depth: int, *, nibbles: bool) -> Fragments | None:
-    """Those of the most similar product that was measured; None where another kernel was quicker, or none was."""
-    known = MEASURED.get((nibbles, bucket(rows)), {})
-    if not known:
-        return None
-
-    def far(shape: tuple[int, int]) -> float:
-        return abs(math.log(outputs / shape[0])) + abs(math.log(depth / shape[1]))
-
-    return known[min(known, key=far)]
-
-
-def quickest(
-    x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, bias: Tensor | None
-) -> Tensor | None:
-    """`product` with the sizes that were measured; None where another kernel was quicker, or takes the weight alone."""
-    if not 0 < len(x) <= MOST_ROWS or not fits(codes, scales, block):
-        return None
-    nibbles = codes.dtype == torch.int32
-    sizes = sizes_for(len(x), len(codes), x.shape[1], nibbles=nibbles)
-    return None if sizes is None else product(x, codes, scales, block, zeros, bias, sizes)
 
 
 def product(

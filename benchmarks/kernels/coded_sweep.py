@@ -1,4 +1,4 @@
-"""Finds the sizes of `frame.kernels.coded_fragments` for shapes and numbers of rows, and writes the table of choices.
+"""Finds the quickest kernel of few rows and codes for shapes and numbers of rows: the table of `kernels/coded_choice`.
 
     PYTHONPATH=src:. python benchmarks/kernels/coded_sweep.py [--seconds 175] [--json coded_sweep.json]
 
@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from frame.core.ops import quantized as references
-from frame.kernels import coded_fragments, coded_rows, quantized
-from frame.kernels.coded_fragments import Fragments
+from frame.kernels import coded_choice, coded_rows, quantized
+from frame.kernels.coded_choice import Sizes
+from frame.kernels.coded_fragments import Fragments, bucket
+from frame.kernels.coded_warpgroups import Warpgroups
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,1000x2816,3352x5504"
 STAGES = "int4:1,int4:16,int4:64,fp8:1,fp8:16,fp8:64,int4:4,int4:32,fp8:4,fp8:32"
@@ -56,6 +59,8 @@ MORE = [
 ]  # fmt: skip
 MOST = [(1, 1, 4, 1), (1, 1, 8, 1), (1, 2, 2, 1), (1, 2, 4, 1), (1, 4, 1, 1), (1, 4, 2, 1), (1, 8, 1, 1), (2, 4, 2, 1)]
 CANDIDATES = {8: FEW, 16: SOME, 32: MORE, 64: MOST}
+#: By rows of a program: (warps, chunks on their way) of the other kernel.
+SHARED = {8: [], 16: [(4, 2), (8, 1), (8, 2)], 32: [(4, 1), (8, 1), (8, 2)], 64: [(4, 1), (8, 1), (8, 2), (16, 1)]}
 #: Compared at the end: format, columns of a group (0: all), zeros, type of x, outputs, inputs.
 OTHERS = [
     ("int4", 32, False, torch.bfloat16, 77, 1184), ("int4", 64, True, torch.float16, 4104, 1088),
@@ -111,15 +116,26 @@ def now(x: Tensor, weight: Weight) -> Tensor:
     return (coded_rows.product if known else quantized.few_rows)(x, codes, scales, block, zeros, None)
 
 
-def bucket(rows: int) -> int:
-    """The rows of a program."""
-    return coded_fragments.bucket(rows)
-
-
-def candidates(kind: str, rows: int, depth: int) -> list[Fragments]:
-    """What is tried: no more chunks at once than there are."""
+def candidates(kind: str, rows: int, outputs: int, depth: int) -> list[Sizes]:
+    """What is tried: no more chunks at once than there are, nor many more programs than the chip holds."""
     chunks = depth // (128 if kind == "int4" else 64)
-    return [Fragments(*sizes) for sizes in CANDIDATES[bucket(rows)] if sizes[2] * sizes[3] <= 2 * chunks]
+    found: list[Sizes] = []
+    for sizes in CANDIDATES[bucket(rows)]:
+        if sizes[2] * sizes[3] <= 2 * chunks:
+            found.append(Fragments(*sizes))
+    for warps, ring in SHARED[bucket(rows)]:
+        if warps == 16 and kind == "int4":  # too few registers
+            continue
+        tiles = -(-outputs // (16 * warps))
+        for splits in (1, 2, 4, 8):
+            if splits <= chunks // 2 and (splits == 1 or tiles * splits * warps <= 132 * 24):
+                found.append(Warpgroups(warps, splits, ring))
+    return found
+
+
+def told(sizes: Sizes) -> str:
+    """The sizes as Python writes them."""
+    return f"{type(sizes).__name__}{astuple(sizes)}"
 
 
 def compile_all(launch: Callable[[], Any]) -> None:
@@ -173,8 +189,8 @@ class Sweep:
             for outputs, depth in shapes:
                 weight, x = made(kind, 128 if kind == "int4" else 0, False, outputs, depth), x_of(rows, depth)
                 now(x, weight)
-                for sizes in candidates(kind, rows, depth):
-                    coded_fragments.product(x, *weight, None, sizes)
+                for sizes in candidates(kind, rows, outputs, depth):
+                    coded_choice.product(x, *weight, None, sizes)
 
         compile_all(launch_all)
         self.log(f"{kind}, {rows} rows: compiled")
@@ -186,10 +202,10 @@ class Sweep:
                 self.shape(result)
             finally:
                 best = sorted(result["times"])[:3]
-                told = ", ".join(f"{tuple(sizes)} {took:.1f}" for took, sizes in best)
+                names = ", ".join(f"{sizes} {took:.1f}" for took, sizes in best)
                 self.log(
                     f"{kind}, {outputs} x {depth}, {rows} rows: floor {result.get('floor', 0):.1f}, now "
-                    f"{result.get('now', 0):.1f}, bf16 {result.get('bf16', 0):.1f} us; {told}"
+                    f"{result.get('now', 0):.1f}, bf16 {result.get('bf16', 0):.1f} us; {names}"
                 )
                 self.save()
 
@@ -216,9 +232,9 @@ class Sweep:
             ]
             result["bf16"] = timed(torch.nn.functional.linear, plain)
             del plain
-        for sizes in candidates(kind, rows, depth):
+        for sizes in candidates(kind, rows, outputs, depth):
             self.check_time()
-            given = [sizes.tiles, sizes.across, sizes.parts, sizes.ring]
+            given = told(sizes)
             try:
                 product = partial(multiply, sizes)
                 off = error(product(x, weights[0]), expected)
@@ -234,19 +250,20 @@ class Sweep:
     def others(self) -> None:
         """Compares what is not timed."""
         for rows in (1, 5, 16, 31, 64):
-            sizes = [Fragments(*given) for given in CANDIDATES[bucket(rows)][:6]]
+            sizes: list[Sizes] = [Fragments(*given) for given in CANDIDATES[bucket(rows)][:6]]
+            sizes += [Warpgroups(*given, 2) for given in SHARED[bucket(rows)][:3]]
 
-            def launch_all(rows: int = rows, sizes: list[Fragments] = sizes) -> None:
+            def launch_all(rows: int = rows, sizes: list[Sizes] = sizes) -> None:
                 for index, (kind, group, zeros, dtype, outputs, depth) in enumerate(OTHERS):
                     weight = made(kind, group, zeros, outputs, depth)
-                    coded_fragments.product(x_of(rows, depth, dtype), *weight, None, sizes[index % len(sizes)])
+                    coded_choice.product(x_of(rows, depth, dtype), *weight, None, sizes[index % len(sizes)])
 
             compile_all(launch_all)
             for index, (kind, group, zeros, dtype, outputs, depth) in enumerate(OTHERS):
                 self.check_time()
                 weight, x = made(kind, group, zeros, outputs, depth), x_of(rows, depth, dtype)
                 expected = x.float() @ exact(weight).T
-                off = error(coded_fragments.product(x, *weight, None, sizes[index % len(sizes)]), expected)
+                off = error(coded_choice.product(x, *weight, None, sizes[index % len(sizes)]), expected)
                 name = f"{kind} by {group}, zeros {zeros}, {dtype}, {outputs} x {depth}, {rows} rows"
                 if not off < 1e-2:
                     self.wrong.append(f"{name}, {sizes[index % len(sizes)]}: {off:.3g}")
@@ -255,27 +272,23 @@ class Sweep:
 
     def table(self) -> Iterator[str]:
         """The lines of `MEASURED` in the kernel's module."""
-        found: dict[tuple[bool, int], dict[tuple[int, int], tuple[float, list[int] | None]]] = {}
+        found: dict[tuple[bool, int], dict[tuple[int, int], str | None]] = {}
         for result in self.results:
             if result["times"]:
                 took, sizes = min(result["times"])
                 key, shape = (result["kind"] == "int4", bucket(result["rows"])), (result["outputs"], result["depth"])
-                best = (took / result["now"], sizes if took < result["now"] else None)
-                if result["rows"] != 4 or shape not in found.get(key, {}):
-                    found.setdefault(key, {})[shape] = best
-        yield "MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Fragments | None]] = {"
+                found.setdefault(key, {}).setdefault(shape, sizes if took < result["now"] else None)  # one row's, not 4
+        yield "MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {"
         for key, by_shape in found.items():
-            inside = ", ".join(
-                f"{shape}: {f'Fragments({str(sizes)[1:-1]})' if sizes else None}"
-                for shape, (_, sizes) in by_shape.items()
-            )
-            yield f"    {key}: {{{inside}}},"
+            yield f"    {key}: {{"
+            yield from (f"        {shape}: {sizes}," for shape, sizes in by_shape.items())
+            yield "    },"
         yield "}"
 
 
-def multiply(sizes: Fragments, x: Tensor, weight: Weight) -> Tensor:
+def multiply(sizes: Sizes, x: Tensor, weight: Weight) -> Tensor:
     """By one candidate."""
-    return coded_fragments.product(x, *weight, None, sizes)
+    return coded_choice.product(x, *weight, None, sizes)
 
 
 def x_of(rows: int, depth: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

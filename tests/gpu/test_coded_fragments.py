@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import quantized as references
-from frame.kernels import coded_fragments
+from frame.kernels import coded_fragments, coded_warpgroups
 from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_warpgroups import Warpgroups
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +21,7 @@ FP8 = torch.float8_e4m3fn
 #: (rows, columns) of a block, 0 for all columns.
 BLOCKS = {torch.int32: [(1, 0), (1, 32), (1, 64), (1, 128), (1, 256)], FP8: [(1, 0), (1, 64), (32, 128)]}
 SIZES = [Fragments(1, 1, 4, 1), Fragments(2, 2, 1, 2), Fragments(1, 2, 2, 3)]
+SHARED = [Warpgroups(4, 1, 2), Warpgroups(8, 2, 1), Warpgroups(4, 3, 1)]
 
 
 def weight(codes: torch.dtype, outputs: int, depth: int, block: tuple[int, int], zeros: bool) -> tuple[Tensor, ...]:
@@ -47,16 +49,19 @@ def test_products(codes: torch.dtype, zeros: bool, rows: int, dtype: torch.dtype
         assert coded_fragments.fits(made[0], made[1], sized)
         bias = torch.randn(outputs, generator=draw).to(dtype).to(DEVICE) if rows % 2 else None
         x = torch.randn(rows, depth + 8, generator=draw)[:, :depth].to(dtype).to(DEVICE)
-        found = coded_fragments.product(x, made[0], made[1], sized, made[2], bias, SIZES[(rows + index) % 3])
+        given = x, made[0], made[1], sized, made[2], bias
+        found = coded_fragments.product(*given, SIZES[(rows + index) % 3])
         if codes == torch.int32:
             exact = references.dequantize_packed(*made)
         else:
             exact = references.dequantize(made[0], made[1], sized)
         expected = x.float() @ exact.T
         expected = expected if bias is None else expected + bias.float()
-        far = (found.float() - expected).abs().max() / expected.abs().max()
-        assert far < (1e-3 if dtype == torch.float16 else 1e-2), far
-        assert found.dtype == dtype
+        shared = [coded_warpgroups.product(*given, SHARED[(rows + index) % 3]) for _ in range(2)]  # counters stay right
+        for one in (found, *shared):
+            far = (one.float() - expected).abs().max() / expected.abs().max()
+            assert far < (1e-3 if dtype == torch.float16 else 1e-2), far
+            assert one.dtype == dtype
 
 
 def test_inputs_of_no_whole_chunk() -> None:
