@@ -76,6 +76,10 @@ class Ended(Exception):
     """The time is over, or the process was told to end."""
 
 
+class Broken(Exception):
+    """The device serves this process no more, because of the sizes that are named."""
+
+
 def made(kind: str, group: int, zeros: bool, outputs: int, depth: int) -> Weight:
     """A made-up weight: codes, scales, block, zeros."""
     groups = depth // group if group else 1
@@ -158,11 +162,11 @@ def microseconds(calls: list[Callable[[], Tensor]]) -> float:
 class Sweep:
     """The results so far, and when to end."""
 
-    def __init__(self, seconds: float, path: Path) -> None:
+    def __init__(self, seconds: float, path: Path, without: list[str]) -> None:
         self.begin, self.end, self.path = time.monotonic(), time.monotonic() + seconds, path
         self.results: list[dict[str, Any]] = []
         self.wrong: list[str] = []
-        self.told = False
+        self.told, self.without = False, without
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._tell)
 
@@ -182,6 +186,11 @@ class Sweep:
         """Writes the results."""
         self.path.write_text(json.dumps({"results": self.results, "wrong": self.wrong}, indent=1))
 
+    def resume(self) -> None:
+        """Goes on from the results that were written."""
+        found = json.loads(self.path.read_text())
+        self.results, self.wrong = found["results"], found["wrong"]
+
     def stage(self, kind: str, rows: int, shapes: list[tuple[int, int]]) -> None:
         """Compiles, compares and times one format and number of rows."""
 
@@ -189,7 +198,7 @@ class Sweep:
             for outputs, depth in shapes:
                 weight, x = made(kind, 128 if kind == "int4" else 0, False, outputs, depth), x_of(rows, depth)
                 now(x, weight)
-                for sizes in candidates(kind, rows, outputs, depth):
+                for sizes in self.tried(kind, rows, outputs, depth):
                     coded_choice.product(x, *weight, None, sizes)
 
         compile_all(launch_all)
@@ -209,6 +218,10 @@ class Sweep:
                 )
                 self.save()
 
+    def tried(self, kind: str, rows: int, outputs: int, depth: int) -> list[Sizes]:
+        """The candidates that broke no device."""
+        return [sizes for sizes in candidates(kind, rows, outputs, depth) if told(sizes) not in self.without]
+
     def shape(self, result: dict[str, Any]) -> None:
         """Fills the result of one shape."""
         kind, rows, outputs, depth = (result[name] for name in ("kind", "rows", "outputs", "depth"))
@@ -217,7 +230,7 @@ class Sweep:
         result["floor"] = size / COPY_BYTES_PER_MICROSECOND
         if not INTERPRETED:
             weights += [made(kind, 128 if kind == "int4" else 0, False, outputs, depth)
-                        for _ in range(min(12, CACHE_BYTES // size))]  # fmt: skip
+                        for _ in range(min(48, CACHE_BYTES // size))]  # fmt: skip
         x = x_of(rows, depth)
         expected = x.float() @ exact(weights[0]).T
 
@@ -232,7 +245,7 @@ class Sweep:
             ]
             result["bf16"] = timed(torch.nn.functional.linear, plain)
             del plain
-        for sizes in candidates(kind, rows, outputs, depth):
+        for sizes in self.tried(kind, rows, outputs, depth):
             self.check_time()
             given = told(sizes)
             try:
@@ -246,6 +259,8 @@ class Sweep:
             except (RuntimeError, TritonError) as failure:  # too little of something for one candidate
                 self.wrong.append(f"{kind}, {outputs} x {depth}, {rows} rows, {given}: {str(failure)[:200]}")
                 self.log("FAILED " + self.wrong[-1])
+                if not works():
+                    raise Broken(given) from failure
 
     def others(self) -> None:
         """Compares what is not timed."""
@@ -286,6 +301,16 @@ class Sweep:
         yield "}"
 
 
+def works() -> bool:
+    """Whether the device still serves this process."""
+    try:
+        if not INTERPRETED:
+            torch.zeros(1, device=DEVICE).add_(1).item()
+    except RuntimeError:
+        return False
+    return True
+
+
 def multiply(sizes: Sizes, x: Tensor, weight: Weight) -> Tensor:
     """By one candidate."""
     return coded_choice.product(x, *weight, None, sizes)
@@ -304,16 +329,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=175.0)
     parser.add_argument("--json", type=Path, default=Path("coded_sweep.json"))
     parser.add_argument("--only-compare", action="store_true", help="Leave out what is timed.")
+    parser.add_argument("--without", default="", help="Sizes to leave out, divided by semicolons.")
+    parser.add_argument("--resume", action="store_true", help="Go on from what is in the file.")
     options = parser.parse_args()
     shapes = [(int(outputs), int(depth)) for outputs, depth in (one.split("x") for one in options.shapes.split(","))]
-    sweep = Sweep(options.seconds, options.json)
+    sweep = Sweep(options.seconds, options.json, [one for one in options.without.split(";") if one])
+    if options.resume:
+        sweep.resume()
     if not INTERPRETED:
         sweep.log(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    stages = [] if options.only_compare else options.stages.split(",")
     try:
-        for stage in () if options.only_compare else options.stages.split(","):
-            kind, rows = stage.split(":")
+        while stages:
+            kind, rows = stages[0].split(":")
             sweep.stage(kind, int(rows), shapes)
+            del stages[0]
         sweep.others()
+    except Broken as broken:  # a new process goes on with this stage, without those sizes
+        sweep.results = [one for one in sweep.results if f"{one['kind']}:{one['rows']}" != stages[0]]
+        sweep.save()
+        left = [f"--stages={','.join(stages)}", f"--seconds={sweep.end - time.monotonic():.0f}", "--resume"]
+        left += [f"--without={';'.join([*sweep.without, str(broken)])}", f"--json={options.json}"]
+        command = [sys.executable, *sys.argv[:1], *left, f"--shapes={options.shapes}"]
+        os.execv(sys.executable, command)  # noqa: S606
     except (Ended, KeyboardInterrupt):
         sweep.log("ended early")
     finally:
