@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chain import await_previous, chained
+from .linear_invariant import num_multiprocessors
 from .portable import INTERPRETED, gl, gluon, mma_v2
 
 #: The most rows of x.
@@ -193,13 +194,30 @@ def _rows_of(x_source, kept, EVEN: tl.constexpr):
     return gl.permute(found, (0, 2, 1))
 
 
+@gluon.jit
+def _places(
+    codes, tile, outputs, words, groups,
+    ROWS_PER: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr, WORDS: tl.constexpr,
+    SUMS: tl.constexpr,
+):  # fmt: skip
+    """(where the words of a tile's first chunks lie, rows of its scales, and of its zeros)."""
+    output = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))
+    output = gl.minimum(output, outputs - 1)
+    part = gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None]
+    word = gl.arange(0, 4 * WIDE, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
+    source = codes + (output.to(gl.int64) * words)[None, :, None] + part[:, :, None] * (4 * WIDE) + word
+    column = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))
+    column = gl.minimum(column, outputs - 1)
+    return source, (column // ROWS_PER * groups)[None, :], (output // ROWS_PER * groups)[None, :]
+
+
 @gluon.jit(do_not_specialize=["rows"])
 def _fragments(
-    x, codes, scales, zeros, bias, out, rows, outputs, words, chunks, groups, stride_x,
+    x, codes, scales, zeros, bias, out, rows, outputs, words, chunks, groups, stride_x, tiles,
     GROUP: tl.constexpr, ROWS_PER: tl.constexpr, NIBBLES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, TILES: tl.constexpr, ACROSS: tl.constexpr, PARTS: tl.constexpr,
-    WIDE: tl.constexpr, RING: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr, SUMS: tl.constexpr,
-    ROWS: tl.constexpr, CHAINED: tl.constexpr, num_warps: tl.constexpr,
+    EVEN: tl.constexpr, SEVERAL: tl.constexpr, BLOCK_M: tl.constexpr, TILES: tl.constexpr, ACROSS: tl.constexpr,
+    PARTS: tl.constexpr, WIDE: tl.constexpr, RING: tl.constexpr, WORDS: tl.constexpr, WORD: tl.constexpr,
+    SUMS: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr, num_warps: tl.constexpr,
 ):  # fmt: skip
     # GROUP 0: one scale for all columns, which multiplies the sum. A chunk is what a warp loads at once
     LEFT: tl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
@@ -209,19 +227,12 @@ def _fragments(
     CHUNK: tl.constexpr = 4 * EACH
     BITS: tl.constexpr = 0x43004300 if x.dtype.element_ty == gl.bfloat16 else 0x64006400
     dtype: tl.constexpr = x.dtype.element_ty
-    first_output = gl.program_id(0) * BLOCK_N
-
-    output = first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))
-    output = gl.minimum(output, outputs - 1)
+    first_tile = gl.program_id(0)
+    source, scale_row, zero_row = _places(
+        codes, first_tile, outputs, words, groups, ROWS_PER, BLOCK_N, PARTS, WIDE, WORDS, SUMS
+    )
     part = gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None]
-    word = gl.arange(0, 4 * WIDE, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
-    source = codes + (output.to(gl.int64) * words)[None, :, None] + part[:, :, None] * (4 * WIDE) + word
-    zero_row = (output // ROWS_PER * groups)[None, :]
-
-    column = first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))
-    column = gl.minimum(column, outputs - 1)
     own = gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None]
-    scale_row = (column // ROWS_PER * groups)[None, :]
 
     x_part = gl.arange(0, PARTS, gl.SliceLayout(1, gl.SliceLayout(2, ROWS)))[:, None, None]
     row = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(2, ROWS)))[None, :, None]
@@ -238,73 +249,89 @@ def _fragments(
             GROUP, CHUNK, ZEROS, NIBBLES,
         )  # fmt: skip
         ring = _with(ring, fetched)
-    acc = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
     await_previous(CHAINED)
-    for first in range(0, chunks, PARTS * RING):
-        source += RING * PARTS * 4 * WIDE
-        following = _nothing()
-        for slot in gl.static_range(RING):
-            found, scale, zero = ring[slot]
-            pieces = _pieces(found, PARTS, BLOCK_N, WIDE, NIBBLES)
-            kept = first + slot * PARTS + x_part < chunks
-            x_at = x_source + slot * PARTS * CHUNK
-            values = (_rows_of(x_at, kept, EVEN),)
-            if BLOCK_M <= 16:
-                for piece in gl.static_range(1, EACH // 8):
-                    values = _with(values, _rows_of(x_at + piece * 8, kept, EVEN))
-            product = acc
-            if GROUP:
-                product = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
-            for piece in gl.static_range(EACH // 8):
-                if BLOCK_M > 16 and piece + 1 < EACH // 8:
-                    values = _with(values, _rows_of(x_at + (piece + 1) * 8, kept, EVEN))
-                if NIBBLES:
-                    eights = gl.convert_layout(pieces[piece], WORD, assert_trivial=True)
-                    own_zero = gl.full_like(eights, BITS + 0x00080008)
-                    if ZEROS:
-                        stored = gl.convert_layout(zero, gl.SliceLayout(2, WORD), assert_trivial=True)
-                        own_zero = (stored.to(gl.int32) * 0x00010001 + BITS)[:, :, None]
-                    weight = _nibbles(eights, own_zero, dtype)
-                else:
-                    weight = _floats(pieces[piece], dtype)
-                left = gl.convert_layout(gl.reshape(weight, (PARTS, BLOCK_N, 32)), LEFT, assert_trivial=True)
-                right = gl.convert_layout(values[piece], RIGHT, assert_trivial=True)
-                product = mma_v2(left, right, product)
-            later = first + (RING + slot) * PARTS
-            fetched = _fetch(
-                source + slot * (PARTS * 4 * WIDE), scales, zeros, scale_row, zero_row, later + part, later + own,
-                chunks, GROUP, CHUNK, ZEROS, NIBBLES,
+    end, stride = first_tile + 1, 1
+    if SEVERAL:
+        end, stride = tiles, gl.num_programs(0)
+    for tile in range(first_tile, end, stride):
+        acc = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
+        if SEVERAL:
+            next_source, next_scale_row, next_zero_row = _places(
+                codes, tile + stride, outputs, words, groups,
+                ROWS_PER, BLOCK_N, PARTS, WIDE, WORDS, SUMS,
             )  # fmt: skip
-            following = _with(following, fetched)
-            if GROUP:
-                acc += product * scale.to(gl.float32)[:, :, None]
-            else:
-                acc = product
-        ring = following
-        x_source += RING * PARTS * CHUNK
-    total = gl.sum(acc, 0)
-    column = first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
-    there = column < outputs
-    if not GROUP:
-        total *= gl.load(scales + column // ROWS_PER * groups, mask=there, other=0.0).to(gl.float32)[:, None]
-    if BIAS:
-        total += gl.load(bias + column, mask=there, other=0.0).to(gl.float32)[:, None]
-    own_row = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
-    gl.store(out + own_row * outputs + column[:, None], total.to(dtype), mask=there[:, None] & (own_row < rows))
+        for first in range(0, chunks, PARTS * RING):
+            source += RING * PARTS * 4 * WIDE
+            later, limit = first + RING * PARTS, chunks
+            if SEVERAL:  # the chunks after a tile's last ones are the next tile's
+                source = gl.where(later < chunks, source, next_source)
+                scale_row = gl.where(later < chunks, scale_row, next_scale_row)
+                zero_row = gl.where(later < chunks, zero_row, next_zero_row)
+                limit = gl.where((later < chunks) | (tile + stride < tiles), chunks, 0)
+                later = gl.where(later < chunks, later, 0)
+            following = _nothing()
+            for slot in gl.static_range(RING):
+                found, scale, zero = ring[slot]
+                pieces = _pieces(found, PARTS, BLOCK_N, WIDE, NIBBLES)
+                kept = first + slot * PARTS + x_part < chunks
+                x_at = x_source + (first + slot * PARTS) * CHUNK
+                values = (_rows_of(x_at, kept, EVEN),)
+                if BLOCK_M <= 16:
+                    for piece in gl.static_range(1, EACH // 8):
+                        values = _with(values, _rows_of(x_at + piece * 8, kept, EVEN))
+                product = acc
+                if GROUP:
+                    product = gl.zeros([PARTS, BLOCK_N, BLOCK_M], gl.float32, SUMS)
+                for piece in gl.static_range(EACH // 8):
+                    if BLOCK_M > 16 and piece + 1 < EACH // 8:
+                        values = _with(values, _rows_of(x_at + (piece + 1) * 8, kept, EVEN))
+                    if NIBBLES:
+                        eights = gl.convert_layout(pieces[piece], WORD, assert_trivial=True)
+                        own_zero = gl.full_like(eights, BITS + 0x00080008)
+                        if ZEROS:
+                            stored = gl.convert_layout(zero, gl.SliceLayout(2, WORD), assert_trivial=True)
+                            own_zero = (stored.to(gl.int32) * 0x00010001 + BITS)[:, :, None]
+                        weight = _nibbles(eights, own_zero, dtype)
+                    else:
+                        weight = _floats(pieces[piece], dtype)
+                    left = gl.convert_layout(gl.reshape(weight, (PARTS, BLOCK_N, 32)), LEFT, assert_trivial=True)
+                    right = gl.convert_layout(values[piece], RIGHT, assert_trivial=True)
+                    product = mma_v2(left, right, product)
+                at = later + slot * PARTS
+                fetched = _fetch(
+                    source + slot * (PARTS * 4 * WIDE), scales, zeros, scale_row, zero_row, at + part, at + own,
+                    limit, GROUP, CHUNK, ZEROS, NIBBLES,
+                )  # fmt: skip
+                following = _with(following, fetched)
+                if GROUP:
+                    acc += product * scale.to(gl.float32)[:, :, None]
+                else:
+                    acc = product
+            ring = following
+        total = gl.sum(acc, 0)
+        column = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(0, SUMS)))
+        there = column < outputs
+        if not GROUP:
+            total *= gl.load(scales + column // ROWS_PER * groups, mask=there, other=0.0).to(gl.float32)[:, None]
+        if BIAS:
+            total += gl.load(bias + column, mask=there, other=0.0).to(gl.float32)[:, None]
+        own_row = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+        gl.store(out + own_row * outputs + column[:, None], total.to(dtype), mask=there[:, None] & (own_row < rows))
 
 
 @dataclass(frozen=True)
 class Fragments:
     """Sizes of a program.
 
-    They are tiles of 16 outputs of a warp, warps of other outputs, warps of other inputs, and the chunks of a warp that
-    are on their way.
+    They are tiles of 16 outputs of a warp, warps of other outputs, warps of other inputs, the chunks of a warp that are
+    on their way, and the programs of a multiprocessor, which go from tile to tile; 0: each has one.
     """
 
     tiles: int
     across: int
     parts: int
     ring: int
+    programs: int = 0
 
 
 def _bits(count: int) -> int:
@@ -371,11 +398,14 @@ def product(
     block_m = bucket(rows)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     words = codes.view(torch.int32)
-    _fragments[(triton.cdiv(outputs, 16 * sizes.tiles * sizes.across),)](
+    tiles = triton.cdiv(outputs, 16 * sizes.tiles * sizes.across)
+    programs = min(tiles, sizes.programs * num_multiprocessors(x.device) if sizes.programs else tiles)
+    _fragments[(programs,)](
         x, words, scales, zeros, bias, out, rows, outputs, words.shape[-1], depth // chunk, groups, x.stride(0),
-        GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=nibbles, ZEROS=zeros is not None,
+        tiles, GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=nibbles, ZEROS=zeros is not None,
         BIAS=bias is not None, BLOCK_M=block_m, TILES=sizes.tiles, ACROSS=sizes.across, PARTS=sizes.parts,
         WIDE=wide, RING=sizes.ring, EVEN=depth // chunk % (sizes.parts * sizes.ring) == 0,
+        SEVERAL=programs < tiles,
         num_warps=sizes.across * sizes.parts, **_layouts(sizes, wide, block_m), **chained(x.device),
     )  # fmt: skip
     return out

@@ -40,18 +40,21 @@ STAGES = "int4:1,int4:16,int4:64,fp8:1,fp8:16,fp8:64,int4:4,int4:32,fp8:4,fp8:32
 COPY_BYTES_PER_MICROSECOND = 4.27e6
 CACHE_BYTES = 120 << 20
 CHAIN = 24
+MULTIPROCESSORS = 132
 FP8 = torch.float8_e4m3fn
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-#: By rows of a program: (tiles, warps across, warps of other inputs, chunks on their way).
+#: By rows of a program: (tiles, warps across, warps of other inputs, chunks on their way, programs).
 FEW = [
     (1, 1, 4, 1), (1, 1, 4, 2), (1, 1, 4, 4), (1, 1, 8, 1), (1, 1, 8, 2), (1, 1, 8, 4), (1, 1, 16, 1), (1, 1, 16, 2),
     (1, 2, 4, 1), (1, 2, 4, 2), (1, 2, 8, 1), (1, 2, 8, 2), (2, 1, 4, 1), (2, 1, 4, 2), (2, 1, 8, 1), (2, 1, 8, 2),
-    (1, 4, 4, 2), (1, 1, 2, 4), (4, 1, 4, 1), (4, 1, 8, 1),
+    (1, 4, 4, 2), (1, 1, 2, 4), (4, 1, 4, 1), (4, 1, 8, 1), (1, 1, 4, 2, 6), (1, 1, 4, 4, 4), (1, 1, 8, 2, 3),
+    (2, 1, 4, 1, 6), (2, 1, 4, 2, 4),
 ]  # fmt: skip
 SOME = [
     (1, 1, 4, 1), (1, 1, 8, 1), (1, 1, 8, 2), (1, 2, 4, 1), (1, 2, 4, 2), (1, 2, 8, 1), (1, 4, 2, 2), (1, 4, 4, 1),
-    (2, 1, 4, 1), (2, 1, 8, 1), (2, 2, 4, 1), (2, 4, 2, 1), (1, 1, 16, 1),
+    (2, 1, 4, 1), (2, 1, 8, 1), (2, 2, 4, 1), (2, 4, 2, 1), (1, 1, 16, 1), (1, 1, 4, 2, 5), (2, 1, 4, 1, 4),
+    (1, 2, 4, 2, 2),
 ]  # fmt: skip
 MORE = [
     (1, 1, 4, 1), (1, 1, 8, 1), (1, 2, 4, 1), (1, 2, 4, 2), (1, 2, 8, 1), (1, 4, 1, 2), (1, 4, 2, 1), (1, 4, 2, 2),
@@ -124,15 +127,17 @@ def candidates(kind: str, rows: int, outputs: int, depth: int) -> list[Sizes]:
     """What is tried: no more chunks at once than there are, nor many more programs than the chip holds."""
     chunks = depth // (128 if kind == "int4" else 64)
     found: list[Sizes] = []
-    for sizes in CANDIDATES[bucket(rows)]:
-        if sizes[2] * sizes[3] <= 2 * chunks:
-            found.append(Fragments(*sizes))
+    for given in CANDIDATES[bucket(rows)]:
+        sizes = Fragments(*given)
+        tiles = -(-outputs // (16 * sizes.tiles * sizes.across))
+        if sizes.parts * sizes.ring <= 2 * chunks and tiles > sizes.programs * MULTIPROCESSORS:
+            found.append(sizes)
     for warps, ring in SHARED[bucket(rows)]:
         if warps == 16 and kind == "int4":  # too few registers
             continue
         tiles = -(-outputs // (16 * warps))
         for splits in (1, 2, 4, 8):
-            if splits <= chunks // 2 and (splits == 1 or tiles * splits * warps <= 132 * 24):
+            if splits <= chunks // 2 and (splits == 1 or tiles * splits * warps <= MULTIPROCESSORS * 24):
                 found.append(Warpgroups(warps, splits, ring))
     return found
 
