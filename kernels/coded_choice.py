@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ Sizes = Fragments | Warpgroups
 MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {}
 
 
+@lru_cache(maxsize=4096)
 def sizes_for(rows: int, outputs: int, depth: int, *, nibbles: bool) -> Sizes | None:
     """Those of the most similar product that was measured; None where another kernel was quicker, or none was."""
     known = MEASURED.get((nibbles, bucket(rows)), {})

@@ -57,6 +57,9 @@ def _warpgroups(
     CHUNK: tl.constexpr = 4 * EACH
     dtype: tl.constexpr = x.dtype.element_ty
     BITS: tl.constexpr = 0x43004300 if dtype == gl.bfloat16 else 0x64006400
+    # chunks that have one scale are added up before it multiplies them
+    PER: tl.constexpr = GROUP // CHUNK if GROUP else RING
+    JOINED: tl.constexpr = PER if RING % PER == 0 else 1
     tile, split = gl.program_id(0), gl.program_id(1)
     begin = split * per
     end = gl.minimum(begin + per, chunks)
@@ -109,8 +112,11 @@ def _warpgroups(
             weight = gl.permute(gl.reshape(weight, (BLOCK_N, 4, CHUNK // 32, 2, 2, 2)), (0, 2, 3, 4, 1, 5))
             left = gl.convert_layout(gl.reshape(weight, (BLOCK_N, CHUNK)), LEFT, assert_trivial=True)
             right = tiles.index(at).permute((1, 0))
-            empty = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, SUMS)
-            product = warpgroup_mma(left, right, empty, use_acc=False, is_async=True)
+            if slot % JOINED == 0:
+                empty = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, SUMS)
+                product = warpgroup_mma(left, right, empty, use_acc=False, is_async=True)
+            else:
+                product = warpgroup_mma(left, right, product, is_async=True)
             later = first + RING + slot
             fetched = _fetch(
                 source + slot * (4 * WIDE), scales, zeros, scale_row, zero_row, later + part, later + scale_row * 0,
@@ -121,10 +127,11 @@ def _warpgroups(
             tiles.index(at).store(_reordered(ahead, BLOCK_M, CHUNK))
             product = warpgroup_mma_wait(0, deps=[product])
             fence_async_shared()
-            if GROUP:
-                acc += product * scale.to(gl.float32)[:, None]
-            else:
-                acc += product
+            if slot % JOINED == JOINED - 1:
+                if GROUP:
+                    acc += product * scale.to(gl.float32)[:, None]
+                else:
+                    acc += product
             barrier()
         ring = following
     own_row = gl.arange(0, BLOCK_M, gl.SliceLayout(0, SUMS))[None, :]
@@ -154,11 +161,17 @@ def _warpgroups(
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """Warps of a program, each of 16 outputs; the programs that divide the inputs; and the chunks on their way."""
+    """Sizes of a program.
+
+    They are warps, each of 16 outputs, programs that divide the inputs, chunks on their way, the most words of codes
+    that a thread loads at once, and the most registers of a thread; 0: as many as the compiler wants.
+    """
 
     warps: int
     splits: int
     ring: int
+    wide: int = 4
+    registers: int = 0
 
 
 def _bits(count: int) -> int:
@@ -188,7 +201,7 @@ def product(
     rows, outputs, groups = len(x), len(codes), scales.shape[-1]
     nibbles = codes.dtype == torch.int32
     depth = codes.shape[-1] * (8 if nibbles else 1)
-    wide = width(depth, block[1] if groups > 1 else depth, nibbles=nibbles)
+    wide = min(sizes.wide, width(depth, block[1] if groups > 1 else depth, nibbles=nibbles))
     chunk = 4 * wide * (8 if nibbles else 4)
     chunks, block_m = depth // chunk, max(16, 1 << (rows - 1).bit_length())
     per = triton.cdiv(triton.cdiv(chunks, min(sizes.splits, chunks)), sizes.ring) * sizes.ring
@@ -197,11 +210,13 @@ def product(
     room = tiles * splits * 16 * sizes.warps * block_m
     sums = torch.empty(room, dtype=torch.float32, device=x.device) if splits > 1 else out
     words = codes.view(torch.int32)
+    limited = {"maxnreg": sizes.registers} if sizes.registers and not INTERPRETED else {}
     _warpgroups[(tiles, splits)](
         x, words, scales, zeros, bias, out, sums, arrivals(x.device, tiles), rows, outputs, words.shape[-1], chunks,
         groups, x.stride(0), per, splits,
         GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=nibbles, ZEROS=zeros is not None,
         BIAS=bias is not None, EVEN=True, SPLIT=splits > 1, BLOCK_M=block_m, BLOCK_N=16 * sizes.warps, WIDE=wide,
         RING=sizes.ring, num_warps=sizes.warps, **_layouts(sizes.warps, wide, chunk, block_m), **chained(x.device),
+        **limited,
     )  # fmt: skip
     return out

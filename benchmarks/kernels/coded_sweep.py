@@ -62,8 +62,13 @@ MORE = [
 ]  # fmt: skip
 MOST = [(1, 1, 4, 1), (1, 1, 8, 1), (1, 2, 2, 1), (1, 2, 4, 1), (1, 4, 1, 1), (1, 4, 2, 1), (1, 8, 1, 1), (2, 4, 2, 1)]
 CANDIDATES = {8: FEW, 16: SOME, 32: MORE, 64: MOST}
-#: By rows of a program: (warps, chunks on their way) of the other kernel.
-SHARED = {8: [], 16: [(4, 2), (8, 1), (8, 2)], 32: [(4, 1), (8, 1), (8, 2)], 64: [(4, 1), (8, 1), (8, 2), (16, 1)]}
+#: By rows of a program: (warps, chunks on their way, words of a load, registers) of the other kernel.
+SHARED = {
+    8: [],
+    16: [(4, 2, 4), (8, 1, 4), (8, 2, 4)],
+    32: [(4, 1, 4), (8, 1, 4), (8, 2, 4), (8, 4, 2)],
+    64: [(4, 1, 4), (4, 4, 2), (8, 1, 4, 128), (8, 2, 4), (8, 2, 2, 128), (8, 4, 2), (16, 1, 4), (16, 2, 2)],
+}
 #: Compared at the end: format, columns of a group (0: all), zeros, type of x, outputs, inputs.
 OTHERS = [
     ("int4", 32, False, torch.bfloat16, 77, 1184), ("int4", 64, True, torch.float16, 4104, 1088),
@@ -132,13 +137,14 @@ def candidates(kind: str, rows: int, outputs: int, depth: int) -> list[Sizes]:
         tiles = -(-outputs // (16 * sizes.tiles * sizes.across))
         if sizes.parts * sizes.ring <= 2 * chunks and tiles > sizes.programs * MULTIPROCESSORS:
             found.append(sizes)
-    for warps, ring in SHARED[bucket(rows)]:
-        if warps == 16 and kind == "int4":  # too few registers
+    for warps, ring, wide, *most in SHARED[bucket(rows)]:
+        too_many = wide == 4 and (warps == 16 or bool(most))  # registers, of nibbles
+        if too_many if kind == "int4" else wide == 2:
             continue
         tiles = -(-outputs // (16 * warps))
         for splits in (1, 2, 4, 8):
             if splits <= chunks // 2 and (splits == 1 or tiles * splits * warps <= MULTIPROCESSORS * 24):
-                found.append(Warpgroups(warps, splits, ring))
+                found.append(Warpgroups(warps, splits, ring, wide, *most))
     return found
 
 
@@ -271,7 +277,7 @@ class Sweep:
         """Compares what is not timed."""
         for rows in (1, 5, 16, 31, 64):
             sizes: list[Sizes] = [Fragments(*given) for given in CANDIDATES[bucket(rows)][:6]]
-            sizes += [Warpgroups(*given, 2) for given in SHARED[bucket(rows)][:3]]
+            sizes += [Warpgroups(warps, 2, *more) for warps, *more in SHARED[bucket(rows)]]
 
             def launch_all(rows: int = rows, sizes: list[Sizes] = sizes) -> None:
                 for index, (kind, group, zeros, dtype, outputs, depth) in enumerate(OTHERS):

@@ -21,7 +21,7 @@ FP8 = torch.float8_e4m3fn
 #: (rows, columns) of a block, 0 for all columns.
 BLOCKS = {torch.int32: [(1, 0), (1, 32), (1, 64), (1, 128), (1, 256)], FP8: [(1, 0), (1, 64), (32, 128)]}
 SIZES = [Fragments(1, 1, 4, 1), Fragments(2, 2, 1, 2), Fragments(1, 2, 2, 3)]
-SHARED = [Warpgroups(4, 1, 2), Warpgroups(8, 2, 1), Warpgroups(4, 3, 1)]
+SHARED = [Warpgroups(4, 1, 2), Warpgroups(8, 2, 4, 2), Warpgroups(4, 3, 1)]
 
 
 def weight(codes: torch.dtype, outputs: int, depth: int, block: tuple[int, int], zeros: bool) -> tuple[Tensor, ...]:
