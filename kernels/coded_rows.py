@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import quantized
 from .chain import await_previous, chained
+from .hopper import hopper_kernel
 from .linear_invariant import num_multiprocessors
 
 #: The most rows of x.
@@ -203,8 +204,18 @@ def few_rows(
     x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     """As `quantized.few_rows`, by these kernels where they take the weight."""
+    if (out := measured(x, codes, scales, block, zeros, bias)) is not None:
+        return out
     ours = fits(codes, scales, block, len(x))
     return (product if ours else quantized.few_rows)(x, codes, scales, block, zeros, bias)
+
+
+def measured(
+    x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, bias: Tensor | None
+) -> Tensor | None:
+    """As `few_rows`, by a kernel in Gluon; None where it was not measured to be the quickest."""
+    kernel = hopper_kernel(x.device, "coded_choice", "quickest")
+    return None if kernel is None else kernel(x, codes, scales, block, zeros, bias)
 
 
 def product(
@@ -256,7 +267,7 @@ def _launch(
     base, bits = _BASES.get(x.dtype, (0, 0))
     x_groups = 1 if x_scales is None else x_scales.shape[-1]
     _some_rows[(tiles, splits)](
-        x, x_scales, codes, scales, zeros, bias, out, sums, _arrivals(x.device, tiles),
+        x, x_scales, codes, scales, zeros, bias, out, sums, arrivals(x.device, tiles),
         rows, outputs, depth, groups, x_groups, x.stride(0), columns, splits,
         GROUP=block[1] if groups > 1 else 0, ROWS_PER=block[0], NIBBLES=_is_nibbles(codes), ZEROS=zeros is not None,
         BIAS=bias is not None, X_SCALES=x_scales is not None, X_GROUP=quantized.X_GROUP if x_groups > 1 else 0,
@@ -281,7 +292,7 @@ def counters(device: torch.device) -> Tensor:
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
 
-def _arrivals(device: torch.device, tiles: int) -> Tensor:
+def arrivals(device: torch.device, tiles: int) -> Tensor:
     """Zeros, one for each tile of outputs; kernels leave them as zeros. Products of one device follow one another."""
     kept = counters(device)
     return kept if tiles <= len(kept) else torch.zeros(tiles, dtype=torch.int32, device=device)

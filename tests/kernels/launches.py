@@ -25,6 +25,7 @@ def launches() -> dict[str, Callable[[], None]]:
     from .layer_launches import (
         coded_launches,
         expert_launches,
+        fragment_launches,
         hopper_experts,
         hopper_products,
         nibble_launches,
@@ -40,6 +41,7 @@ def launches() -> dict[str, Callable[[], None]]:
     layers = [
         product_launches(),
         quantized_launches(),
+        fragment_launches(),
         nibble_launches(),
         rows_launches(),
         expert_launches(),
@@ -64,10 +66,17 @@ def plain_launches() -> list[str]:
     """The names of those of them that every chip from compute capability 8.0 on must be able to run."""
     from .attention_launches import LAYERS, attention_launches, hopper_launches
     from .latent_launches import latent_launches
-    from .layer_launches import coded_launches, hopper_experts, hopper_products, quantized_launches, rows_launches
+    from .layer_launches import (
+        coded_launches,
+        fragment_launches,
+        hopper_experts,
+        hopper_products,
+        quantized_launches,
+        rows_launches,
+    )
 
     left_out = {name for layer in LAYERS if layer not in _PLAIN_LAYERS for name in attention_launches(layer)}
-    left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts(), *rows_launches()}
+    left_out |= {*hopper_launches(), *hopper_products(), *hopper_experts(), *rows_launches(), *fragment_launches()}
     left_out |= {name for name in quantized_launches() if name.startswith("fp8")}
     left_out |= {name for name in latent_launches() if "e4m3" in name}
     left_out |= {name for name in coded_launches() if "fp8" in name or "nvfp4" in name}

@@ -16,7 +16,9 @@ from frame.kernels import (
     all_reduce,
     block_copies,
     coded_experts,
+    coded_fragments,
     coded_rows,
+    coded_warpgroups,
     expert_adapters,
     expert_exchange,
     experts,
@@ -36,6 +38,8 @@ from frame.kernels import (
     routing,
 )
 from frame.kernels.codebook import dequantize, dequantize_table
+from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
@@ -397,6 +401,41 @@ def nibble_launches() -> dict[str, Callable[[], None]]:
             found[f"{kind}, {rows} rows"] = partial(superblocks, rows, kind)
     for kind in SUPER:
         found[f"{kind}, put together"] = partial(superblocks, 0, kind)
+    return found
+
+
+def fragments(rows: int, codes: torch.dtype, group: int, sizes: Fragments, *, zeros: bool = False) -> None:
+    """A product in the registers of matrix instructions."""
+    weight = _empty(6144, 512 if codes == torch.int32 else 4096, dtype=codes)
+    scales = _empty(6144, 4096 // group, dtype=F16 if codes == torch.int32 else F32)
+    zero = _empty(*scales.shape, dtype=torch.uint8) if zeros else None
+    coded_fragments.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
+
+
+def warpgroups(rows: int, codes: torch.dtype, group: int, sizes: Warpgroups, *, zeros: bool = False) -> None:
+    """As `fragments`, whose rows come from shared memory."""
+    weight = _empty(6144, 512 if codes == torch.int32 else 4096, dtype=codes)
+    scales = _empty(6144, 4096 // group, dtype=F16 if codes == torch.int32 else F32)
+    zero = _empty(*scales.shape, dtype=torch.uint8) if zeros else None
+    coded_warpgroups.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
+
+
+def fragment_launches() -> dict[str, Callable[[], None]]:
+    """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
+    found: dict[str, Callable[[], None]] = {}
+    for rows, sizes in ((1, Fragments(1, 1, 8, 2)), (16, Fragments(1, 2, 4, 2)), (64, Fragments(1, 4, 2, 1))):
+        for name, codes, group in (("nibbles", torch.int32, 128), ("fp8", torch.float8_e4m3fn, 4096)):
+            found[f"fragments of {name}, {rows} rows"] = partial(fragments, rows, codes, group, sizes)
+    for rows, wide in ((16, Warpgroups(8, 1, 2)), (64, Warpgroups(8, 4, 1))):
+        for name, codes, group in (("nibbles", torch.int32, 128), ("fp8", torch.float8_e4m3fn, 4096)):
+            found[f"warpgroups of {name}, {rows} rows"] = partial(warpgroups, rows, codes, group, wide)
+    for group in (32, 64, 4096):
+        found[f"warpgroups of nibbles by {group}, zeros, 40 rows"] = partial(
+            warpgroups, 40, torch.int32, group, Warpgroups(4, 1, 1), zeros=True
+        )
+        found[f"fragments of nibbles by {group}, zeros, 5 rows"] = partial(
+            fragments, 5, torch.int32, group, Fragments(1, 1, 4, 2), zeros=True
+        )
     return found
 
 

@@ -71,6 +71,8 @@ UNITS = {
     "delta_tables._chunk_tables": {"HMMA", "HGMMA"},
     "quantized._few_rows": {"HMMA", "HGMMA"},
     "coded_rows._some_rows": {"HGMMA", "QGMMA"},  # the latter of 8-bit floats
+    "coded_fragments._fragments": {"HMMA"},
+    "coded_warpgroups._warpgroups": {"HGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -111,6 +113,8 @@ SPILLS = {
     "quantized._few_rows": 0,
     "coded_rows._one_row": 0,
     "coded_rows._some_rows": 0,
+    "coded_fragments._fragments": 0,
+    "coded_warpgroups._warpgroups": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,

@@ -245,6 +245,10 @@ class CudaOps(Ops):
         if self._reads_codes(x) and self._has_kernels(codes, scales, block):
             if len(x) <= (_FEW_EXACT_ROWS if rounds else quantized.FEW_ROWS):
                 return coded_rows.few_rows(x, codes, scales, block, zeros, bias)
+            if len(x) <= quantized.FEW_ROWS:
+                out = coded_rows.measured(x, codes, scales, block, zeros, bias)
+                if out is not None:
+                    return out
             if rounds and zeros is None:
                 return rounded_product(x, codes, scales, block, bias, input_scale)
         return super().scaled_linear(x, codes, scales, block, bias, zeros, input_scale, rounds=rounds)
