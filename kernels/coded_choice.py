@@ -1,0 +1,47 @@
+"""Which kernels multiply few tokens with experts whose weights are codes, as measured. Knows no tensor.
+
+`benchmarks/kernels/coded_experts.py --candidates` times them all and prints what to write here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .expert_launch import Shape, Tile
+
+#: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`.
+MOST_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one of the two products is computed.
+
+    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few`, on Hopper) or "tiles" (`coded_experts`).
+    """
+
+    kernel: str
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Both products, and the pairs of a block of theirs; 0: each pair by itself, as "vectors" take them anyway."""
+
+    block_m: int
+    gate_up: Part
+    down: Part
+
+
+def choose(shape: Shape, num_tokens: int) -> Choice:
+    """The kernels for so many tokens; all counts from a power of two to the next are decided alike."""
+    pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
+    few = Part("few", Tile(16, 128, 4))
+    if pairs <= max(shape.top_k, shape.num_experts // 4):
+        return Choice(0, few, few)
+    return Choice(8 if 2 * pairs <= 8 * shape.num_experts else 16, few, few)
+
+
+def plain(shape: Shape) -> Choice:
+    """The kernels of one token or two where there is none for Hopper."""
+    return Choice(0, Part("vectors", Tile(4, 1024, 1)), Part("vectors", Tile(4, 1024, 1)))
