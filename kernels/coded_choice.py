@@ -1,6 +1,7 @@
-"""Which kernels multiply few tokens with experts whose weights are codes, as measured. Knows no tensor.
+"""Which kernels multiply few tokens with experts whose weights are codes. Knows no tensor.
 
-`benchmarks/kernels/coded_experts.py --candidates` times them all and prints what to write here.
+`python -m benchmarks.kernels.coded_experts --candidates` times them all and prints choices to write into `choose`. No
+GPU has run them yet: what is written here is reckoned.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MOST_TOKENS = 64
 class Part:
     """How one of the two products is computed.
 
-    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few`, on Hopper) or "tiles" (`coded_experts`).
+    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper), "tiles" (`coded_experts`) or, for
+    the second product, behind "few" or "vectors", "joined" (`coded_few.joined_down`, on Hopper).
     """
 
     kernel: str
@@ -26,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """Both products, and the pairs of a block of theirs; 0: each pair by itself, as "vectors" take them anyway."""
+    """Both products, and the pairs of a block of theirs; 0: each pair by itself, as some kernels take them anyway."""
 
     block_m: int
     gate_up: Part
@@ -34,14 +36,15 @@ class Choice:
 
 
 def choose(shape: Shape, num_tokens: int) -> Choice:
-    """The kernels for so many tokens; all counts from a power of two to the next are decided alike."""
+    """The kernels for so many tokens on Hopper; all counts from a power of two to the next are decided alike."""
     pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
-    few = Part("few", Tile(16, 128, 4))
-    if pairs <= max(shape.top_k, shape.num_experts // 4):
-        return Choice(0, few, few)
-    return Choice(8 if 2 * pairs <= 8 * shape.num_experts else 16, few, few)
+    few = Part("few", Tile(16, 256, 4))
+    if pairs > max(shape.top_k, shape.num_experts // 4):
+        return Choice(8 if pairs <= 4 * shape.num_experts else 16, few, few)
+    joins = shape.top_k in (1, 2, 4, 8)
+    return Choice(0, Part("few", Tile(16, 256, 4, 6)), Part("joined", Tile(16, 384, 8)) if joins else few)
 
 
-def plain(shape: Shape) -> Choice:
+def plain() -> Choice:
     """The kernels of one token or two where there is none for Hopper."""
     return Choice(0, Part("vectors", Tile(4, 1024, 1)), Part("vectors", Tile(4, 1024, 1)))

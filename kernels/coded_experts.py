@@ -238,7 +238,7 @@ def choice_for(hidden: Tensor, gate_up: Weights, down: Weights, shape: Shape) ->
             return choose(shape, tokens)
     if tokens > 2 or not all(coded_vectors.fits(hidden, one) for one in pair):
         return None
-    return plain(shape)
+    return plain()
 
 
 def by_choice(
@@ -246,6 +246,8 @@ def by_choice(
     parts: Parts | None = None, gating: Gating | None = None, biases: Biases = (None, None),
 ) -> Tensor:  # fmt: skip
     """As `fused_experts`, by the kernels of a choice."""
+    if choice.down.kernel == "joined" and choice.gate_up.kernel == "tiles":
+        raise ValueError("kernel 'joined' reads the experts' numbers too early behind 'tiles'")
     held = range(first, first + len(gate_up.codes))
     blocks = align(ids, held, choice.block_m) if choice.block_m else None
     inner = inner_by(choice.gate_up, hidden, gate_up, ids, held, blocks, gating or SILU, biases[0])
@@ -268,8 +270,11 @@ def outer_by(
     bias: Tensor | None, parts: Parts | None = None,
 ) -> Tensor:  # fmt: skip
     """The second product of a choice, [T, H], summed over a token's experts."""
-    if part.kernel == "vectors":
-        out = coded_vectors.down(inner, weight, weights, ids, part.tile, held.start, bias)
+    joined = coded_vectors.down if part.kernel == "vectors" else None
+    if part.kernel == "joined":
+        joined = hopper_kernel(inner.device, "coded_few", "joined_down")
+    if joined is not None:
+        out = joined(inner, weight, weights, ids, part.tile, held.start, bias)
         if parts is not None:
             for rows in parts.rows:
                 parts.done(out, rows)
@@ -279,7 +284,9 @@ def outer_by(
 
 
 def _product_of(part: Part, x: Tensor) -> Callable[..., Tensor]:
-    found = coded_product if part.kernel == "tiles" else hopper_kernel(x.device, "coded_few", "product")
+    found: Callable[..., Tensor] | None = coded_product
+    if part.kernel != "tiles":
+        found = hopper_kernel(x.device, "coded_few", "product") if part.kernel == "few" else None
     if found is None:
         raise ValueError(f"no kernel {part.kernel!r} on {x.device}")
     return found

@@ -57,10 +57,20 @@ class Sweep:
     choices: list[dict[str, Any]] = field(default_factory=list)
 
 
-def few_tiles() -> list[Tile]:
-    """Of "few": outputs, warps, and how many programs shall share a multiprocessor."""
-    sizes = (16, 2, 1), (16, 2, 12), (16, 4, 1), (16, 4, 6), (16, 4, 7), (16, 8, 1), (16, 8, 3), (32, 4, 1), (32, 8, 1)
-    return [Tile(rows, 128, warps, shared) for rows, warps, shared in sizes]
+def few_tiles(*, alone: bool) -> list[Tile]:
+    """Of "few": outputs, inputs that a warp has on their way, warps, how many programs shall share a multiprocessor."""
+    sizes = [
+        (16, 128, 2, 1), (16, 384, 2, 1), (16, 128, 4, 1), (16, 256, 4, 1), (16, 384, 4, 1), (16, 256, 8, 1),
+        (16, 384, 8, 1), (32, 256, 4, 1), (32, 256, 8, 1),
+    ]  # fmt: skip
+    more = [(16, 128, 4, 6), (16, 256, 4, 6), (16, 512, 4, 1), (16, 256, 8, 3)] if alone else [(16, 256, 4, 5)]
+    return [Tile(*one) for one in (*sizes, *more)]
+
+
+def joined_tiles() -> list[Tile]:
+    """Of "joined", alike."""
+    sizes = (4, 384), (4, 640), (8, 256), (8, 384), (8, 640), (16, 256), (16, 384)
+    return [Tile(16, inputs, warps) for warps, inputs in sizes]
 
 
 def vector_tiles(product: str) -> list[Tile]:
@@ -74,11 +84,13 @@ def candidates(tokens: int, shape: Any) -> list[Candidate]:
     found = []
     for product in PRODUCTS:
         if tokens <= 8:
-            found += [Candidate(product, 0, Part("few", tile)) for tile in few_tiles()]
+            found += [Candidate(product, 0, Part("few", tile)) for tile in few_tiles(alone=True)]
+        if tokens <= 8 and product == "down":
+            found += [Candidate(product, 0, Part("joined", tile)) for tile in joined_tiles()]
         if tokens <= 2:
             found += [Candidate(product, 0, Part("vectors", tile)) for tile in vector_tiles(product)]
         for block_m in [m for m, least, most in ((8, 2, 64), (16, 16, 64), (32, 64, 512)) if least <= tokens <= most]:
-            found += [Candidate(product, block_m, Part("few", tile)) for tile in few_tiles()]
+            found += [Candidate(product, block_m, Part("few", tile)) for tile in few_tiles(alone=False)]
         launch = coded_launch(shape, tokens)
         found.append(Candidate(product, launch.block_m, Part("tiles", getattr(launch, product))))
     return found
