@@ -38,11 +38,15 @@ class Choice:
 def choose(shape: Shape, num_tokens: int) -> Choice:
     """The kernels for so many tokens on Hopper; all counts from a power of two to the next are decided alike."""
     pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
-    few = Part("few", Tile(16, 256, 4))
+    few = Part("few", Tile(32, 256, 8))
     if pairs > max(shape.top_k, shape.num_experts // 4):
         return Choice(8 if pairs <= 4 * shape.num_experts else 16, few, few)
     joins = shape.top_k in (1, 2, 4, 8)
-    return Choice(0, Part("few", Tile(16, 256, 4, 6)), Part("joined", Tile(16, 384, 8)) if joins else few)
+    return Choice(
+        0,
+        Part("few", Tile(16, 256, 4)),
+        Part("joined", Tile(16, 384, 8)) if joins else Part("few", Tile(16, 128, 4)),
+    )
 
 
 def plain() -> Choice:

@@ -1,7 +1,7 @@
 """Products of blocks of few pairs with experts whose weights are 4-bit floats, for Hopper, in Gluon; for
 `coded_experts`, whose plain kernel is the twin that other chips and the interpreter run.
 
-A program computes 16 or 32 outputs of a block, and its warps divide the inputs among them. A thread reads 16 bytes of
+A program computes some outputs of a block, and its warps divide the inputs among them. A thread reads 16 bytes of
 a row of codes, 32 weights, into registers, which is what the matrix unit wants of it if inputs are counted in an order
 that suits: the codes of a word make four pairs of numbers, places 4 apart, and the rows of x are read in the same
 order. So nothing passes through shared memory but the warps' sums. The scale of the 32 multiplies them, two at a time.
@@ -111,12 +111,13 @@ def _few_rows(
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, AHEAD: gl.constexpr, BIASED: gl.constexpr, FUNCTION: gl.constexpr,
     ALPHA: gl.constexpr, SHIFT: gl.constexpr, LIMIT: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    WARPS: gl.constexpr = num_warps
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    OUTPUTS: gl.constexpr = _outputs_apart(num_warps, BLOCK_N)
+    WARPS: gl.constexpr = num_warps // OUTPUTS  # that divide the inputs
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, OUTPUTS, 1], [1, 16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    WORDS: gl.constexpr = _words_layout(WARPS, BLOCK_N)
-    VALUES: gl.constexpr = _values_layout(WARPS, ROWS)
+    WORDS: gl.constexpr = _words_layout(WARPS, OUTPUTS, BLOCK_N)
+    VALUES: gl.constexpr = _values_layout(WARPS, OUTPUTS, ROWS)
     await_previous(CHAINED, True)
     codes, scales = weight
     slots, block_experts, num_blocks = blocks
@@ -222,8 +223,8 @@ def _joined_down(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    WORDS: gl.constexpr = _words_layout(WARPS, BLOCK_N)
-    VALUES: gl.constexpr = _values_layout(WARPS, 8)
+    WORDS: gl.constexpr = _words_layout(WARPS, 1, BLOCK_N)
+    VALUES: gl.constexpr = _values_layout(WARPS, 1, 8)
     codes, scales = weight
     num_tiles = gl.cdiv(size, BLOCK_N)
     token = gl.program_id(0) // num_tiles
@@ -313,37 +314,38 @@ def joined_down(
 
 
 @gluon.constexpr_function
-def _words_layout(warps, rows):
-    """Of [warps, rows, threads, words]: a thread has four words of rows that are 8 apart."""
-    registers = [[0, 0, 0, 1], [0, 0, 0, 2]]
-    at = 8
-    while at < rows:
-        registers.append([0, at, 0, 0])
-        at *= 2
+def _words_layout(splits, outputs, rows):
+    """Of [splits, rows, threads, words]: a thread has four words of some rows, which `outputs` warps divide."""
+    warps = [[0, 16 * at, 0, 0] for at in _powers(1, outputs)] + [[at, 0, 0, 0] for at in _powers(1, splits)]
+    registers = [[0, 0, 0, 1], [0, 0, 0, 2], [0, 8, 0, 0]]
+    registers += [[0, at, 0, 0] for at in _powers(16 * outputs, rows)]
     lanes = [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _splits(warps, 4), [], [warps, rows, 4, 4])
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [splits, rows, 4, 4])
 
 
 @gluon.constexpr_function
-def _values_layout(warps, rows):
-    """Of [warps, rows, threads, words, 8]: a thread has the 32 numbers of a row that its words multiply."""
+def _values_layout(splits, outputs, rows):
+    """Of [splits, rows, threads, words, 8]: a thread has the 32 numbers of a row that its words multiply."""
+    warps = [[0] * 5 for _ in _powers(1, outputs)] + [[at, 0, 0, 0, 0] for at in _powers(1, splits)]
     registers = [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2], [0, 0, 0, 0, 4], [0, 0, 0, 1, 0], [0, 0, 0, 2, 0]]
-    at = 8
-    while at < rows:
-        registers.append([0, at, 0, 0, 0])
-        at *= 2
+    registers += [[0, at, 0, 0, 0] for at in _powers(8, rows)]
     lanes = [[0, 0, 1, 0, 0], [0, 0, 2, 0, 0], [0, 1, 0, 0, 0], [0, 2, 0, 0, 0], [0, 4, 0, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _splits(warps, 5), [], [warps, rows, 4, 4, 8])
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [splits, rows, 4, 4, 8])
 
 
 @gluon.constexpr_function
-def _splits(warps, rank):
+def _powers(least, end):
     found = []
-    at = 1
-    while at < warps:
-        found.append([at] + [0] * (rank - 1))
-        at *= 2
+    while least < end:
+        found.append(least)
+        least *= 2
     return found
+
+
+@gluon.constexpr_function
+def _outputs_apart(warps, rows):
+    """Among how many warps the outputs are divided: those beyond four that divide the inputs, if there are outputs."""
+    return min(rows // 16, max(1, warps // 4))
 
 
 def product(

@@ -59,12 +59,15 @@ class Sweep:
 
 def few_tiles(*, alone: bool) -> list[Tile]:
     """Of "few": outputs, inputs that a warp has on their way, warps, how many programs shall share a multiprocessor."""
-    sizes = [
-        (16, 128, 2, 1), (16, 384, 2, 1), (16, 128, 4, 1), (16, 256, 4, 1), (16, 384, 4, 1), (16, 256, 8, 1),
-        (16, 384, 8, 1), (32, 256, 4, 1), (32, 256, 8, 1),
+    alone_sizes = [
+        (16, 128, 2, 1), (16, 384, 2, 1), (16, 128, 4, 1), (16, 256, 4, 1), (16, 384, 4, 1), (16, 512, 4, 1),
+        (16, 128, 4, 6), (16, 256, 4, 6), (32, 256, 4, 1), (32, 128, 8, 1), (32, 256, 8, 1), (32, 256, 8, 3),
     ]  # fmt: skip
-    more = [(16, 128, 4, 6), (16, 256, 4, 6), (16, 512, 4, 1), (16, 256, 8, 3)] if alone else [(16, 256, 4, 5)]
-    return [Tile(*one) for one in (*sizes, *more)]
+    block_sizes = [
+        (16, 128, 2, 1), (16, 128, 4, 1), (16, 256, 4, 1), (16, 256, 4, 5), (32, 256, 4, 1), (32, 128, 8, 1),
+        (32, 256, 8, 1), (32, 256, 8, 2), (64, 128, 8, 1), (64, 256, 8, 1), (64, 128, 16, 1), (64, 256, 16, 1),
+    ]  # fmt: skip
+    return [Tile(*one) for one in (alone_sizes if alone else block_sizes)]
 
 
 def joined_tiles() -> list[Tile]:
@@ -79,18 +82,19 @@ def vector_tiles(product: str) -> list[Tile]:
     return [Tile(*one) for one in (*sizes, *([(8, 1024, 1)] if product == "down" else []))]
 
 
-def candidates(tokens: int, shape: Any) -> list[Candidate]:
+def candidates(kind: str, tokens: int, shape: Any) -> list[Candidate]:
     """Those that are worth a measurement with so many tokens."""
     found = []
     for product in PRODUCTS:
-        if tokens <= 8:
+        few = kind == "mxfp4"
+        if few and tokens <= 8:
             found += [Candidate(product, 0, Part("few", tile)) for tile in few_tiles(alone=True)]
-        if tokens <= 8 and product == "down":
+        if few and tokens <= 8 and product == "down":
             found += [Candidate(product, 0, Part("joined", tile)) for tile in joined_tiles()]
-        if tokens <= 2:
+        if tokens <= 2 and "fp8" not in kind:
             found += [Candidate(product, 0, Part("vectors", tile)) for tile in vector_tiles(product)]
         for block_m in [m for m, least, most in ((8, 2, 64), (16, 16, 64), (32, 64, 512)) if least <= tokens <= most]:
-            found += [Candidate(product, block_m, Part("few", tile)) for tile in few_tiles(alone=False)]
+            found += [Candidate(product, block_m, Part("few", tile)) for tile in few_tiles(alone=False) if few]
         launch = coded_launch(shape, tokens)
         found.append(Candidate(product, launch.block_m, Part("tiles", getattr(launch, product))))
     return found
@@ -118,7 +122,13 @@ def compile_one(one: Candidate, kind: str, sizes: tuple[int, int, int, int], tok
     from tests.kernels.ahead import DEVICE, H200, pretending
     from tests.kernels.layer_launches import _coded
 
-    names = {"mxfp4": "mxfp4 by 32", "nvfp4": "nvfp4 by 16", "int4": "int4 by 64", "zeros": "zeros by 64"}
+    names = {
+        "mxfp4": "mxfp4 by 32",
+        "nvfp4": "nvfp4 by 16",
+        "int4": "int4 by 64",
+        "zeros": "zeros by 64",
+        "fp8": "fp8 by rows",
+    }
     num_experts, top_k, hidden, inner = sizes
     with pretending(H200):
         empty: Callable[..., Tensor] = lambda *shape, dtype=torch.bfloat16: torch.empty(  # noqa: E731
@@ -282,7 +292,7 @@ def sweep(
     """Measures all, for at most so many seconds."""
     begun = time.monotonic()
     to = Sweep(begun + seconds)
-    workers = max(1, len(os.sched_getaffinity(0)) - 1)
+    workers = max(1, min(24, len(os.sched_getaffinity(0)) - 1))
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_quiet)
     try:
         num_experts, top_k, hidden, inner = sizes
@@ -291,7 +301,7 @@ def sweep(
         known: dict[tuple[str, Candidate], Future[None]] = {}
         for kind in kinds:
             for tokens in counts:
-                for one in candidates(tokens, shape):
+                for one in candidates(kind, tokens, shape):
                     if (kind, one) not in known:
                         known[kind, one] = pool.submit(compile_one, one, kind, sizes, tokens)
                     futures[kind, tokens, one] = known[kind, one]

@@ -345,8 +345,8 @@ def test_weights_that_are_not_multiplied_one_by_one() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="written in Gluon, which is not interpreted")
 @pytest.mark.parametrize("coming", [128, 384])
-@pytest.mark.parametrize("warps", [1, 2, 4, 8])
-@pytest.mark.parametrize("block_n", [16, 32])
+@pytest.mark.parametrize("warps", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("block_n", [16, 32, 64])
 @pytest.mark.parametrize("block_m", [0, 8, 16, 32])
 def test_few_rows_by_the_matrix_unit(block_m: int, block_n: int, warps: int, coming: int) -> None:
     """Experts of one of several ranks, blocks that are not full, and numbers of columns that fill no step."""
