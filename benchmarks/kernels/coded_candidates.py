@@ -3,7 +3,7 @@
 Kernels are compiled in processes that pretend a Hopper chip, so that the device is not waited for. A candidate is a
 kernel and a tile for one of the two products; its result is compared with a product in float32 before it is timed, in
 replayed graphs over more weights than the L2 cache holds. A line tells the best of each product, and the choice to put
-into `kernels/coded_choice.py`; all times are written as JSON, also when the run is interrupted or its time is over.
+into `kernels/expert_choice.py`; all times are written as JSON, also when the run is interrupted or its time is over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from benchmarks.kernels.coded_experts import OSS, Case, bytes_of, cases_of, rates
 from frame.core.ops import Ops, layers as reference
 from frame.kernels import coded_experts, coded_vectors
-from frame.kernels.coded_choice import Choice, Part
+from frame.kernels.expert_choice import Choice, Part
 from frame.kernels.expert_launch import Tile, coded_launch
 from frame.kernels.hopper import hopper_kernel
 from frame.kernels.routing import align

@@ -17,7 +17,7 @@ from frame.core.ops import Ops, layers as reference
 from frame.core.ops.quantized import CodedWeights
 from frame.interfaces import Gating, RouterSpec
 from frame.kernels import coded_experts as kernels, quantized
-from frame.kernels.coded_choice import Choice, Part
+from frame.kernels.expert_choice import Choice, Part
 from frame.kernels.expert_launch import Launch, Tile, coded_launch
 from frame.plugins.quantization.codebook import FP4
 from frame.testing.op_cases import GATINGS
