@@ -9,6 +9,7 @@ and no rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,12 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import coded_vectors
 from .chain import await_previous, chained
+from .expert_choice import MOST_TOKENS, Choice, Part, choose, plain
 from .coded_tiles import add_step, ahead, numbers_of, scale_sums, zeros_of
 from .expert_launch import Launch, Shape, Tile, coded_launch
 from .expert_tiles import finish, place
 from .experts import Parts, chip_of, combine
 from .gating import SILU, Biases, Gating, constants
+from .hopper import hopper_kernel, is_hopper
 from .quantized import FEW_ROWS, round_rows
 from .routing import Blocks, align
 
@@ -209,6 +213,9 @@ def fused_experts(
     rounds = rounds and not invariant and len(hidden) >= MANY_TOKENS and gate_up.codes.dtype == torch.float8_e4m3fn
     if launch is None:
         shape = shape_of(hidden, down, ids.shape[1], of_all)
+        choice = None if invariant or rounds else choice_for(hidden, gate_up, down, shape)
+        if choice is not None:
+            return by_choice(hidden, gate_up, down, weights, ids, choice, first, parts, gating, biases)
         apart = rounds or (gate_up.codes.dtype != torch.int32 and gate_up.scales.shape[2] > 1)
         launch = coded_launch(shape, 0 if invariant else len(hidden), chip_of(hidden.device), apart=apart)
     blocks = align(ids, held, launch.block_m) if launch.block_m else None
@@ -218,6 +225,71 @@ def fused_experts(
     )  # fmt: skip
     products = coded_product(inner, down, ids, held, blocks, launch.down, bias=biases[1], rounds=rounds)
     return combine(products, weights, ids, held, parts=parts)
+
+
+def choice_for(hidden: Tensor, gate_up: Weights, down: Weights, shape: Shape) -> Choice | None:
+    """The kernels of few tokens, or None where none of them serves."""
+    tokens, pair = len(hidden), (gate_up, down)
+    if tokens > MOST_TOKENS:
+        return None
+    if is_hopper(hidden.device):
+        takes = hopper_kernel(hidden.device, "coded_few", "fits")
+        if takes is not None and all(takes(hidden, one) for one in pair):
+            return choose(shape, tokens)
+    if tokens > 2 or not all(coded_vectors.fits(hidden, one) for one in pair):
+        return None
+    return plain()
+
+
+def by_choice(
+    hidden: Tensor, gate_up: Weights, down: Weights, weights: Tensor, ids: Tensor, choice: Choice, first: int = 0,
+    parts: Parts | None = None, gating: Gating | None = None, biases: Biases = (None, None),
+) -> Tensor:  # fmt: skip
+    """As `fused_experts`, by the kernels of a choice."""
+    if choice.down.kernel == "joined" and choice.gate_up.kernel == "tiles":
+        raise ValueError("kernel 'joined' reads the experts' numbers too early behind 'tiles'")
+    held = range(first, first + len(gate_up.codes))
+    blocks = align(ids, held, choice.block_m) if choice.block_m else None
+    inner = inner_by(choice.gate_up, hidden, gate_up, ids, held, blocks, gating or SILU, biases[0])
+    return outer_by(choice.down, inner, down, weights, ids, held, blocks, biases[1], parts)
+
+
+def inner_by(
+    part: Part, hidden: Tensor, weight: Weights, ids: Tensor, held: range, blocks: Blocks | None, gating: Gating,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The first product of a choice, [pairs, I]."""
+    if part.kernel == "vectors":
+        return coded_vectors.gate_up(hidden, weight, ids, part.tile, held.start, gating, bias)
+    product = _product_of(part, hidden)
+    return product(hidden, weight, ids, held, blocks, part.tile, shared=ids.shape[1], gating=gating, bias=bias)
+
+
+def outer_by(
+    part: Part, inner: Tensor, weight: Weights, weights: Tensor, ids: Tensor, held: range, blocks: Blocks | None,
+    bias: Tensor | None, parts: Parts | None = None,
+) -> Tensor:  # fmt: skip
+    """The second product of a choice, [T, H], summed over a token's experts."""
+    joined = coded_vectors.down if part.kernel == "vectors" else None
+    if part.kernel == "joined":
+        joined = hopper_kernel(inner.device, "coded_few", "joined_down")
+    if joined is not None:
+        out = joined(inner, weight, weights, ids, part.tile, held.start, bias)
+        if parts is not None:
+            for rows in parts.rows:
+                parts.done(out, rows)
+        return out
+    products = _product_of(part, inner)(inner, weight, ids, held, blocks, part.tile, bias=bias)
+    return combine(products, weights, ids, held, parts=parts)
+
+
+def _product_of(part: Part, x: Tensor) -> Callable[..., Tensor]:
+    found: Callable[..., Tensor] | None = coded_product
+    if part.kernel != "tiles":
+        found = hopper_kernel(x.device, "coded_few", "product") if part.kernel == "few" else None
+    if found is None:
+        raise ValueError(f"no kernel {part.kernel!r} on {x.device}")
+    return found
 
 
 def shape_of(hidden: Tensor, down: Weights, top_k: int, of_all: int = 0) -> Shape:

@@ -8,7 +8,9 @@ in the same run, `products` what multiplications take at the rate of a product o
 that of the longer. `dequantised` is the time of what steps did before: all weights, or those of the chosen experts, put
 together and multiplied as bf16 ones are; `bf16` the time of the bf16 kernels alone, on weights of the same shape. The
 kernel's result is first compared with weights in float32. Medians, replayed from a CUDA graph over more layers than the
-L2 cache holds. `--sweep` tries other tiles. Elsewhere than on a GPU only the comparison is made.
+L2 cache holds. `--sweep` tries other tiles. `--candidates` times the kernels of few tokens in all their tiles instead
+(`coded_candidates.py`), for which this is run as a module: `python -m benchmarks.kernels.coded_experts --candidates`.
+Elsewhere than on a GPU only the comparison is made.
 """
 
 from __future__ import annotations
@@ -218,9 +220,17 @@ def main() -> None:
     parser.add_argument("--shape", default="32,4,2880,2880", help="experts, chosen of them, hidden and inner size")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--candidates", action="store_true")
+    parser.add_argument("--seconds", type=float, default=85.0, help="how long --candidates may take")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     a, b, c, d = map(int, options.shape.split(","))
+    if options.candidates:
+        from benchmarks.kernels.coded_candidates import sweep
+
+        counts = [int(tokens) for tokens in options.tokens.split(",")]
+        sweep(options.kinds.split(","), counts, (a, b, c, d), options.seconds, options.json)
+        return
     on_gpu, results = options.device == "cuda", []
     device = rates() if on_gpu else (0.0, 0.0)
     if on_gpu:

@@ -17,6 +17,7 @@ from frame.core.ops import Ops, layers as reference
 from frame.core.ops.quantized import CodedWeights
 from frame.interfaces import Gating, RouterSpec
 from frame.kernels import coded_experts as kernels, quantized
+from frame.kernels.expert_choice import Choice, Part
 from frame.kernels.expert_launch import Launch, Tile, coded_launch
 from frame.plugins.quantization.codebook import FP4
 from frame.testing.op_cases import GATINGS
@@ -287,3 +288,82 @@ def test_ops_of_the_platform(kind: str, tokens: int) -> None:
         ops.invariant = invariant
         found = ops.coded_experts(*given, **inputs, rounds=kind.startswith("fp8"))
         assert (found.float() - expected).norm() <= 6e-2 * expected.norm()
+
+
+def first_product(inputs: dict[str, Any], choice: Choice, first: int = 0) -> tuple[Tensor, Tensor]:
+    """(by a choice, in float32) the first products of the pairs whose experts are held."""
+    held = range(first, first + len(inputs["gate_up"].codes))
+    ids, how, bias = inputs["ids"], inputs["gating"], inputs["biases"][0]
+    blocks = kernels.align(ids, held, choice.block_m) if choice.block_m else None
+    found = kernels.inner_by(choice.gate_up, inputs["hidden"], inputs["gate_up"], ids, held, blocks, how, bias)
+    weight = inputs["gate_up"].weight(Ops(), torch.float32)
+    rows = inputs["hidden"].float().repeat_interleave(ids.shape[1], 0)
+    kept = ((ids >= first) & (ids < held.stop)).flatten()
+    numbers = (ids.flatten() - first)[kept].long()
+    products = torch.einsum("pnk,pk->pn", weight[numbers], rows[kept]) + bias[numbers].float()
+    return found[kept].float(), reference.gated(products, how)
+
+
+VECTORS = Choice(0, Part("vectors", Tile(16, 64, 1)), Part("vectors", Tile(32, 128, 1)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    usual_and_slow(
+        "mxfp4", "zeros by 32", every=["mxfp4", "nvfp4", "int4 by 64", "int4 by rows", "zeros by 32", "zeros by 128"]
+    ),
+)  # fmt: skip
+def test_pairs_multiplied_one_by_one(kind: str) -> None:
+    """By no tile: experts of one of several ranks, and numbers of columns that fill no step."""
+    inputs = case(kind, 2, (5, 2, 160, 128))
+    ids = inputs["ids"] + 2
+    ids[1, 0] = -(2**31)
+    inputs["ids"] = ids
+    assert kernels.coded_vectors.fits(inputs["hidden"], inputs["gate_up"])
+    given = [inputs[name] for name in ("hidden", "gate_up", "down", "weights", "ids")]
+    found = kernels.by_choice(*given, VECTORS, 2, None, inputs["gating"], inputs["biases"])
+    expected = dequantised(inputs, first=2)
+    assert (found.float() - expected).norm() <= CLOSE[found.dtype] * expected.norm()
+
+
+def test_an_odd_number_of_outputs_of_pairs_one_by_one() -> None:
+    inputs = case("mxfp4", 1, (3, 2, 64, 13))
+    found, expected = first_product(inputs, VECTORS)
+    assert (found - expected).norm() <= CLOSE[DTYPES[0]] * expected.norm()
+
+
+def test_weights_that_are_not_multiplied_one_by_one() -> None:
+    fits, x = kernels.coded_vectors.fits, torch.empty(1, 128, dtype=torch.float16)
+    generator = torch.Generator().manual_seed(0)
+    whole = coded("int4 by 64", 2, 16, 128, generator)
+    assert fits(x, whole)
+    assert not fits(x, replace(whole, columns=slice(0, 64)))
+    assert not fits(torch.empty(2, 129, dtype=torch.float16)[:, 1:], whole)
+    assert not fits(x, coded("fp8 by rows", 2, 16, 128, generator))
+    assert not fits(x, coded("int4 by 24", 2, 16, 96, generator))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="written in Gluon, which is not interpreted")
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "coming", "warps"),
+    [
+        (0, 16, 256, 4), (0, 16, 384, 8), (0, 32, 256, 8), (8, 16, 128, 2), (8, 32, 256, 8), (16, 64, 128, 16),
+        (16, 64, 256, 8), (32, 16, 128, 1),
+    ],
+)  # fmt: skip
+def test_few_rows_by_the_matrix_unit(block_m: int, block_n: int, coming: int, warps: int) -> None:
+    """Experts of one of several ranks, blocks that are not full, and numbers of columns that fill no step."""
+    part = Part("few", Tile(block_n, coming, warps))
+    last = part if block_m else Part("joined", part.tile)
+    for tokens, sizes in ((1, (5, 2, 96, 64)), (9, (5, 2, 2880, 160)), (70, (4, 2, 224, 13))):
+        inputs = case("mxfp4", tokens, sizes)
+        inputs["ids"] += 1
+        inputs["ids"][0, 0] = -(2**31)
+        found, expected = first_product(inputs, Choice(block_m, part, part), 1)
+        assert (found - expected).norm() <= 1e-2 * expected.norm()
+        if sizes[3] % 32:
+            continue
+        given = [inputs[name] for name in ("hidden", "gate_up", "down", "weights", "ids")]
+        whole = kernels.by_choice(*given, Choice(block_m, part, last), 1, None, inputs["gating"], inputs["biases"])
+        expected = dequantised(inputs, first=1)
+        assert (whole.float() - expected).norm() <= 1e-2 * expected.norm()

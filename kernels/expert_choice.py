@@ -1,0 +1,54 @@
+"""Which kernels multiply few tokens with experts whose weights are codes. Knows no tensor.
+
+`python -m benchmarks.kernels.coded_experts --candidates` times them all and prints choices to write into `choose`. No
+GPU has run them yet: what is written here is reckoned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .expert_launch import Shape, Tile
+
+#: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`.
+MOST_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one of the two products is computed.
+
+    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper), "tiles" (`coded_experts`) or, for
+    the second product, behind "few" or "vectors", "joined" (`coded_few.joined_down`, on Hopper).
+    """
+
+    kernel: str
+    tile: Tile
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Both products, and the pairs of a block of theirs; 0: each pair by itself, as some kernels take them anyway."""
+
+    block_m: int
+    gate_up: Part
+    down: Part
+
+
+def choose(shape: Shape, num_tokens: int) -> Choice:
+    """The kernels for so many tokens on Hopper; all counts from a power of two to the next are decided alike."""
+    pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
+    few = Part("few", Tile(32, 256, 8))
+    if pairs > max(shape.top_k, shape.num_experts // 4):
+        return Choice(8 if pairs <= 4 * shape.num_experts else 16, few, few)
+    joins = shape.top_k in (1, 2, 4, 8)
+    return Choice(
+        0,
+        Part("few", Tile(16, 256, 4)),
+        Part("joined", Tile(16, 384, 8)) if joins else Part("few", Tile(16, 128, 4)),
+    )
+
+
+def plain() -> Choice:
+    """The kernels of one token or two where there is none for Hopper."""
+    return Choice(0, Part("vectors", Tile(4, 1024, 1)), Part("vectors", Tile(4, 1024, 1)))
