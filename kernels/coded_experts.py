@@ -19,8 +19,8 @@ from torch import Tensor
 
 from . import coded_vectors
 from .chain import await_previous, chained
-from .expert_choice import MOST_TOKENS, Choice, Part, choose, plain
 from .coded_tiles import add_step, ahead, numbers_of, scale_sums, zeros_of
+from .expert_choice import MOST_TOKENS, Choice, Part, choose, plain
 from .expert_launch import Launch, Shape, Tile, coded_launch
 from .expert_tiles import finish, place
 from .experts import Parts, chip_of, combine
