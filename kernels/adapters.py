@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chain import await_previous, chained
-
 #: Tokens of a program, inputs that it reads at a time, most pieces of the inputs, and most outputs of a span.
 _TOKENS, _INPUTS, _PIECES, SPAN = 16, 128, 8, 128
 _BLOCK = 512
@@ -47,9 +45,7 @@ def _mine(order, starts, num_slots, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
 def _down(
     x, stride_x, weights, sums, stride_sums, order, starts, num_slots, num_inputs, num_rows, piece_size,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, ROW_BLOCKS: tl.constexpr, SLOTS: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    await_previous(CHAINED)
     slot, tokens, kept, any_token = _mine(order, starts, num_slots, TOKENS, SLOTS)
     if any_token:
         piece, block = tl.program_id(1) // ROW_BLOCKS, tl.program_id(1) % ROW_BLOCKS
@@ -76,9 +72,7 @@ def _down(
 def _up(
     y, stride_y, weights, sums, stride_sums, spans, order, starts, num_slots, num_outputs, num_rows, rank,
     TOKENS: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr, PIECES: tl.constexpr, SLOTS: tl.constexpr,
-    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    await_previous(CHAINED)
     slot, tokens, kept, any_token = _mine(order, starts, num_slots, TOKENS, SLOTS)
     if any_token:
         span = spans + tl.program_id(1) * 3
@@ -120,7 +114,7 @@ def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
     _down[(blocks, pieces * row_blocks)](
         x, x.stride(0), weights.down, sums, sums.stride(0), groups.order, groups.starts, num_slots, num_inputs,
         num_rows, piece_size, TOKENS=_TOKENS, ROWS=rows, INPUTS=_INPUTS, ROW_BLOCKS=row_blocks, SLOTS=slots,
-        num_warps=4, **chained(x.device),
+        num_warps=4,
     )  # fmt: skip
     if weights.gather is not None:
         inner = weights.gather(reduce(torch.add, sums.unbind(0)).to(x.dtype))  # in the order of *up*
@@ -128,7 +122,7 @@ def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
     _up[(blocks, len(weights.spans))](
         y, y.stride(0), weights.up, sums, sums.stride(0), weights.spans, groups.order, groups.starts, num_slots,
         num_outputs, num_rows, rank, TOKENS=_TOKENS, RANK=min(64, max(16, triton.next_power_of_2(rank))), SPAN=SPAN,
-        PIECES=pieces, SLOTS=slots, num_warps=4, num_stages=1 if rank < 64 else 2, **chained(y.device),
+        PIECES=pieces, SLOTS=slots, num_warps=4, num_stages=1 if rank < 64 else 2,
     )  # fmt: skip
     return y
 
