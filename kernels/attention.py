@@ -8,6 +8,7 @@ request and no layer.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .codes import E4M3_TO_BF16
 from .merge import join_rows
 from .paged import PagedCache, cache_scales, layer_of, limit_of, paged_cache, scores_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
+#: The interpreter takes no assembly.
+_ASM = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ def one_warp(head_dim: int, groups: int, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and head_dim <= 128 and groups <= 16
 
 
-def launch_for(head_dim: int, groups: int, dtype: torch.dtype, *, invariant: bool = False) -> Launch:
-    """The tile sizes that suit a layer; `invariant` gives one shape for every batch."""
+def launch_for(head_dim: int, groups: int, dtype: torch.dtype, *, invariant: bool = False, few: bool = False) -> Launch:
+    """The tile sizes that suit a layer; `invariant` gives one shape for every batch, `few` those of few new tokens."""
     wide = dtype.itemsize > 2 or head_dim > 128
     padded = max(32, triton.next_power_of_2(groups))
     if invariant and one_warp(head_dim, groups, dtype):
@@ -58,6 +62,8 @@ def launch_for(head_dim: int, groups: int, dtype: torch.dtype, *, invariant: boo
         return Launch(padded, INVARIANT_KEYS, 4, 2)
     if dtype.itemsize > 2:
         return Launch(padded, 32, 4, 2)
+    if few and not wide:
+        return Launch(max(64, padded), 64, 4, 3)
     return Launch(max(128, padded), 32, 8 if wide else 4, 2 if wide else 3)
 
 
@@ -108,6 +114,15 @@ def own_slot(slot, RANKS: tl.constexpr, RANK: tl.constexpr):
 
 
 @triton.jit
+def widened(x, dtype: tl.constexpr):
+    """Keys or values as a product takes them. To bfloat16 a chip converts no 8-bit floats: their bits are moved."""
+    if _ASM and x.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        bits = x.to(tl.int8, bitcast=True)
+        return tl.inline_asm_elementwise(E4M3_TO_BF16, "=r,=r,r", [bits], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return x.to(dtype)
+
+
+@triton.jit
 def at_head(cache, head):
     """The cache of one KV head."""
     offset = head * cache.stride_head
@@ -153,7 +168,7 @@ def attend_keys(
     else:
         key = tl.load(cache.key + place[:, None] + dim[None, :])
         value = tl.load(cache.value + place[:, None] + dim[None, :])
-    score = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+    score = tl.dot(query, tl.trans(widened(key, query.dtype)), input_precision="ieee")
     factor = scale * LOG2E  # of a score, for softmax in base 2
     if scores.soft_cap is not None:
         score = _tanh(score * (scale / scores.soft_cap))
@@ -172,7 +187,7 @@ def attend_keys(
     shrink = tl.exp2(peak - base)
     weight = tl.exp2(tl.fma(score, factor, -base[:, None]))
     total = total * shrink + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(query.dtype), value.to(query.dtype), acc * shrink[:, None], input_precision="ieee")
+    acc = tl.dot(weight.to(query.dtype), widened(value, query.dtype), acc * shrink[:, None], input_precision="ieee")
     return acc, new_peak, total
 
 

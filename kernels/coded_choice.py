@@ -14,8 +14,73 @@ from .coded_warpgroups import Warpgroups
 
 Sizes = Fragments | Warpgroups
 #: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
-#: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` prints it.
-MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {}
+#: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` printed it, on an H200.
+MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {
+    (True, 8): {
+        (6144, 4096): Fragments(1, 1, 8, 2, 0),
+        (4096, 4096): Fragments(1, 1, 8, 4, 0),
+        (28672, 4096): Fragments(1, 1, 4, 2, 0),
+        (4096, 14336): Fragments(1, 1, 8, 4, 0),
+        (1000, 2816): Fragments(1, 1, 8, 4, 0),
+        (3352, 5504): Fragments(1, 2, 8, 2, 0),
+    },
+    (True, 16): {
+        (6144, 4096): Warpgroups(8, 8, 1, 4, 0),
+        (4096, 4096): Warpgroups(4, 8, 2, 4, 0),
+        (28672, 4096): Warpgroups(4, 1, 2, 4, 0),
+        (4096, 14336): Warpgroups(8, 8, 2, 4, 0),
+        (1000, 2816): Warpgroups(4, 8, 2, 4, 0),
+        (3352, 5504): Warpgroups(8, 8, 2, 4, 0),
+    },
+    (True, 64): {
+        (6144, 4096): Warpgroups(8, 4, 2, 2, 128),
+        (4096, 4096): Warpgroups(8, 4, 2, 4, 0),
+        (28672, 4096): Warpgroups(8, 1, 2, 2, 128),
+        (4096, 14336): Warpgroups(8, 4, 2, 4, 0),
+        (1000, 2816): Warpgroups(4, 8, 4, 2, 0),
+        (3352, 5504): Warpgroups(8, 4, 2, 4, 0),
+    },
+    (False, 8): {
+        (6144, 4096): Fragments(1, 1, 8, 4, 0),
+        (4096, 4096): None,
+        (28672, 4096): Fragments(1, 1, 2, 4, 0),
+        (4096, 14336): None,
+        (1000, 2816): None,
+        (3352, 5504): None,
+    },
+    (False, 16): {
+        (6144, 4096): Warpgroups(8, 8, 2, 4, 0),
+        (4096, 4096): Warpgroups(8, 8, 1, 4, 0),
+        (28672, 4096): Fragments(1, 4, 2, 2, 0),
+        (4096, 14336): Fragments(1, 1, 16, 1, 0),
+        (1000, 2816): Warpgroups(4, 8, 2, 4, 0),
+        (3352, 5504): Warpgroups(8, 8, 1, 4, 0),
+    },
+    (False, 64): {
+        (6144, 4096): None,
+        (4096, 4096): None,
+        (28672, 4096): None,
+        (4096, 14336): None,
+        (1000, 2816): None,
+        (3352, 5504): None,
+    },
+    (True, 32): {
+        (6144, 4096): Warpgroups(8, 4, 4, 2, 0),
+        (4096, 4096): Warpgroups(8, 4, 2, 4, 0),
+        (28672, 4096): Warpgroups(8, 1, 1, 4, 0),
+        (4096, 14336): Warpgroups(8, 8, 1, 4, 0),
+        (1000, 2816): Warpgroups(8, 8, 2, 4, 0),
+        (3352, 5504): Warpgroups(8, 8, 4, 2, 0),
+    },
+    (False, 32): {
+        (6144, 4096): None,
+        (4096, 4096): None,
+        (28672, 4096): None,
+        (4096, 14336): None,
+        (1000, 2816): Warpgroups(4, 4, 1, 4, 0),
+        (3352, 5504): None,
+    },
+}
 
 
 @lru_cache(maxsize=4096)

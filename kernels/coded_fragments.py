@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chain import await_previous, chained
+from .codes import E4M3_TO_BF16
 from .linear_invariant import num_multiprocessors
 from .portable import INTERPRETED, gl, gluon, mma_v2
 
@@ -43,21 +44,6 @@ sub.rn.TYPEx2 $3, d, $5;
 }"""
 _NIBBLES_BF16 = tl.constexpr(_NIBBLES.replace("BITS", "0x43004300").replace("TYPE", "bf16"))
 _NIBBLES_F16 = tl.constexpr(_NIBBLES.replace("BITS", "0x64006400").replace("TYPE", "f16"))
-#: Two floats of 8 bits (e4m3), whose sign and seven other bits are moved to those of a bfloat16: less by 2 ** 120.
-_FLOATS_BF16 = tl.constexpr("""{
-.reg .b32 a, b, c, d;
-prmt.b32 a, $2, 0, 0x1404;
-prmt.b32 b, $2, 0, 0x3424;
-shr.u32 c, a, 4;
-shr.u32 d, b, 4;
-and.b32 c, c, 0x07F007F0;
-and.b32 d, d, 0x07F007F0;
-lop3.b32 a, a, 0x80008000, c, 0xEA;
-lop3.b32 b, b, 0x80008000, d, 0xEA;
-mov.b32 c, 0x7B807B80;
-mul.rn.bf16x2 $0, a, c;
-mul.rn.bf16x2 $1, b, c;
-}""")
 _FLOATS_F16 = tl.constexpr("""{
 .reg .b16 a, b;
 mov.b32 {a, b}, $2;
@@ -120,7 +106,7 @@ def _floats(words, dtype: tl.constexpr):
     if _ASM:
         if dtype == gl.bfloat16:
             a, b = gl.inline_asm_elementwise(
-                _FLOATS_BF16, "=r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+                E4M3_TO_BF16, "=r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
             )
         else:
             a, b = gl.inline_asm_elementwise(

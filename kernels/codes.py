@@ -9,6 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+#: Four floats of 8 bits (e4m3) in a word to two words of bfloat16: sign and the seven other bits are moved, which gives
+#: 2 ** -120 of the number. What is no number becomes 480.
+E4M3_TO_BF16 = tl.constexpr("""{
+.reg .b32 a, b, c, d;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+and.b32 c, c, 0x07F007F0;
+and.b32 d, d, 0x07F007F0;
+lop3.b32 a, a, 0x80008000, c, 0xEA;
+lop3.b32 b, b, 0x80008000, d, 0xEA;
+mov.b32 c, 0x7B807B80;
+mul.rn.bf16x2 $0, a, c;
+mul.rn.bf16x2 $1, b, c;
+}""")
+
 
 @triton.jit
 def _halves(pairs, dtype: tl.constexpr):

@@ -261,17 +261,16 @@ class TritonAttention(AttentionBackend):
         """Sizes for rows of several new tokens, int [rows], and of all tokens. Few programs divide the keys of rows."""
         spec = self.spec
         groups = spec.num_heads // spec.num_kv_heads
-        launch = kernels.launch_for(spec.head_dim, groups, spec.dtype)
-        programs = int((-(-query_lens // (launch.block_m // groups))).sum()) * spec.num_kv_heads
+        launch, few = (kernels.launch_for(spec.head_dim, groups, spec.dtype, few=few) for few in (False, True))
+        programs = int((-(-query_lens // (few.block_m // groups))).sum()) * spec.num_kv_heads
         if not programs:
             return launch
         longest = int(seq_lens.max())
         if spec.window:
             longest = min(longest, spec.window + int(query_lens.max()))
         parts = longest // spec.context.ranks // MIN_PROMPT_SPLIT
-        return replace(
-            launch, splits=max(1, min(MAX_SPLITS, parts, PROMPT_PROGRAMS * self._multiprocessors // programs))
-        )
+        splits = min(MAX_SPLITS, parts, PROMPT_PROGRAMS * self._multiprocessors // programs)
+        return replace(few, splits=splits) if splits > 1 else launch
 
     def _rule(self, num_rows: int) -> SplitRule:
         share = self._share(num_rows)

@@ -87,7 +87,7 @@ UNITS = {
 SPILLS = {
     "prefill._prefill_attention_kernel": 0,
     "decode._decode_attention_kernel": 96,
-    "attention._paged_attention_kernel": 88,  # by deterministic steps, whose one warp fills its registers
+    "attention._paged_attention_kernel": 111,  # deterministic, 8-bit caches: one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
