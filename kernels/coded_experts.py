@@ -246,8 +246,6 @@ def by_choice(
     parts: Parts | None = None, gating: Gating | None = None, biases: Biases = (None, None),
 ) -> Tensor:  # fmt: skip
     """As `fused_experts`, by the kernels of a choice."""
-    if choice.down.kernel == "joined" and choice.gate_up.kernel == "tiles":
-        raise ValueError("kernel 'joined' reads the experts' numbers too early behind 'tiles'")
     held = range(first, first + len(gate_up.codes))
     blocks = align(ids, held, choice.block_m) if choice.block_m else None
     inner = inner_by(choice.gate_up, hidden, gate_up, ids, held, blocks, gating or SILU, biases[0])
@@ -270,11 +268,8 @@ def outer_by(
     bias: Tensor | None, parts: Parts | None = None,
 ) -> Tensor:  # fmt: skip
     """The second product of a choice, [T, H], summed over a token's experts."""
-    joined = coded_vectors.down if part.kernel == "vectors" else None
-    if part.kernel == "joined":
-        joined = hopper_kernel(inner.device, "coded_few", "joined_down")
-    if joined is not None:
-        out = joined(inner, weight, weights, ids, part.tile, held.start, bias)
+    if part.kernel == "vectors":
+        out = coded_vectors.down(inner, weight, weights, ids, part.tile, held.start, bias)
         if parts is not None:
             for rows in parts.rows:
                 parts.done(out, rows)

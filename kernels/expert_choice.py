@@ -18,8 +18,7 @@ MOST_TOKENS = 64
 class Part:
     """How one of the two products is computed.
 
-    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper), "tiles" (`coded_experts`) or, for
-    the second product, behind "few" or "vectors", "joined" (`coded_few.joined_down`, on Hopper).
+    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper) or "tiles" (`coded_experts`).
     """
 
     kernel: str

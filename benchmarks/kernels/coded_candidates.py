@@ -70,12 +70,6 @@ def few_tiles(*, alone: bool) -> list[Tile]:
     return [Tile(*one) for one in (alone_sizes if alone else block_sizes)]
 
 
-def joined_tiles() -> list[Tile]:
-    """Of "joined", alike."""
-    sizes = (4, 384), (4, 640), (8, 256), (8, 384), (8, 640), (16, 256), (16, 384)
-    return [Tile(16, inputs, warps) for warps, inputs in sizes]
-
-
 def vector_tiles(product: str) -> list[Tile]:
     """Of "vectors": outputs, inputs of a step, warps."""
     sizes = [(2, 1024, 1), (4, 1024, 1), (4, 1024, 2), (8, 1024, 4)]
@@ -89,8 +83,6 @@ def candidates(kind: str, tokens: int, shape: Any) -> list[Candidate]:
         few = kind == "mxfp4"
         if few and tokens <= 8:
             found += [Candidate(product, 0, Part("few", tile)) for tile in few_tiles(alone=True)]
-        if few and tokens <= 8 and product == "down":
-            found += [Candidate(product, 0, Part("joined", tile)) for tile in joined_tiles()]
         if tokens <= 2 and "fp8" not in kind:
             found += [Candidate(product, 0, Part("vectors", tile)) for tile in vector_tiles(product)]
         for block_m in [m for m, least, most in ((8, 2, 64), (16, 16, 64), (32, 64, 512)) if least <= tokens <= most]:

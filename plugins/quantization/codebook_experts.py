@@ -57,9 +57,10 @@ class CodebookExperts(CodedExperts):
         return [*super().rows(layer), *numbers]
 
     def stored(self, layer: Any, name: str) -> CodedWeights:
-        columns = slice(self._lead, self._lead + layer.width) if name == "down" else None
         numbers = getattr(layer, f"{name}_numbers", None)
-        found = super().stored(layer, name)
+        found, columns = super().stored(layer, name), None
+        if name == "down" and layer.width < 8 * found.codes.shape[2]:  # other ranks' columns lie in the first or last
+            columns = slice(self._lead, self._lead + layer.width)
         return replace(found, table=layer.table, numbers=numbers, columns=columns, is_float4=True)
 
 

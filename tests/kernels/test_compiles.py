@@ -66,7 +66,6 @@ UNITS = {
     "experts._grouped": {"HMMA", "HGMMA"},
     "coded_experts._coded": {"HMMA", "HGMMA"},
     "coded_few._few_rows": {"HMMA"},
-    "coded_few._joined_down": {"HMMA"},
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "delta._pass_moved": {"HMMA", "HGMMA"},
@@ -105,7 +104,6 @@ SPILLS = {
     "experts._grouped": 0,
     "coded_experts._coded": 2,  # before the steps of the narrowest tile
     "coded_few._few_rows": 0,
-    "coded_few._joined_down": 0,
     "coded_vectors._coded_vector_gate_up": 0,
     "coded_vectors._coded_vector_down": 2,  # by Triton 3.6; 3.7 needs none
     "experts._vector_gate_up": 0,
