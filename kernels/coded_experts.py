@@ -236,7 +236,7 @@ def choice_for(hidden: Tensor, gate_up: Weights, down: Weights, shape: Shape) ->
         takes = hopper_kernel(hidden.device, "coded_few", "fits")
         if takes is not None and all(takes(hidden, one) for one in pair):
             return choose(shape, tokens)
-    if tokens > 2 or not all(coded_vectors.fits(hidden, one) for one in pair):
+    if tokens > 3 or not all(coded_vectors.fits(hidden, one) for one in pair):
         return None
     return plain()
 

@@ -116,7 +116,7 @@ def _nibble_dot(words, value, part, BITS: tl.constexpr, ROWS: tl.constexpr, WORD
     return part
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _some_rows(
     x, x_scales, codes, scales, zeros, bias, out, sums, arrived,
     rows, outputs, depth, groups, x_groups, stride_x, columns, splits,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from .expert_launch import Shape, Tile
 
-#: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`.
-MOST_TOKENS = 64
+#: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`. Both decide alike
+#: from a power of two to the next, so that the warm-up, which takes powers of two, meets all kernels.
+MOST_TOKENS = 127
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Choice:
 
 
 def choose(shape: Shape, num_tokens: int) -> Choice:
-    """The kernels for so many tokens on Hopper; all counts from a power of two to the next are decided alike."""
+    """The kernels for so many tokens on Hopper."""
     pairs = (1 << num_tokens.bit_length() >> 1) * shape.top_k
     if pairs > max(shape.top_k, shape.num_experts // 2):
         down = Tile(16, 128, 2) if pairs <= shape.num_experts else Tile(32, 256, 4)
@@ -46,5 +47,5 @@ def choose(shape: Shape, num_tokens: int) -> Choice:
 
 
 def plain() -> Choice:
-    """The kernels of one token or two where there is none for Hopper."""
+    """The kernels of one to three tokens where there is none for Hopper."""
     return Choice(0, Part("vectors", Tile(4, 1024, 1)), Part("vectors", Tile(4, 1024, 1)))

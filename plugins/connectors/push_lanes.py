@@ -214,8 +214,7 @@ class _Lane:
         self._lose()
 
     def _begin(self, parcel: Parcel) -> None:
-        if parcel.over:
-            return
+        """Also of one that was dropped meanwhile: who waits for it must hear that it does not come."""
         try:
             kept = self._channel is not None
             try:

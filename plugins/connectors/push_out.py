@@ -80,8 +80,8 @@ class Sends(ABC):
 
     @property
     def busy(self) -> bool:
-        """Whether something is being sent."""
-        return bool(self._pushes or self._held)
+        """Whether something is being sent, or workers are yet to hear of what is not: an idle engine takes no step."""
+        return bool(self._pushes or self._held or self._drops or self._refused)
 
     @abstractmethod
     def place(self, request: RequestView, shown: bytes) -> tuple[str, int] | None:

@@ -16,9 +16,12 @@ from frame.interfaces import Mesh
 from frame.plugins.connectors import nixl_wire
 from frame.plugins.connectors.host_arena import HostArena
 from frame.plugins.connectors.peer_wire import Challenge, PeerError, receive, send, send_bytes
+from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_door import Door
 from frame.plugins.connectors.push_facts import Facts
 from frame.plugins.connectors.push_inbox import Inbox, Row
+from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_messages import Goal
 from frame.plugins.connectors.push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
@@ -284,3 +287,17 @@ def test_who_never_answers_is_given_up(tmp_path):
     finally:
         silent.close()
         pairs.close()
+
+
+def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(ports):
+    arena = HostArena(1 << 16, lambda count: torch.zeros(count, dtype=torch.uint8))
+    lanes = Lanes(arena, Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
+    parcel = Parcel("owner", Goal("127.0.0.1", ports.door.port, DIGEST, 8))
+    held = threading.Event()
+    lanes._of(parcel)._jobs.put(held.wait)  # its thread is slower than the next two calls
+    lanes.begin(parcel)
+    lanes.drop(parcel)
+    held.set()
+    ports.states("gone")
+    assert ports.inbox.arena.used_bytes == 0
+    lanes.close()

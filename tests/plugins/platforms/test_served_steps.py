@@ -49,6 +49,19 @@ STATES: dict[str, Any] = {
     "vocab_size": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_conv_bias": True,
     "use_bias": False, "max_position_embeddings": 8192,
 }  # fmt: skip
+OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 4096,
+    "num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+    "layer_types": ["sliding_attention", "full_attention"], "rms_norm_eps": 1e-5, "rope_theta": 150000,
+    "max_position_embeddings": 8192, "attention_bias": True, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
+        ],
+    },
+}  # fmt: skip
 CASES = {
     "dense": (DENSE, {"max_model_len": 4096}),
     "dense, one request at a time": (DENSE, {"max_model_len": 2048, "max_num_seqs": 1}),
@@ -64,7 +77,10 @@ CASES = {
         SMALL,
         {"max_model_len": 2048, "max_num_seqs": 4, "kv_cache_dtype": "fp8_e4m3", "calculate_kv_scales": True},
     ),
+    "small weights, int4": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048, "quantization": "int4"}),
+    "small weights, fp8": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048, "quantization": "fp8"}),
     "experts": (EXPERTS, {"max_model_len": 4096}),
+    "experts of 4 bits": (OSS, {"max_model_len": 4096}),
     "latents": (LATENTS, {"max_model_len": 4096}),
     "states": (STATES, {"max_model_len": 4096}),
     "sparse latents": (SPARSE, {"max_model_len": 4096}),

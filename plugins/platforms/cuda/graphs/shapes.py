@@ -49,11 +49,17 @@ class CudaShapes(AnyShape):
         return self._graphs.decode(rows, first.deterministic, first.shared, adapted)
 
     def every(self) -> list[StepShape]:
-        # sizes between two of these launch the kernels of one of them
+        # sizes between two of these launch the kernels of one of them: powers of two, and from 32 on quarters between
         given = self._graphs
-        sizes = [size for size in reversed(given.sizes) if size & (size - 1) == 0 or size == given.sizes[-1]]
+        sizes = [size for size in reversed(given.sizes) if is_met(size) or size == given.sizes[-1]]
         numerics = (True,) if given.deterministic else (False, True)
         return [decode_shape(size, deterministic) for deterministic in numerics for size in sizes]
+
+
+def is_met(size: int) -> bool:
+    """Whether launch code may choose other kernels for so many rows than for fewer, down to the next such number."""
+    lowest = size & -size
+    return size == lowest or (size >= 32 and size // lowest in (3, 5))
 
 
 @lru_cache(maxsize=8 * MAX_ROWS)
