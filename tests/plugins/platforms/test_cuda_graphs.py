@@ -202,11 +202,13 @@ def test_data_ranks_decode_together_at_the_size_of_the_largest_batch() -> None:
     assert not device.graphs.captures(apart, "forward"), "it was captured for equal numbers of tokens"
 
 
-def test_what_is_warmed_are_the_powers_of_two_of_both_numerics() -> None:
+def test_what_is_warmed_are_the_powers_of_two_of_both_numerics_and_of_many_rows_sizes_between() -> None:
     shapes = Device(graph_sizes=[1, 2, 3, 4, 24], limit=32).shapes.every()
     found = [(shape.padded_rows, shape.deterministic) for shape in shapes]
     assert found == [(size, numerics) for numerics in (False, True) for size in (32, 4, 2, 1)]
     assert all(shape.deterministic for shape in Device(deterministic=True).shapes.every())
+    many = Device(graph_sizes=[16, 24, 32, 40, 48, 56, 64, 72, 80, 96], limit=96, deterministic=True).shapes.every()
+    assert [shape.padded_rows for shape in many] == [96, 80, 64, 48, 40, 32, 16]
 
 
 MIB = 1 << 20
