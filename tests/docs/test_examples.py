@@ -105,7 +105,13 @@ def starting(*words: str) -> list[str]:
 
 @pytest.mark.some(3)
 @pytest.mark.parametrize(
-    "line", starting("curl ", "frame chat ", "frame complete ", "frame plugins", "frame collect-env")
+    "line",
+    # the lines that search metrics are of pages that have tests of their own, with KV connectors
+    [
+        line
+        for line in starting("curl ", "frame chat ", "frame complete ", "frame plugins", "frame collect-env")
+        if " | grep " not in line
+    ],
 )
 def test_terminal_lines_get_answers(line: str, running: Running) -> None:
     words = shlex.split(line.replace(SERVER, running.url))
