@@ -23,6 +23,7 @@ from frame.interfaces import (
     decode,
     encode,
 )
+from frame.transfers.holds import Holds
 from frame.transfers.merging import ReportMerge
 
 from .multi_messages import ChildNote, Ended, MultiOptions, MultiStep
@@ -50,15 +51,21 @@ class Part:
     name: str
     label: str
     merge: ReportMerge
+    holds: Holds  # requests that ended and whose blocks it keeps
     silent: bool = False  # it raised where a later message could load into blocks that others hold by then
     left: set[str] = field(default_factory=set)  # unfinished requests about which it raised, of which it hears no more
-    holds: set[str] = field(default_factory=set)  # requests that ended and whose blocks it keeps
+    known: set[str] = field(default_factory=set)  # unfinished requests of which it was asked
     loading: set[str] = field(default_factory=set)  # requests whose blocks it fills
     new_loads: list[Load] = field(default_factory=list)  # that its next message begins
 
     def awaits(self, request_id: str) -> bool:
         """Whether blocks of a request wait for this connector's workers."""
         return request_id in self.holds or request_id in self.loading
+
+    def fall_silent(self) -> None:
+        """Called when it raised where it may have lost what its workers were to hear: they hear nothing more."""
+        self.silent = True
+        self.holds.fail()
 
     def metric(self, name: str) -> str:
         """The name of one of its counters or gauges beside those of the others."""
@@ -102,6 +109,7 @@ class MultiScheduler(ConnectorScheduler):
         for part in self._parts:  # all are asked: those that are not chosen save
             if part.silent or name in part.left:
                 continue
+            part.known.add(name)
             nothing = (0, False)
             count, later = self._ask(part, "matched_tokens", request, nothing, num_computed)
             waits |= count is None
@@ -124,7 +132,8 @@ class MultiScheduler(ConnectorScheduler):
             if part.silent or name in part.left:
                 continue
             external = num_external if part is chosen else 0
-            part.silent = self._ask(part, "allocated", request, False, block_ids, external) is False
+            if self._ask(part, "allocated", request, False, block_ids, external) is False:
+                part.fall_silent()
             if load is not None and part is chosen and not part.silent:
                 part.new_loads.append(load)
                 part.loading.add(name)
@@ -142,6 +151,10 @@ class MultiScheduler(ConnectorScheduler):
         self._choice.pop(name, None)
         answers = dict[str, dict[str, Any]]()
         for part in self._parts:
+            known = name in part.known
+            part.known.discard(name)
+            if part.silent and not known:
+                continue  # it would keep blocks, and offer them to others, that no worker sends
             held, parameters = self._ask(part, "finished", request, (False, None), block_ids)
             part.left.discard(name)
             if held:
@@ -193,7 +206,8 @@ class MultiScheduler(ConnectorScheduler):
         message = b""
         if not part.silent:
             answer = _tried(part, lambda: part.connector.build_message(plan), otherwise=None)
-            part.silent = answer is None
+            if answer is None:
+                part.fall_silent()
             message = answer or b""
         for load in loads:
             if part.silent:
@@ -205,10 +219,13 @@ class MultiScheduler(ConnectorScheduler):
 
     def _update(self, part: Part, report: TransferReport) -> set[str]:
         """Passes a connector its report; returns the requests whose blocks it no longer holds."""
-        given: list[str] = _tried(part, lambda: list(part.connector.update(report) or ()), [])
-        released = part.holds & {*report.sent, *given}
-        part.holds -= released
-        return released
+        given = _tried(part, lambda: list(part.connector.update(report) or ()), otherwise=None)
+        if given is None:
+            part.holds.fail()
+        released = {name for name in (*report.sent, *(given or ())) if name in part.holds}
+        for name in released:
+            part.holds.discard(name)
+        return released.union(part.holds.take_overdue())
 
     def _lose(self, load: Load) -> None:
         self._ended[load.owner] = Ended(load.number, load.owner, load.blocks)
@@ -239,7 +256,7 @@ def _named(connectors: Sequence[ConnectorScheduler]) -> list[Part]:
     for name, connector in zip(names, connectors, strict=True):
         label = f"{_plain(name)}_{counts[name]}" if names.count(name) > 1 else _plain(name)
         counts[name] += 1
-        parts.append(Part(connector, name, label, ReportMerge(1)))
+        parts.append(Part(connector, name, label, ReportMerge(1), Holds(connector.setup.plugin)))
     return parts
 
 

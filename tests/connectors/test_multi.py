@@ -20,6 +20,7 @@ from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from frame.transfers import holds
 from tests.connectors.nixl_pairs import Pairs, counter
 
 
@@ -260,6 +261,36 @@ def test_loads_of_one_that_raises_are_told_as_failed(method, later):
     multi.matched_tokens(view("b"), 0)
     assert len(one.of("matched_tokens")) == 1, "a later message could load into blocks of others"
     assert len(two.of("matched_tokens")) == 2
+
+
+@pytest.mark.parametrize("method", ["allocated", "build_message", "update"])
+def test_blocks_that_one_holds_which_has_failed_go_back_in_time(method, monkeypatch, caplog):
+    """Its workers may never have heard that they are to read them."""
+    now = [0.0]
+    monkeypatch.setattr(holds.time, "monotonic", lambda: now[0])
+    held = {"matched_tokens": (0, False), "finished": (True, {"ticket": 1})}
+    multi, _ = told({**held, method: RuntimeError("broken")}, {})
+    multi.matched_tokens(view(), 0)
+    multi.allocated(view(), BLOCKS, 0)
+    multi.build_message(empty_plan(0))
+    multi.update(TransferReport())
+    assert multi.finished(view(), BLOCKS) == (True, {"ticket": 1})
+    now[0] += holds.MAX_SECONDS - 1
+    assert list(multi.update(TransferReport())) == []
+    now[0] += 2
+    assert list(multi.update(TransferReport())) == ["a"]
+    assert list(multi.update(TransferReport())) == []
+    assert "package:one" in caplog.text
+
+
+def test_one_that_fell_silent_hears_nothing_of_requests_that_come_later():
+    multi, (one, two) = told({"build_message": RuntimeError("broken"), "finished": (True, {"ticket": 1})}, {})
+    multi.build_message(empty_plan(0))
+    multi.matched_tokens(view("b"), 0)
+    multi.allocated(view("b"), BLOCKS, 0)
+    assert multi.finished(view("b"), BLOCKS) == (False, None)
+    assert not one.of("finished")
+    assert two.of("finished")
 
 
 class Side(ConnectorWorker):

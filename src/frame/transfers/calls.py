@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from frame.core.engine.cache.kv_cache import KVCache
 from frame.core.engine.request import Request
@@ -16,6 +16,7 @@ from frame.core.interfaces.connector import ConnectorScheduler, NullConnectorSch
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import encode
 
+from .holds import Holds
 from .untold import LOST
 
 logger = logging.getLogger("frame.engine")
@@ -33,9 +34,12 @@ class Transfers:
     def __init__(self, connector: ConnectorScheduler, kv: KVCache) -> None:
         self.connector = connector
         self.active = not isinstance(connector, NullConnectorScheduler)
+        self._name = connector.setup.plugin or type(connector).__name__
         self._kv = kv
         # it raised in `allocated` or `build_message`: a later message could load into blocks that others hold by then
         self._silent = False
+        self._known = WeakSet[Request]()  # of which it was asked
+        self._holds = Holds(self._name)
         self.counters: dict[str, float] = {}
         self.gauges: dict[str, float] = {}
         self._logged: set[str] = set()
@@ -50,6 +54,7 @@ class Transfers:
         if not self.active or self._silent or not request.transfer.asks:
             return 0, False
         grain = self._kv.layout.grain
+        self._known.add(request)
         count, later = self._ask("matched_tokens", (0, False), request, num_computed)
         if count is None:
             return None, False
@@ -67,11 +72,18 @@ class Transfers:
             return True
         tables = zip(request.cache.blocks, self._kv.layout.groups, strict=True)
         blocks = [table[: group.blocks_for(num_computed)] for table, group in tables]
-        self._silent = self._ask("allocated", _FAILED, request, blocks, num_external) is _FAILED
+        if self._ask("allocated", _FAILED, request, blocks, num_external) is _FAILED:
+            self._fall_silent()
         return not self._silent
 
     def finished(self, request: Request, reason: str) -> tuple[bool, dict[str, Any] | None]:
-        """Returns (whether the blocks must be held, parameters for the response); called once a request."""
+        """Returns (whether the blocks must be held, parameters for the response); called once a request.
+
+        Of requests that it does not know a connector hears nothing more, once its workers hear nothing: it would keep
+        blocks, and offer them to others, that no worker sends.
+        """
+        if self._silent and request not in self._known:
+            return False, None
         if not self.active:
             if request.source.kv_transfer and not self._refused:
                 self._refused = True
@@ -86,6 +98,8 @@ class Transfers:
             if block:
                 self._kv.checkpoints.pools[group].share(block)
                 request.cache.blocks[group].append(block)
+        if answer[0]:
+            self._holds.add(request.request_id)
         return answer
 
     def _prompt_states(self, request: Request) -> dict[int, int]:
@@ -103,17 +117,22 @@ class Transfers:
         }
 
     def attach(self, plan: StepPlan) -> bool:
-        """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded."""
+        """Puts the connector's message into the plan; False: it has none to give, and nothing will be loaded.
+
+        Nor what it agreed to load in this step, before it raised in `allocated`.
+        """
         if self._lost:
             self._asked[plan.step] = set(self._lost)
             plan.extras = {**plan.extras, LOST: encode(sorted(self._lost.items()))}
-        if not self.active or self._silent:
+        if not self.active:
             return True
+        if self._silent:
+            return False
         try:
             message = self.connector.build_message(plan)
         except Exception:
-            logger.exception("the KV connector failed in build_message; nothing is loaded or saved by it any more")
-            self._silent = True
+            logger.exception("KV connector %s failed in build_message", self._name)
+            self._fall_silent()
             return False
         if message:
             plan.extras = {**plan.extras, "connector": message}
@@ -141,7 +160,11 @@ class Transfers:
         try:
             released = list(self.connector.update(report) or ())
         except Exception:
-            logger.exception("the KV connector failed in update")
+            logger.exception("KV connector %s failed in update", self._name)
+            self._holds.fail()
+        for name in (*report.sent, *released):
+            self._holds.discard(name)
+        released += self._holds.take_overdue()
         for name, value in self._shown(report.counters).items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         self.gauges.update(self._shown(report.gauges))
@@ -178,9 +201,15 @@ class Transfers:
             return getattr(self.connector, method)(self._view(request, reason), *arguments)
         except Exception:
             name = request.request_id
-            logger.exception("the KV connector failed in %s; request %s goes on without it", method, name)
+            logger.exception("KV connector %s failed in %s; request %s goes on without it", self._name, method, name)
             request.transfer.give_up()
             return otherwise
+
+    def _fall_silent(self) -> None:
+        """Its workers hear nothing more: what it was to tell them is not known."""
+        self._silent = True
+        self._holds.fail()
+        logger.error("nothing is loaded or saved by KV connector %s any more", self._name)
 
     def _view(self, request: Request, reason: str) -> RequestView:
         layout = self._kv.layout
