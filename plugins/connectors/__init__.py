@@ -37,6 +37,7 @@ def frame_kv_connectors() -> list[Provider]:
             tags={
                 "worker": f"{here}.offload_worker:OffloadWorker",
                 "check": f"{here}.offload_check:check_options",
+                "tier-policy": "policy",
                 "stores": "no",
             },
             aliases=("OffloadingConnector",),

@@ -1,13 +1,22 @@
 """What the offload connector does with tier policies of packages that are wrong: one sentence, and no token changes."""
 
+import re
+
 import pytest
 
+from frame import LLM
+from frame.core.config.errors import ConfigError
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.mesh import Mesh
+from frame.core.plugin_host.registry import Registry
 from frame.interfaces import TierPolicySetup
 from frame.plugins.connectors.checked_policy import CheckedPolicy
 from frame.plugins.tiers.arc import ArcPolicy
 from frame.plugins.tiers.lru import LruPolicy
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from frame.transfers.first_check import check_connector
 from tests.connectors.test_offload import LAYOUTS, forget, room, suite_of
 
 
@@ -88,3 +97,27 @@ def test_a_block_that_is_read_is_refused(caplog):
     assert policy.evict(b"next", {b"read": 1}) == b"other"
     (problem,) = said(caplog)
     assert "b'read' is none of the blocks that are held and not in use" in problem
+
+
+@pytest.mark.parametrize("name", ["lrx", "frame-llm:lrx"])
+def test_a_policy_that_no_package_has_is_told_before_anything_is_loaded(name, tmp_path):
+    folder = make_checkpoint(tmp_path, "llama")
+    for file in folder.glob("*.safetensors"):
+        file.write_bytes(b"no weights")
+    settings = {"kv_connector": "offload", "plugin": {"offload": {"size": 0.01, "policy": name}}}
+    said = f"KV connector 'offload': option policy: no tier policy '{name}'; there are: lru, arc"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        LLM(str(folder), skip_tokenizer_init=True, **settings)
+
+
+def test_so_is_one_of_a_connector_that_another_one_holds():
+    held = {"kv_connector": "offload", "options": {"size": 0.01, "policy": "lrx"}}
+    settings = {"kv_connector": "multi", "plugin": {"multi": {"connectors": [held]}}}
+    with pytest.raises(ConfigError, match="'multi', 'offload' in it: option policy: no tier policy 'lrx'"):
+        check_connector(from_flat(settings), Mesh(), Registry.load())
+
+
+def test_a_named_policy_of_frame_passes():
+    for name in ("arc", "frame-llm:arc"):
+        settings = {"kv_connector": "offload", "plugin": {"offload": {"size": 0.01, "policy": name}}}
+        check_connector(from_flat(settings), Mesh(), Registry.load())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.mesh import Mesh
-from frame.core.plugin_host.offers import import_target
+from frame.core.plugin_host.kinds import KINDS
+from frame.core.plugin_host.offers import PluginError, import_target
 from frame.core.plugin_host.registry import Registry
 
 from .children import CHILDREN, with_options
@@ -17,8 +18,9 @@ CHECK = "check"
 def check_connector(config: FrameConfig, mesh: Mesh, registry: Registry) -> None:
     """Raises `ConfigError` with the reason for which the connector's check refuses its options.
 
-    It is called with them, the workers of the engine, and on how many machines they are. The connectors that it holds
-    are checked too; they hold no others.
+    It is called with them, the workers of the engine, and on how many machines they are. A tag that is a kind of
+    plugins names the option that names one, which must be there. The connectors that it holds are checked too; they
+    hold no others.
     """
     if (name := config.transfer.kv_connector) is not None:
         _check(config, mesh, registry, name, f"KV connector {name!r}")
@@ -33,6 +35,12 @@ def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where
             check(options, mesh.engine_size, config.executor.nnodes)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
+    for kind, option in provider.tags.items():
+        if kind in KINDS and (named := getattr(options, option, None)) is not None:
+            try:
+                registry.choose(kind, named)
+            except PluginError as error:
+                raise ConfigError(f"{where}: option {option}: {error}") from None
     for child in getattr(options, provider.tags.get(CHILDREN, ""), ()):
         held = registry.choose("connector", child.kv_connector)
         if CHILDREN in held.tags:
