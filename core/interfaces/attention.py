@@ -106,8 +106,9 @@ class GroupBatch:
     after this step (0 for padding rows). `block_table` [B, max_blocks]; entries before the window, behind a row's last
     token, and of padding rows may be anything and must not be read. `slot_mapping` int64 [T]: block * block_size +
     offset where each token's key and value go, -1 for padding. `host_query_lens`, `host_seq_lens` [B]: the same on the
-    host (`host_seq_lens` an upper bound when drafts are in flight), `max_query_len` and `max_seq_len` the most of any
-    row, or what the step's shape pads that to. A backend may make use of `prefix`: which tokens of rows are the same.
+    host (`host_seq_lens` an upper bound unless `exact_lens`, as drafts may be in flight), `max_query_len` and
+    `max_seq_len` the most of any row, or what the step's shape pads that to. A backend may make use of `prefix`: which
+    tokens of rows are the same.
 
     For a group of states `block_table` is [B, 1], the block of each row's state, and `slot_mapping` says nothing but
     which tokens are padding. A row whose `seq_lens` are its query tokens begins: its block holds another's state.
@@ -124,6 +125,7 @@ class GroupBatch:
     max_seq_len: int
     deterministic: bool = False
     prefix: SharedPrefix | None = None
+    exact_lens: bool = False
 
 
 @dataclass(frozen=True)

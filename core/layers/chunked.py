@@ -39,27 +39,23 @@ class ChunkPlanner:
             host_lens = np.minimum(batch.host_seq_lens, self._chunk)
             changed: dict[str, Any] = {"seq_lens": batch.seq_lens - begins, "block_table": table}
             return self.backend.plan(replace(batch, **changed, host_seq_lens=host_lens, max_seq_len=most, prefix=None))
-        rows, first, counts, lengths = self._pieces(batch)
-        device = batch.block_table.device
-        index, begun = (torch.from_numpy(one).to(device) for one in (rows, first))
-        starts = np.concatenate(([0], counts.cumsum())).astype(np.int32)
-        return self.backend.plan(
-            replace(
-                batch,
-                query_start=torch.from_numpy(starts).to(device),
-                seq_lens=torch.from_numpy(lengths).to(device),
-                block_table=self._cut(batch.block_table[index], begun, most),
-                host_query_lens=counts,
-                host_seq_lens=lengths,
-                max_seq_len=most,
-                prefix=None,
-            )
-        )
+        pieces = self._pieces(batch)
+        counts, lengths = pieces[2:]
+        count = len(counts)
+        packed = np.zeros((5, (count + 4) // 4 * 4), np.int32)  # rows begin at 16 bytes, for which kernels are compiled
+        packed[:4, :count], packed[4, 1 : count + 1] = pieces, counts.cumsum()
+        host = torch.from_numpy(packed)
+        # without a wait for launched steps: the driver takes the values over at once
+        there = torch.empty(host.shape, dtype=host.dtype, device=batch.seq_lens.device).copy_(host, non_blocking=True)
+        index, begun, _, seq_lens, starts = there[:, : count + 1]
+        table = self._cut(batch.block_table[index[:count]], begun[:count], most)
+        changed = {"query_start": starts, "seq_lens": seq_lens[:count], "block_table": table, "max_seq_len": most}
+        return self.backend.plan(replace(batch, **changed, host_query_lens=counts, host_seq_lens=lengths, prefix=None))
 
-    def _pieces(self, batch: GroupBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of each chunk with query tokens: its row, its first position, its query tokens, its tokens up to the last."""
-        capturing = batch.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing()
-        seq_lens = batch.host_seq_lens if capturing else batch.seq_lens.cpu().numpy()
+    def _pieces(self, batch: GroupBatch) -> np.ndarray:
+        """int32 [4, chunks with query tokens]: row, first position, query tokens, and tokens up to the last of them."""
+        known = batch.exact_lens or (batch.seq_lens.is_cuda and torch.cuda.is_current_stream_capturing())
+        seq_lens = batch.host_seq_lens if known else batch.seq_lens.cpu().numpy()
         found: list[tuple[int, int, int, int]] = []
         for row, (count, end) in enumerate(zip(batch.host_query_lens.tolist(), seq_lens.tolist(), strict=True)):
             place = max(0, end - count)
@@ -70,8 +66,7 @@ class ChunkPlanner:
                 taken = min(count, begin + self._chunk - place)
                 found.append((row, begin, taken, place + taken - begin))
                 place, count = place + taken, count - taken
-        rows, begins, counts, lengths = np.array(found, np.int32).reshape(-1, 4).T
-        return rows.astype(np.int64), begins.copy(), counts.copy(), lengths.copy()
+        return np.ascontiguousarray(np.array(found, np.int32).reshape(-1, 4).T)
 
     def _cut(self, table: Tensor, begins: Tensor, most: int) -> Tensor:
         """The blocks of the `table` [B, X] from position begins[i] of row i on, as many as hold `most` tokens."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frame.core.layers.chunked import ChunkPlanner
 from frame.interfaces import AttentionSpec, BackendSetup, ChunkedKV, GroupBatch, LayerParams
@@ -86,3 +89,50 @@ def test_blocks_of_older_chunks_are_given_back() -> None:
     assert [kept.first_needed(position) for position in (0, 31, 32, 100)] == [0, 0, 32, 96]
     assert [kept.max_live_blocks(16, tokens) for tokens in (1, 16, 17, 32, 500)] == [1, 1, 2, 2, 3]
     assert kept.retention == ("chunk", 32)
+
+
+class Waits(TorchDispatchMode):
+    """Notes copies to a device for which the host waits. The device is "meta", from which nothing can be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        arrives = isinstance(out, torch.Tensor) and out.device.type == "meta"
+        if arrives and any(one.device.type == "cpu" and one.dim() for one in tensors):
+            waits = not (kwargs.get("non_blocking") or any(one is True for one in args))
+            self.found += [str(func)] if waits else []
+        return out
+
+
+@pytest.mark.parametrize("rows", [STEPS["one token"], STEPS["continued"]], ids=["one token", "continued"])
+def test_the_host_does_not_wait_for_the_device(rows: list[tuple[int, int]]) -> None:
+    """Steps that were launched before would have to end first."""
+    counts, lengths = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    backend = SimpleNamespace(spec=spec_of(), needs_python=False, plan=lambda batch: batch)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=torch.int32, device="meta")
+
+    batch = GroupBatch(
+        num_tokens=int(counts.sum()),
+        query_start=made(len(rows) + 1),
+        seq_lens=made(len(rows)),
+        block_table=made(len(rows), 8),
+        slot_mapping=made(int(counts.sum())),
+        host_query_lens=counts,
+        host_seq_lens=lengths,
+        max_query_len=int(counts.max()),
+        max_seq_len=int(lengths.max()),
+        exact_lens=True,  # as without drafts in flight
+    )
+    with Waits() as waits:
+        plan = ChunkPlanner(backend, CHUNK).plan(batch)
+    assert not waits.found
+    # kernels are compiled for whether their arguments begin at 16 bytes
+    assert (plan.seq_lens.storage_offset() * 4) % 16 == (plan.query_start.storage_offset() * 4) % 16 == 0
+    assert len(plan.host_query_lens) == len(plan.seq_lens) == len(plan.block_table)

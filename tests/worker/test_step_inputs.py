@@ -32,7 +32,9 @@ def builder(request: pytest.FixtureRequest) -> InputBuilder:
     buffers = StepBuffers.allocate(64, SLOTS, widths, device.device)
     spec = FullKV(num_kv_heads=1, head_dim=1, dtype="float32")
     groups = [KVGroup(specs=(spec,), layers=(str(size),), block_size=size) for size in SIZES]
-    return InputBuilder(device, tables, buffers, correct=lambda rows: None, groups=groups, plan_groups=[0, 1])
+    return InputBuilder(
+        device, tables, buffers, correct=lambda rows: None, exact=True, groups=groups, plan_groups=[0, 1]
+    )
 
 
 def build(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: int = 0) -> StepInputs:
@@ -62,6 +64,7 @@ def check(builder: InputBuilder, rows: list[tuple[int, int, int, bool]], more: i
     for number, (batch, size) in enumerate(zip(inputs.batches(), SIZES, strict=True)):
         lens = [computed + scheduled for _, computed, scheduled, _ in rows] + [0] * more
         assert batch.seq_lens.tolist() == batch.host_seq_lens.tolist() == lens
+        assert batch.exact_lens
         assert batch.host_query_lens.tolist() == [row[2] for row in rows] + [0] * more
         assert batch.num_tokens == len(tokens) + more
         assert batch.query_start.tolist() == [0, *(ends + 1).tolist()] + [len(tokens)] * more
@@ -88,3 +91,9 @@ def test_decodes_of_equal_sizes_read_the_same_memory_without_being_cut_again(bui
     assert first.input_ids is second.input_ids
     assert first.slots is second.slots
     assert first.batches()[0].block_table.data_ptr() == second.batches()[0].block_table.data_ptr()
+
+
+def test_lengths_of_padding_are_not_said_to_be_exact(builder: InputBuilder) -> None:
+    """The host says that each row has a token, which none has."""
+    inputs = builder.padding(StepShape(4, 4, max_query_len=1))
+    assert not any(batch.exact_lens for batch in inputs.batches())

@@ -94,6 +94,7 @@ class Runner:
             tables,
             buffers,
             correct=speculation.correct,
+            exact=speculation.draws_one,
             groups=layout.groups,
             plan_groups=plan_groups,
             prefixes=prefixes,

@@ -69,7 +69,7 @@ class InputBuilder:
 
     `groups` are the KV groups, and `plan_groups` names that of each plan, -1 for layers that keep nothing (-2: of the
     encoder). `correct` makes the plan's counts exact on the device: int32 [3, padded rows] slots, tokens computed,
-    tokens scheduled; rows that fill up have slot 0 and none of either.
+    tokens scheduled; rows that fill up have slot 0 and none of either. `exact`: they are so already.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class InputBuilder:
         buffers: StepBuffers,
         *,
         correct: Callable[[Tensor], None],
+        exact: bool = False,
         groups: Sequence[KVGroup],
         plan_groups: Sequence[int],
         prefixes: PrefixTiles | None = None,
@@ -89,7 +90,7 @@ class InputBuilder:
         self.buffers = buffers
         self._device, self._adapters = device, adapters or NoAdapterSlots()
         self._tables = tables
-        self._correct = correct
+        self._correct, self._exact = correct, exact
         self._plan_groups = plan_groups
         self._block_sizes = [STATE_SPAN if group.keeps_states else group.block_size for group in groups]
         self._prefixes = prefixes
@@ -177,6 +178,7 @@ class InputBuilder:
                 max_seq_len=max_seq_len,
                 deterministic=deterministic,
                 prefix=prefix,
+                exact_lens=self._exact and len(views.slots) > 0,  # not of padding
             )
             for table, mapping in (groups[max(group, -1)] for group in self._plan_groups)
         ]
