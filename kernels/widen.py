@@ -17,7 +17,7 @@ from .paged import head_scales, paged_cache
 _WIDTH = 1024
 
 
-@triton.jit(do_not_specialize=["key_scale", "value_scale"])
+@triton.jit(do_not_specialize=["key_scale", "value_scale"], do_not_specialize_on_alignment=["seq_lens", "block_table"])
 def _widen(
     cache, seq_lens, block_table, firsts, keys, values, key_scale, value_scale, by_head, stride_table, width,
     HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
