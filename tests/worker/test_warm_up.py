@@ -1,11 +1,14 @@
 """Steps before the first request: they reach every feature, and leave nothing that a request could see."""
 
 import pytest
+import torch
 
 from frame import LLM, SamplingParams
 from frame.core.interfaces.platform_steps import Kernels, Steps
 from frame.core.worker.start import warm_up
 from frame.core.worker.step.runner import Runner
+from frame.interfaces import AttentionSpec, BackendSetup
+from frame.ops import Ops
 from frame.plugins.platforms.cpu import CpuPlatform
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.encoder_decoders import make_encoder_decoder
@@ -108,3 +111,29 @@ def test_prompts_of_a_thorough_warm_up_have_each_power_of_two_of_tokens(max_mode
     assert [int(plan.num_scheduled.sum()) for plan in plans] == [2**power for power in range(1, 11)]
     assert sum(made) == 2**11 - 2
     assert max(made) <= max_model_len - 4
+
+
+@pytest.mark.parametrize("most", [8, 16, 32, 64, 200])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16, 32])
+def test_a_thorough_warm_up_meets_what_attention_launches_for_any_number_of_rows(kv_heads, most):
+    triton = pytest.importorskip("frame.plugins.attention.triton")
+    f16 = torch.bfloat16
+    backend = triton.TritonAttention(BackendSetup(AttentionSpec(64, kv_heads, 128, 1.0, f16, f16, 16, "cpu"), Ops()))
+
+    def launches(rows, length):
+        launch, ordered = backend.decode_launch(rows, length), backend._rule(rows).longest_first
+        return {("tiles", launch.splits > 1, launch.block_n), ("ordered", ordered)}
+
+    for multiprocessors in (78, 108, 114, 132, 148):
+        backend._multiprocessors = multiprocessors
+        met = set()
+        for shape in warm_up._more_decodes(most, 8192):
+            assert shape.padded_tokens == shape.padded_rows <= most
+            met |= launches(shape.padded_rows, shape.max_seq_len or 8192)
+        for rows in range(1, most + 1):
+            for length in (1, 100, 300, 700, 1500, 3000, 8192):
+                assert launches(rows, length) <= met, (multiprocessors, rows, length)
+
+
+def test_decodes_of_a_thorough_warm_up_are_no_longer_than_requests():
+    assert {shape.max_seq_len for shape in warm_up._more_decodes(4, 40)} == {0, 40}

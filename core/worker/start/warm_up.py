@@ -33,6 +33,8 @@ _FEATURES: tuple[dict[str, Any], ...] = (
 #: Groups of features that select a kernel of the draw: alone, and together with edited logits; in short prompts.
 _SHORT = (1,), (3,), (1, 3)
 _SHORT_LENGTH = 12
+#: The length of rows whose keys are not divided among programs.
+_SHORT_DECODE = 64
 #: How many features the first prompts have: their kernels take longest to compile, so they are run before all others,
 #: in ordinary and in deterministic numerics.
 _NUM_FIRST = 3
@@ -72,6 +74,11 @@ def warm_up(
                     runner.run_dummy(replace(shape, shared=True))
                 if runner.adapters.memory():
                     runner.run_dummy(replace(shape, adapted=True))
+    more = (
+        _more_decodes(min(max_slots, max_tokens), max_model_len) if thorough and _takes_padding(runner, kinds) else ()
+    )
+    for shape in more:
+        runner.run_dummy(shape)
     if runner.adapters.memory():
         _serve(runner, _plans(make, not kinds, *sizes, begins=False), False, adapted=True)
     if not kinds:
@@ -96,6 +103,13 @@ def _decodes(most: int, met: set[tuple[int, bool]]) -> list[StepShape]:
         for rows, deterministic in wanted
         if rows and (rows, deterministic) not in met
     ]
+
+
+def _more_decodes(most: int, max_model_len: int) -> list[StepShape]:
+    """Eager decodes of long and of short rows, in numbers no further apart than launch code tells numbers apart."""
+    counts = [rows for rows in range(1, most + 1) if rows == most or rows // (rows & -rows) in (1, 3, 5)]
+    lengths = 0, min(max_model_len, _SHORT_DECODE)
+    return [StepShape(rows, rows, max_seq_len=length) for rows in counts for length in lengths]
 
 
 def _serve(runner: Runner, plans: Iterable[StepPlan], deterministic: bool, adapted: bool = False) -> None:

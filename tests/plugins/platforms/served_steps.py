@@ -89,6 +89,26 @@ def plans(
         )
 
 
+def decodes(runner: Runner, most: int) -> Iterator[StepPlan]:
+    """A step of each number of requests up to `most`, all of which decode."""
+    nothing = np.zeros(0, np.int32)
+    for count, length in [(count, length) for count in range(1, most + 1) for length in (16, 600)]:
+        slots, ones = np.arange(count, dtype=np.int32), np.ones(count, np.int32)
+        added = [request(runner, slot, length, ASKED[0]) for slot in range(count)]
+        for gone, new, now in ((nothing, added, count), (slots, [], 0)):
+            yield StepPlan(
+                step=0,
+                removed_slots=gone,
+                added=new,
+                appends=[],
+                slots=slots[:now],
+                num_scheduled=ones[:now],
+                num_computed=ones[:now] * (length - 1),
+                samples=ones[:now] == 1,
+                num_drafts=ones[:now] - 1,
+            )
+
+
 def request(runner: Runner, slot: int, length: int, asked: dict[str, Any]) -> NewRequest:
     return NewRequest(
         slot=slot,
@@ -143,6 +163,9 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
                     plan.deterministic = deterministic
                     runner.execute(plan)
                     runner.sample(masks_of(draw, plan, checkpoint.vocab_size)).result()
+        for plan in decodes(runner, min(most, 64)):
+            runner.execute(plan)
+            runner.sample().result()
 
     TrialSteps.run = run_and_serve  # type: ignore[method-assign]
     with absent_cuda(0, H200), rehearsal.CompileMode(lacks), torch.inference_mode():

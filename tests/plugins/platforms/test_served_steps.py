@@ -70,6 +70,14 @@ CASES = {
         SMALL,
         {"max_model_len": 2048, "max_num_batched_tokens": 2048, "enforce_eager": True},
     ),
+    "small weights, 64 at a time": (
+        SMALL,
+        {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True},
+    ),
+    "many KV heads, 16 at a time": (
+        {**SMALL, "num_attention_heads": 32, "num_key_value_heads": 32},
+        {"max_model_len": 2048, "max_num_seqs": 16, "max_num_batched_tokens": 2048},
+    ),
     "small weights, six at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 6, "max_num_batched_tokens": 2048}),
     "small weights": (SMALL, {"max_model_len": 2048, "max_num_batched_tokens": 2048}),
     "small weights, one request at a time": (SMALL, {"max_model_len": 2048, "max_num_seqs": 1}),
