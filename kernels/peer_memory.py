@@ -6,6 +6,8 @@ Handles travel as bytes over the host; the memory ends with the process that all
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -14,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+#: The driver's answer where a device has access to another one already.
+_ALREADY_ENABLED = 704
 #: Ranks beyond which kernels over peer memory are not worth their traffic.
 MAX_RANKS = 8
 
@@ -133,6 +137,39 @@ class _Bytes:
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
         }  # fmt: skip
+
+
+def enable_access(device: int, peer: int) -> None:
+    """Lets kernels on GPU `device` read and write what this process has allocated, and will, on GPU `peer`.
+
+    Torch enables only what its own copies need. Raises `PeerMemoryError` where the GPUs cannot reach each other.
+    """
+    here, there = ctypes.c_int(), ctypes.c_int()
+    check("cuInit", driver().cuInit(0))
+    for number, found in ((device, here), (peer, there)):
+        check("cuDeviceGet", driver().cuDeviceGet(ctypes.byref(found), number))
+    reaches = ctypes.c_int()
+    check("cuDeviceCanAccessPeer", driver().cuDeviceCanAccessPeer(ctypes.byref(reaches), here, there))
+    if not reaches.value:
+        raise PeerMemoryError(f"GPU {device} cannot read memory of GPU {peer}: nothing connects them that allows it")
+    with _primary_context(here) as mine, _primary_context(there) as theirs:
+        check("cuCtxPushCurrent", driver().cuCtxPushCurrent_v2(mine))
+        try:
+            status = driver().cuCtxEnablePeerAccess(theirs, 0)
+        finally:
+            driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        check("cuCtxEnablePeerAccess", 0 if status == _ALREADY_ENABLED else status)
+
+
+@contextmanager
+def _primary_context(device: ctypes.c_int) -> Iterator[ctypes.c_void_p]:
+    """The context in which torch and Triton work on a device."""
+    context = ctypes.c_void_p()
+    check("cuDevicePrimaryCtxRetain", driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+        yield context
+    finally:
+        driver().cuDevicePrimaryCtxRelease_v2(device)
 
 
 @cache

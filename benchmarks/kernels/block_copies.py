@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from frame.kernels.block_copies import copy_pieces
+from frame.kernels.peer_memory import enable_access
 
 PROGRAMS = {"from host": (2, 4, 8, 16, 32), "to host": (2, 4, 8, 16, 32), "from peer": (16, 32, 48, 64, 96, 132)}
 
@@ -81,7 +82,7 @@ def main() -> None:
     ways = {"from host": (host, here), "to host": (here, host)}
     if torch.cuda.device_count() > 1:
         peer = torch.zeros(count, options.piece, dtype=torch.uint8, device="cuda:1")
-        here.copy_(peer)  # has torch enable the access
+        enable_access(0, 1)
         ways["from peer"] = (peer, here)
     products, found = Products(), []
     alone = products.seconds()
