@@ -435,9 +435,9 @@ def test_a_connector_may_have_all_tokens_but_the_last(later, failing, computed):
     assert connector.told == [("a", 0), ("b", 14)]
     assert [new.num_computed for plan in sim.plans for new in plan.added][-1] == computed
     # the block that was filled by both can be found
-    sim.add(make_request("c", prompt + [1, 2, 3]))
+    sim.add(make_request("c", [*prompt, 1, 2, 3]))
     sim.run()
-    sim.check(make_request("c", prompt + [1, 2, 3]))
+    sim.check(make_request("c", [*prompt, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("later", [False, True])
