@@ -7,7 +7,9 @@ tell: a key stands for all tokens up to a block's end, the adapter, and what els
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain, islice
+from struct import Struct
 from typing import NamedTuple
 
 from frame.interfaces import KVChange, KVCleared, KVRemoved, KVStored
@@ -16,6 +18,22 @@ from .prefix_index import Bits, PrefixIndex
 
 #: Media (places of blocks: GPU, CPU, …) of one data rank, and adapters whose names are known of it.
 _MOST_MEDIA, _MOST_ADAPTERS = 8, 4096
+#: Blocks whose keys are made, and looked up, at a time.
+_RUN_BLOCKS = 64
+#: Keys of known tokens are kept of blocks of so many or more, where each takes the room of two tokens, and for so many
+#: kinds of blocks: servers' sizes and adapters.
+LEAST_KEPT, MOST_KEPT = 4, 2
+
+
+class KnownTokens(NamedTuple):
+    """The first `num_tokens` tokens of a prompt were seen before: keys of their blocks, by what decides them."""
+
+    block_keys: dict[Hashable, array[int]]
+    num_tokens: int = 0
+
+    def up_to(self, num_tokens: int) -> KnownTokens:
+        """As many of the same tokens."""
+        return self._replace(num_tokens=num_tokens)
 
 
 class Prompt(NamedTuple):
@@ -24,6 +42,7 @@ class Prompt(NamedTuple):
     tokens: array[int]
     salt: object = None
     model: object = None
+    known: KnownTokens | None = None
 
 
 class _Rank:
@@ -129,8 +148,8 @@ class CachedBlocks:
         data = change.tokens.tobytes()
         width = change.tokens.itemsize * size
         for place, name in enumerate(change.names[: self._room(rank)]):
-            extra = change.extra[place] if change.extra else ()
-            key = hash((key, data[place * width : (place + 1) * width], extra))
+            block = data[place * width : (place + 1) * width]
+            key = _key(key, block, change.extra[place]) if change.extra else hash((key, block))
             before = table.get(name)
             if before is not None and before != key:
                 self._index.remove(before, rank.bit)
@@ -156,11 +175,33 @@ def _root(adapter: str | None) -> int:
     return hash(("", adapter))
 
 
-def _keys(prompt: Prompt, size: int, adapter: str | None) -> Iterator[int]:
-    key, data = _root(adapter), prompt.tokens.tobytes()
-    width = prompt.tokens.itemsize * size
+def _key(before: int, block: bytes, extra: Hashable) -> int:
+    """The key of a block behind another; `extra` is what else decides its content, () for nothing."""
+    return hash((before, block, extra)) if extra else hash((before, block))
+
+
+def _keys(prompt: Prompt, size: int, adapter: str | None) -> Iterator[list[int]]:
+    """The keys of a prompt's blocks, run by run; those of known tokens are made once."""
+    key, salt = _root(adapter), (prompt.salt,) if isinstance(prompt.salt, str) else ()
     # a server computes one token at least, and finds no block that has the last one
-    for start in range(0, len(data) - width, width):
-        salted = start == 0 and isinstance(prompt.salt, str)
-        key = hash((key, data[start : start + width], (prompt.salt,) if salted else ()))
-        yield key
+    count = max(0, len(prompt.tokens) - 1) // size
+    sure = 0 if prompt.known is None or size < LEAST_KEPT else min(count, prompt.known.num_tokens // size)
+    if prompt.known is not None and sure:
+        kinds, kind = prompt.known.block_keys, (size, adapter, salt)
+        if kind not in kinds and len(kinds) == MOST_KEPT:
+            kinds.clear()
+        kept = kinds.setdefault(kind, array("q"))
+        if len(kept) < sure:
+            whole = prompt._replace(tokens=prompt.tokens[: sure * size + 1], known=None)
+            kept[:] = array("q", chain.from_iterable(_keys(whole, size, adapter)))
+        run = kept[:sure].tolist()
+        yield run
+        key, salt = run[-1], ()
+    width = prompt.tokens.itemsize * size
+    blocks = Struct(f"{width}s").iter_unpack(prompt.tokens.tobytes()[sure * width : count * width])
+    if salt and (first := next(blocks, None)) is not None:
+        key = _key(key, first[0], salt)
+        yield [key]
+    # one expression, since most of the time that a choice takes goes by here
+    while run := [key := hash((key, block)) for (block,) in islice(blocks, _RUN_BLOCKS)]:
+        yield run

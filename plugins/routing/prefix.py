@@ -6,10 +6,11 @@ import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from frame.interfaces import Ask, KVChange, RouteRequest, RouteServer, Setup
 
-from .cached_blocks import CachedBlocks, Prompt
+from .cached_blocks import CachedBlocks, KnownTokens, Prompt
 from .prefix_options import PrefixOptions
 from .prompt_text import piece_keys, prompt_bytes, prompt_content
 from .text_prefix import TextPrefixPolicy
@@ -36,6 +37,7 @@ class PrefixPolicy(TextPrefixPolicy):
         self._blocks = CachedBlocks(self.options.max_blocks)
         self._tokenized = TokenizedTexts(_MOST_TOKENS)
         self._turn = 0
+        self._known = WeakKeyDictionary[RouteRequest, KnownTokens]()
         self._shy: dict[str, float] = {}
 
     async def prepare(self, request: RouteRequest, servers: Sequence[RouteServer], ask: Ask) -> None:
@@ -50,8 +52,9 @@ class PrefixPolicy(TextPrefixPolicy):
             return
         data = prompt_bytes(content)
         keys = piece_keys(data)
-        request.tokens = self._tokenized.recall(keys, len(data))
-        if request.tokens is None:
+        if (recalled := self._tokenized.recall(keys, len(data))) is not None:
+            request.tokens, self._known[request] = recalled
+        else:
             request.tokens = await self._asked(request.path, content, servers, ask)
             if request.tokens is not None:
                 self._tokenized.remember(keys, len(data), request.tokens)
@@ -82,7 +85,8 @@ class PrefixPolicy(TextPrefixPolicy):
         if request.tokens is None or not self._blocks.tell(urls):
             return self.by_text(request, servers)
         content = request.content or {}
-        prompt = Prompt(array("I", request.tokens), content.get("cache_salt"), content.get("model"))
+        tokens = array("I", request.tokens)
+        prompt = Prompt(tokens, content.get("cache_salt"), content.get("model"), self._known.get(request))
         cached = self._blocks.cached(prompt, urls)
         chosen = self._weighing.choose(servers, lambda server: cached.get(server.url, 0))
         found = cached.get(chosen.url, 0)

@@ -6,7 +6,8 @@ far. Keys are numbers of this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 
 class PrefixIndex:
@@ -30,18 +31,25 @@ class PrefixIndex:
         else:
             self._holders.pop(key, None)
 
-    def depths(self, keys: Iterable[int], holders: int) -> dict[int, int]:
-        """How many of the first blocks each of these holders has without a gap. `keys` is read as far as anyone has."""
+    def depths(self, runs: Iterable[Sequence[int]], holders: int) -> dict[int, int]:
+        """How many of the first blocks each of these holders has without a gap.
+
+        `runs` are the keys in their order, in pieces that are read as far as anyone has all of them.
+        """
         found: dict[int, int] = {}
         depth = 0
-        for key in keys:
+        for run in runs:
             if not holders:
                 break
-            here = self._holders.get(key, 0) & holders
-            if here != holders:
-                found |= dict.fromkeys(bits(holders & ~here), depth)
-                holders = here
-            depth += 1
+            masks = list(map(self._holders.get, run, repeat(0)))
+            if all(mask & holders == holders for mask in set(masks)):  # few differ
+                depth += len(run)
+                continue
+            for mask in masks:
+                if lost := holders & ~mask:
+                    found |= dict.fromkeys(bits(lost), depth)
+                    holders &= mask
+                depth += 1
         return found | dict.fromkeys(bits(holders), depth)
 
 

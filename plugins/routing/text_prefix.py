@@ -82,7 +82,7 @@ class SentTexts:
     def known(self, keys: Sequence[int], urls: Iterable[str]) -> dict[str, int]:
         """How many of the keys each of these servers got."""
         there = {found[0]: url for url in urls if (found := self._servers.get(url)) is not None}
-        depths = self._index.depths(keys, sum(there))
+        depths = self._index.depths([keys], sum(there))
         return {there[bit]: depth for bit, depth in depths.items()}
 
     def sent(self, keys: Sequence[int], url: str) -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from .cached_blocks import LEAST_KEPT, MOST_KEPT, KnownTokens
 from .prompt_text import MOST_BYTES, PIECE_BYTES
 
 #: Tokens at the end of a beginning that may be others, since a text is not divided evenly.
@@ -23,8 +24,8 @@ class TokenizedTexts:
         self._most = most_tokens
         self._num_tokens = 0
         self._next = 0
-        #: number of a prompt → the keys of its pieces, its bytes, its tokens
-        self._prompts: OrderedDict[int, tuple[Sequence[int], int, array[int]]] = OrderedDict()
+        #: number of a prompt → the keys of its pieces, its bytes, its tokens, and what is known of their blocks
+        self._prompts: OrderedDict[int, tuple[Sequence[int], int, array[int], KnownTokens]] = OrderedDict()
         self._newest: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -35,25 +36,33 @@ class TokenizedTexts:
         if not keys or num_bytes >= MOST_BYTES:  # what was cut off has tokens, too
             return
         self._next += 1
-        self._prompts[self._next] = keys, num_bytes, array("I", tokens)
+        self._prompts[self._next] = keys, num_bytes, array("I", tokens), KnownTokens({})
         self._newest |= dict.fromkeys(keys, self._next)
-        self._num_tokens += len(tokens) + _KEY_TOKENS * len(keys)
+        self._num_tokens += _room(keys, tokens)
         while self._num_tokens > self._most:
-            number, (gone, _, old) = self._prompts.popitem(last=False)
-            self._num_tokens -= len(old) + _KEY_TOKENS * len(gone)
+            number, (gone, _, old, _) = self._prompts.popitem(last=False)
+            self._num_tokens -= _room(gone, old)
             for key in gone:
                 if self._newest.get(key) == number:
                     del self._newest[key]
 
-    def recall(self, keys: Sequence[int], num_bytes: int) -> array[int] | None:
+    def recall(self, keys: Sequence[int], num_bytes: int) -> tuple[array[int], KnownTokens] | None:
         """The tokens of another prompt as far as they are known, and 0 for each of the others; None where few are.
+
+        What comes with them says how many are known.
 
         How many there are is estimated from bytes.
         """
         place = next((place for place in range(len(keys) - 1, -1, -1) if keys[place] in self._newest), None)
         if place is None or (known := (place + 1) * PIECE_BYTES) < _LEAST_SHARE * num_bytes:
             return None
-        _, all_bytes, tokens = self._prompts[self._newest[keys[place]]]
+        _, all_bytes, tokens, blocks = self._prompts[self._newest[keys[place]]]
         rate = len(tokens) / all_bytes
         found = tokens[: max(0, min(len(tokens), int(rate * known)) - _UNSURE_TOKENS)]
-        return found + array("I", bytes(4 * max(1, int(rate * num_bytes) - len(found))))
+        every = found + array("I", bytes(4 * max(1, int(rate * num_bytes) - len(found))))
+        return every, blocks.up_to(len(found))
+
+
+def _room(keys: Sequence[int], tokens: Sequence[int]) -> int:
+    """What a prompt takes, in the room of tokens, with the keys of its blocks."""
+    return len(tokens) + 2 * MOST_KEPT * len(tokens) // LEAST_KEPT + _KEY_TOKENS * len(keys)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from frame.interfaces import KVCleared, KVRemoved, KVStored
-from frame.plugins.routing.cached_blocks import CachedBlocks, Prompt
+from frame.plugins.routing.cached_blocks import LEAST_KEPT, MOST_KEPT, CachedBlocks, KnownTokens, Prompt, _keys
 from frame.plugins.routing.prefix_index import Bits, PrefixIndex
 
 URLS = ("http://a", "http://b")
@@ -160,11 +160,42 @@ def test_keys_are_read_no_further_than_anybody_has_them(holders: int) -> None:
     def keys() -> object:
         for key in range(100):
             read.append(key)
-            yield key
+            yield [key]
 
     found = index.depths(keys(), holders)  # type: ignore[arg-type]
     assert found == ({0b0001: 0, 0b0010: 3, 0b1000: 1} if holders else {})
     assert len(read) <= 5
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_gaps_within_runs_of_keys_are_seen(size: int) -> None:
+    index = PrefixIndex()
+    for key in range(10):
+        index.add(key, 0b110 if key == 4 else 0b111 if key < 7 else 0b010)
+    runs = [list(range(first, min(first + size, 12))) for first in range(0, 12, size)]
+    assert index.depths(runs, 0b111) == {0b001: 4, 0b100: 7, 0b010: 10}
+
+
+@pytest.mark.parametrize("salt", [None, "s"])
+@pytest.mark.parametrize("num_sure", [0, 3, 4, 30, 31, 200])
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_keys_of_blocks_that_are_known_are_made_once(salt: str | None, num_sure: int, size: int) -> None:
+    """And are those that would be made anew."""
+    tokens, known = array("I", range(100)), KnownTokens({})
+    whole = [key for run in _keys(Prompt(tokens, salt), size, None) for key in run]
+    for count in (num_sure, 8, num_sure):
+        changed = tokens[:count] + array("I", bytes(4 * max(0, 100 - count)))
+        keys = [key for run in _keys(Prompt(changed, salt, known=known.up_to(count)), size, None) for key in run]
+        assert keys == [key for run in _keys(Prompt(changed, salt), size, None) for key in run]
+        assert keys[: min(count, 99) // size] == whole[: min(count, 99) // size]
+    assert sum(map(len, known.block_keys.values())) == (max(min(num_sure, 99), 8) // size if size >= LEAST_KEPT else 0)
+
+
+def test_keys_of_known_blocks_are_kept_for_few_kinds() -> None:
+    known = KnownTokens({}, 100)
+    for size in range(1, 20):
+        list(_keys(Prompt(array("I", range(100)), known=known), size, None))
+        assert len(known.block_keys) <= MOST_KEPT
 
 
 def test_bits_are_given_anew() -> None:

@@ -247,8 +247,10 @@ def test_what_is_known_of_a_prompt_are_the_tokens_of_its_beginning() -> None:
     longer = prompt_bytes(chat(LONG, LONG[:400]))
     found = texts.recall(piece_keys(longer), len(longer))
     assert found is not None
+    found, beginning = found
     known = [token for token in found if token]
     assert known == tokens[: len(known)]
+    assert beginning.num_tokens == len(known)
     assert len(tokens) * 0.8 < len(known) < len(tokens)
     assert abs(len(found) - len(longer) / 4) < 20
     for other in (chat(LONG, LONG, LONG), chat("x" + LONG), chat(LONG) | {"model": "poet"}, chat("x")):
