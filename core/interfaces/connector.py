@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, dtype
 
@@ -44,6 +44,20 @@ class RequestView:
     finish_reason: str = ""
 
 
+class StateRun(NamedTuple):
+    """Rows of a tensor in a block of states, which lie side by side and of which each has `row_bytes`.
+
+    They are those from `first` to before `last` of `total` rows of all ranks, some of which may have the same ones: of
+    heads or channels, say.
+    """
+
+    dtype: dtype
+    row_bytes: int
+    first: int
+    last: int
+    total: int
+
+
 @dataclass(frozen=True)
 class CacheView:
     """The KV cache of one layer: `bytes` uint8 [num_blocks, block_bytes]; each row is a block in one piece of memory.
@@ -54,6 +68,7 @@ class CacheView:
     `head_axis`; ranks may hold the same ones. None: every rank holds all that the layer keeps, as of latents, where
     `total_heads` is 0; else, as of states, a part that only the same rank of as many has. A block of states is raw
     bytes: the tensors of `parts`, each an element type and its bytes, one behind the other; () where they are not told.
+    `runs` are the same bytes by what ranks divide; every rank has as many runs of a layer, in the same order.
     """
 
     bytes: Tensor
@@ -62,6 +77,7 @@ class CacheView:
     heads: tuple[int, int] | None = None
     total_heads: int = 0
     parts: tuple[tuple[dtype, int], ...] = ()
+    runs: tuple[StateRun, ...] = ()
 
 
 class ConnectorScheduler(ABC):

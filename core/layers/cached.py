@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, dtype, empty, nn
 
 from ..interfaces.attention import BlockFormat, GroupBatch
+from ..interfaces.connector import StateRun
 from ..interfaces.kv import AnyKVSpec
 from ..interfaces.latent import CacheSpec
 from ..interfaces.model import ForwardStep
@@ -49,6 +50,8 @@ class CachedLayer(nn.Module, ABC):
     kv_heads: tuple[int, int] = (0, 0)
     #: element types and bytes of the tensors in a block of a layer that keeps a state, one behind the other, if known
     cache_parts: tuple[tuple[dtype, int], ...] = ()
+    #: the same bytes by what ranks divide, see `CacheView.runs`; () where that is not known
+    cache_runs: tuple[StateRun, ...] = ()
 
     def __init__(self, build: Build, name: str) -> None:
         super().__init__()

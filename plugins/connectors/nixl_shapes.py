@@ -5,14 +5,17 @@ Compared before anything else is read; a difference that no map bridges is named
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor
 
-from frame.interfaces import CacheView, KVLayout
+from frame.interfaces import BlockFormat, CacheView, KVLayout
 
-VERSION = 2
+VERSION = 3
 #: Most ranks of an engine, layers of a rank, and axes of a block.
 MAX_RANKS, MAX_LAYERS, _MAX_AXES = 1024, 4096, 8
 #: Most bytes of a block of one layer.
@@ -165,6 +168,23 @@ class Facts(msgspec.Struct, frozen=True):
     def by_name(self) -> Mapping[str, LayerShape]:
         """Each layer, as one of the ranks that keep it has it."""
         return {layer.name: layer for rank in self.ranks for layer in rank}
+
+
+def divided(name: str, view: CacheView, blocks: Tensor) -> Iterator[tuple[str, CacheView]]:
+    """A layer as what its ranks divide: of a state each run of rows is one, as if these were heads; else itself.
+
+    `blocks` [num_blocks, block_bytes] is its memory, or what stands for it.
+    """
+    if not view.runs:
+        yield name, replace(view, bytes=blocks)
+    start = 0
+    for number, run in enumerate(view.runs):
+        rows = run.last - run.first
+        block = BlockFormat((rows, run.row_bytes), (0, 1), torch.uint8, head_axis=0)
+        memory = blocks[:, start : start + block.num_bytes]
+        heads, kind = (run.first, run.last), ((run.dtype, run.row_bytes),)
+        yield f"{name}#{number}", CacheView(memory, block, view.group, heads, run.total, kind)
+        start += block.num_bytes
 
 
 def difference(prefill: Facts, decode: Facts) -> str | None:

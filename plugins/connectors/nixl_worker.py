@@ -26,7 +26,7 @@ from .nixl_maps import Rows, Side, of_rank, readers, rows
 from .nixl_messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_mirror import Mirror
 from .nixl_options import NixlOptions
-from .nixl_shapes import BlockShape, Facts, LayerShape, RankShape
+from .nixl_shapes import BlockShape, Facts, LayerShape, RankShape, divided
 
 logger = logging.getLogger("frame.connectors.nixl")
 
@@ -79,11 +79,15 @@ class NixlWorker(ConnectorWorker):
         views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
         if self._options.host_buffer or any(view.bytes.device.type not in _REACHED for _, view in views):
             self._mirror = Mirror(dict(views), self.setup.memory.pinned, self._queue)
+        told = list[tuple[str, CacheView]]()
         for name, view in views:
             blocks = view.bytes if self._mirror is None else self._mirror.layers[name]
             memory = "DRAM" if blocks.device.type == "cpu" else "VRAM"
-            count, size = blocks.shape
-            layers.append(LayerMemory(blocks.data_ptr(), size, blocks.device.index or 0, blocks.stride(0), count))
+            for part, one in divided(name, view, blocks):
+                count, size = one.bytes.shape
+                device = blocks.device.index or 0
+                layers.append(LayerMemory(one.bytes.data_ptr(), size, device, blocks.stride(0), count))
+                told.append((part, one))
             storage = blocks.untyped_storage()
             regions[storage.data_ptr()] = blocks  # layers of several groups may share it
         # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
@@ -94,7 +98,7 @@ class NixlWorker(ConnectorWorker):
         self._agent = Agent(name, layers, sizes, memory=memory, backend_config=config, direct=direct)
         again = self._facts is not None
         buffered = self._mirror is not None
-        self._facts = WorkerFacts(machine(), RankShape.of(views), self._agent.facts, buffered)
+        self._facts = WorkerFacts(machine(), RankShape.of(told), self._agent.facts, buffered)
         self._untold = self._facts if again else None
 
     def _share(self, regions: Sequence[Tensor]) -> Direct | None:

@@ -71,7 +71,8 @@ class BoundLayers:
                 cache, block = caches.get(layer.name), None
                 if cache is not None and memory.layout.groups[one.group].keeps_states:
                     raw = BlockFormat((cache.shape[1],), (0,), torch.uint8)
-                    views[layer.name] = CacheView(cache, raw, one.group, None, 1, layer.cache_parts)
+                    told = layer.cache_parts, layer.cache_runs
+                    views[layer.name] = CacheView(cache, raw, one.group, None, 1, *told)
                 elif cache is not None and one.backend is not None:
                     cache, block = memory.layer_block(layer.name, type(one.backend), one.backend.spec)
                     if not memory.layout.groups[one.group].keeps_encoded:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         NullConnectorScheduler as NullConnectorScheduler,
         NullConnectorWorker as NullConnectorWorker,
         RequestView as RequestView,
+        StateRun as StateRun,
     )
     from frame.core.interfaces.endpoint import (
         KNOWN as KNOWN,

@@ -148,7 +148,8 @@ class DeltaScan(StateLayer):
         spec = heads.spec
         conv = ChannelConv(build, spec.conv_width, conv_runs)
         kept = (heads.count, spec.key_dim, spec.value_dim), build.state_dtype
-        super().__init__(build, prefix, {"scan": kept, "conv": conv.window})
+        shares = {"scan": [(heads.first, heads.count, spec.num_heads)], "conv": conv.shares}
+        super().__init__(build, prefix, {"scan": kept, "conv": conv.window}, shares)
         self.spec, self.ops, self.conv, self.sizes = spec, build.ops, conv, heads.sizes
         self.make_decay(build, heads)
 

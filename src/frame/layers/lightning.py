@@ -13,7 +13,7 @@ from frame.core.ops.states import ScanWeights
 
 from .heads_norm import HeadsNorm
 from .normed import normed_linear
-from .states import StateLayer, empty_tensor
+from .states import Share, StateLayer, empty_tensor
 
 if TYPE_CHECKING:
     from frame.core.interfaces.model import ForwardStep
@@ -44,7 +44,7 @@ class LightningAttention(nn.Module):
         self.sizes = (3 * count * size, count * size)
         factor = 1 - index / (num_layers - 1 + 1e-5) + 1e-5
         slopes = [factor * 2.0 ** (-8 * (head + 1) / num_heads) for head in mine]
-        self.scan = LightningScan(build, prefix, slopes, size)
+        self.scan = LightningScan(build, prefix, slopes, size, (mine.start, count, num_heads))
         self.norm = HeadsNorm(build, f"{prefix}.norm", num_heads, size, eps=1e-6)  # the eps is not in configurations
         self.output = build.linear(f"{prefix}.out_proj", num_heads * size, hidden_size, shard="row")
 
@@ -62,8 +62,8 @@ class LightningAttention(nn.Module):
 class LightningScan(StateLayer):
     """S ← exp(-slope) S + v kᵀ, o = S q: (queries, then keys, then values [T, 3 · H · D]) → [T, H, D]."""
 
-    def __init__(self, build: Build, prefix: str, slopes: list[float], size: int) -> None:
-        super().__init__(build, prefix, {"scan": ((len(slopes), size, size), build.state_dtype)})
+    def __init__(self, build: Build, prefix: str, slopes: list[float], size: int, share: Share) -> None:
+        super().__init__(build, prefix, {"scan": ((len(slopes), size, size), build.state_dtype)}, {"scan": [share]})
         self.ops, self.heads, self.slopes = build.ops, (3, len(slopes), size), slopes
         self.decay = empty_tensor(build, torch.float32, len(slopes))
 

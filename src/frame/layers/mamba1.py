@@ -79,8 +79,10 @@ class SelectiveScan(StateLayer):
 
     def __init__(self, build: Build, prefix: str, spec: MambaSpec, mine: slice) -> None:
         channels = mine.stop - mine.start
-        super().__init__(build, prefix, {"scan": ((channels, spec.state_size), build.state_dtype)})
-        self.ops, inner = build.ops, spec.inner_size
+        inner = spec.inner_size
+        kept, share = ((channels, spec.state_size), build.state_dtype), (mine.start, channels, inner)
+        super().__init__(build, prefix, {"scan": kept}, {"scan": [share]})
+        self.ops = build.ops
         shapes = {"A_log": (inner, spec.state_size), "D": (inner,), "dt_proj.bias": (inner,)}
         self.weights = FloatWeights(build, prefix, shapes, mine)
         self.decay = empty_tensor(build, torch.float32, channels, spec.state_size)

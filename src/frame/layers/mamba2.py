@@ -118,7 +118,8 @@ class Mamba2Scan(StateLayer):
         first, heads = runs[4]
         conv = ChannelConv(build, spec.conv_width, channels, bias=spec.conv_bias)
         kept = (heads, spec.head_dim, spec.state_size), build.state_dtype
-        super().__init__(build, prefix, {"scan": kept, "conv": conv.window})
+        shares = {"scan": [(first, heads, spec.num_heads)], "conv": conv.shares}
+        super().__init__(build, prefix, {"scan": kept, "conv": conv.window}, shares)
         self.spec, self.ops, self.conv = spec, build.ops, conv
         self.sizes = [count for *_, count in channels]
         shapes = dict.fromkeys(("A_log", "D", "dt_bias"), (spec.num_heads,))

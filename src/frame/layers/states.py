@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from frame.core.interfaces.attention import BlockFormat, GroupBatch
+from frame.core.interfaces.connector import StateRun
 from frame.core.interfaces.kv import StateKV
 from frame.core.layers.cached import CachedLayer, Planner
 from frame.core.layers.weights import WeightSlot
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A tensor in a block: its shape and element type.
 StatePart = tuple[tuple[int, ...], torch.dtype]
+#: Rows that a rank has of those of all ranks: first, count, total.
+Share = tuple[int, int, int]
 #: Channels of a checkpoint tensor that a rank takes: (name, channels in all, first, count).
 Run = tuple[str, int, int, int]
 
@@ -41,15 +44,28 @@ class StatePlanner:
 class StateLayer(CachedLayer):
     """A layer whose block of a request holds the tensors `parts`, by name, one behind the other.
 
-    `states[name]` is [blocks, *shape] of each once the cache is bound.
+    `states[name]` is [blocks, *shape] of each once the cache is bound. `runs[name]` says which rows of a tensor, along
+    its first axis, are this rank's: (first, count, how many all ranks have) of each run of them. A connector moves
+    states between engines of other tensor-parallel sizes where all tensors are told.
     """
 
-    def __init__(self, build: Build, name: str, parts: Mapping[str, StatePart]) -> None:
+    def __init__(
+        self, build: Build, name: str, parts: Mapping[str, StatePart], runs: Mapping[str, Sequence[Share]] | None = None
+    ) -> None:
         super().__init__(build, name)
         # the widest elements first, so that each tensor begins at a multiple of its own
         self.parts = dict(sorted(parts.items(), key=lambda item: -item[1][1].itemsize))
         self.states: dict[str, Tensor] = {}
         self.cache_parts = tuple((dtype, math.prod(shape) * dtype.itemsize) for shape, dtype in self.parts.values())
+        if runs is not None:
+            self.cache_runs = tuple(run for part in self.parts for run in self._runs(part, runs[part]))
+
+    def _runs(self, part: str, shares: Sequence[Share]) -> Iterator[StateRun]:
+        (rows, *others), dtype = self.parts[part]
+        if sum(count for _, count, _ in shares) != rows:
+            raise ValueError(f"{self.name}: the runs of {part!r} are not all of its {rows} rows")
+        for first, count, total in shares:
+            yield StateRun(dtype, math.prod(others) * dtype.itemsize, first, first + count, total)
 
     def kv_spec(self) -> StateKV:
         return StateKV(state_bytes=sum(size for _, size in self.cache_parts))
@@ -107,12 +123,17 @@ class ChannelConv(nn.Module):
         """What of a request's newest inputs the convolution needs."""
         return (self.channels, self.width - 1), self.weight.dtype
 
+    @property
+    def shares(self) -> list[Share]:
+        """The channels of `window` that are this rank's."""
+        return [(first, count, total) for _, total, first, count in self.runs]
+
 
 class ConvState(StateLayer):
     """A convolution that is a layer by itself: [T, channels] → [T, channels], through silu if `silu`."""
 
     def __init__(self, build: Build, name: str, conv: ChannelConv, *, silu: bool) -> None:
-        super().__init__(build, name, {"conv": conv.window})
+        super().__init__(build, name, {"conv": conv.window}, {"conv": conv.shares})
         self.ops, self.conv, self.silu = build.ops, conv, silu
 
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
