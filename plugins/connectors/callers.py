@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -77,6 +78,22 @@ class Callers:
             with self._lock:
                 self._open.discard(caller)
             caller.close()
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether a connection has ended on which the other side says nothing now."""
+    watch = select.poll()
+    watch.register(connection, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def await_end(connection: socket.socket) -> None:
+    """Says nothing any more, and returns when the other side has hung up; what it says until then is passed over."""
+    with suppress(OSError):
+        connection.settimeout(None)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
 
 
 def hang_up(connection: socket.socket) -> None:

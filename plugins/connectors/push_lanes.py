@@ -10,14 +10,12 @@ import queue
 import socket
 import threading
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from .callers import hang_up
-from .host_arena import HostArena
+from .callers import hang_up, is_over
 from .nixl_wire import Channel
 from .peer_wire import PeerError
 from .push_carrier import Carrier, Staged
@@ -30,6 +28,8 @@ logger = logging.getLogger("frame.connectors.push")
 #: Other engines at a time; the one unused for longest goes.
 _MAX_LANES = 64
 _MAX_TOLD = 64
+#: Seconds after which an idle lane looks whether the other side is still there, whose memory it keeps mapped.
+_WATCH_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -47,11 +47,10 @@ class Parcel:
 
 
 class Lanes:
-    """A lane for each worker of another engine. `arena` gets the memory of what was sent back."""
+    """A lane for each worker of another engine. Arenas get the memory of what was sent back."""
 
     def __init__(
         self,
-        arena: HostArena,
         carrier: Carrier,
         secret: bytes,
         facts: Facts,
@@ -61,10 +60,8 @@ class Lanes:
         retry: float,
         checksums: bool = True,
     ) -> None:
-        self._arena = arena
         self._make = partial(
             _Lane,
-            arena=arena,
             carrier=carrier,
             secret=secret,
             meet=Meet(facts, rank),
@@ -81,7 +78,7 @@ class Lanes:
         self._of(parcel).begin(parcel)
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        """Sends blocks once they are in host memory, which is given back then."""
+        """Sends blocks once they are copied; their memory is given back then."""
         self._of(parcel).send(parcel, staged)
 
     def end(self, parcel: Parcel) -> None:
@@ -93,8 +90,13 @@ class Lanes:
         parcel.over = True
         self._of(parcel).drop(parcel)
 
-    def take(self) -> tuple[list[str], int]:
-        """Since the last call: requests whose blocks could not be sent, and bytes that were."""
+    def from_device(self, parcel: Parcel) -> bool:
+        """Whether its blocks are best sent from memory of the device."""
+        lane = self._lanes.get((parcel.goal.host, parcel.goal.port))
+        return lane is not None and lane.from_device
+
+    def take(self) -> tuple[list[str], int, int]:
+        """Since the last call: requests whose blocks could not be sent, bytes that were, and those written directly."""
         return self._outcome.take()
 
     def close(self) -> None:
@@ -123,7 +125,7 @@ class _Outcome:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._unsent: list[str] = []
-        self._num_bytes = 0
+        self._num_bytes = self._num_written = 0
 
     def fail(self, parcel: Parcel) -> None:
         with self._lock:
@@ -131,15 +133,17 @@ class _Outcome:
                 self._unsent.append(parcel.owner)
             parcel.over = True
 
-    def sent(self, num_bytes: int) -> None:
+    def sent(self, num_bytes: int, *, written: bool) -> None:
         with self._lock:
             self._num_bytes += num_bytes
+            self._num_written += num_bytes * written
 
-    def take(self) -> tuple[list[str], int]:
+    def take(self) -> tuple[list[str], int, int]:
         with self._lock:
             unsent, self._unsent = self._unsent, []
-            num_bytes, self._num_bytes = self._num_bytes, 0
-            return unsent, num_bytes
+            found = unsent, self._num_bytes, self._num_written
+            self._num_bytes = self._num_written = 0
+            return found
 
 
 class _Lane:
@@ -149,7 +153,6 @@ class _Lane:
         self,
         place: tuple[str, int],
         *,
-        arena: HostArena,
         carrier: Carrier,
         secret: bytes,
         meet: Meet,
@@ -159,8 +162,7 @@ class _Lane:
         outcome: _Outcome,
     ) -> None:
         self._place = place
-        self._arena = arena
-        self._carrier = carrier
+        self._carrier = self._way = carrier
         self._secret = secret
         self._meet = meet
         self._timeout = timeout
@@ -194,6 +196,10 @@ class _Lane:
         self._jobs.put(partial(self._drop, parcel))
 
     @property
+    def from_device(self) -> bool:
+        return self._way.from_device
+
+    @property
     def lives(self) -> bool:
         return self._thread.is_alive()
 
@@ -209,7 +215,15 @@ class _Lane:
         self._thread.join()
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_WATCH_SECONDS if self._way.from_device else None)
+            except queue.Empty:
+                if self._connection is not None and is_over(self._connection):
+                    self._lose()
+                continue
+            if job is None:
+                break
             job()
         self._lose()
 
@@ -243,6 +257,7 @@ class _Lane:
         try:
             if self._channel is None:
                 self._connection, self._channel = connect(self._place, self._secret, self._meet, self._timeout)
+                self._way = self._carrier.meet(self._channel, "{}:{}".format(*self._place), self._timeout)
                 self._told.clear()
             self._channel.send(Begin(parcel.goal.digest, parcel.goal.num_tokens), self._timeout)
             answer: Ready | Have | No = self._channel.receive(Ready | Have | No, self._timeout)
@@ -263,15 +278,15 @@ class _Lane:
                 self._outcome.fail(parcel)
                 self._drop(parcel)
                 return
-            checksum = zlib.crc32(staged.memory.view(-1).numpy().data) if self._checksums else -1
+            checksum = self._way.checksum(staged, ready) if self._checksums else -1
             part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory), checksum)
-            self._carrier.send(connection, channel, part, staged, ready, self._timeout)
-            self._outcome.sent(staged.memory.numel())
+            self._way.send(connection, channel, part, staged, ready, self._timeout)
+            self._outcome.sent(staged.memory.numel(), written=ready.session != "")
         except Exception as error:  # of the connection, or of the device
             self._broken(error)
             self._outcome.fail(parcel)
         finally:
-            self._arena.give_back(staged.memory)
+            staged.arena.give_back(staged.memory)
 
     def _end(self, parcel: Parcel) -> None:
         self._say(parcel, End(parcel.goal.digest))
@@ -301,6 +316,9 @@ class _Lane:
         for parcel in self._open:
             self._outcome.fail(parcel)
         self._open.clear()
+        way, self._way = self._way, self._carrier
+        if way is not self._carrier:
+            way.leave()  # of which the other side must not hear before
         if self._connection is not None:
             hang_up(self._connection)
         self._connection = self._channel = None

@@ -7,12 +7,10 @@ import socket
 import time
 
 import pytest
-import torch
 from msgspec import structs
 
 from frame.interfaces import decode, encode
 from frame.plugins.connectors import push_lanes
-from frame.plugins.connectors.host_arena import HostArena
 from frame.plugins.connectors.peer_wire import PeerError
 from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_facts import Facts
@@ -499,9 +497,7 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
 
     monkeypatch.setattr(push_lanes, "connect", connect)
     facts = Facts(1, "model", 4, "", 1, 1, "")
-    lanes = Lanes(
-        HostArena(64, lambda size: torch.empty(size, dtype=torch.uint8)), Stream(), b"", facts, 0, timeout=1, retry=60
-    )
+    lanes = Lanes(Stream(), b"", facts, 0, timeout=1, retry=60)
     parcels = [Parcel(f"r{number}", Goal("127.0.0.1", 1, bytes(32), 4)) for number in range(3)]
     for parcel in parcels:
         lanes.begin(parcel)

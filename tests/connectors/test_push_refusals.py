@@ -290,8 +290,7 @@ def test_who_never_answers_is_given_up(tmp_path):
 
 
 def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(ports):
-    arena = HostArena(1 << 16, lambda count: torch.zeros(count, dtype=torch.uint8))
-    lanes = Lanes(arena, Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
+    lanes = Lanes(Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
     parcel = Parcel("owner", Goal("127.0.0.1", ports.door.port, DIGEST, 8))
     held = threading.Event()
     lanes._of(parcel)._jobs.put(held.wait)  # its thread is slower than the next two calls
