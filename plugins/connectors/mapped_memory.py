@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -81,15 +81,19 @@ class Sharing(ABC):
     def copy(self, table: np.ndarray) -> Mark:
         """Begins to copy: `table` int64 [n, 4] has the address of each piece, that of its copy, its bytes, 0."""
 
+    @abstractmethod
+    def move(self, source: int, target: int, num_bytes: int) -> Mark:
+        """Begins to copy one piece."""
+
 
 class CudaSharing(Sharing):
-    """By the driver's handles, and a kernel on a stream of its own that waits for no step."""
+    """By the driver's handles, on a stream of its own that waits for no step: a kernel, and for one piece an engine."""
 
     def __init__(self, device: torch.device) -> None:
         from frame.kernels import shared_memory
 
         self.device = device
-        self._export = shared_memory.export
+        self._export, self._move = shared_memory.export, shared_memory.copy
         self._memory = shared_memory.SharedMemory(device)
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(device)
@@ -117,6 +121,11 @@ class CudaSharing(Sharing):
     def copy(self, table: np.ndarray) -> Mark:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             copy_pieces(table, self.device)
+            return _Passed(self._stream.record_event())
+
+    def move(self, source: int, target: int, num_bytes: int) -> Mark:
+        with torch.cuda.device(self.device):
+            self._move(source, target, num_bytes, self._stream)
             return _Passed(self._stream.record_event())
 
 
@@ -150,11 +159,15 @@ class Offering:
 
 
 class Mapper:
-    """Maps the memory that others of this machine offer. For any thread."""
+    """Maps the memory that others of this machine offer. For any thread.
 
-    def __init__(self, sharing: Sharing, machine: str) -> None:
+    `move` is how blocks will be copied: `Sharing.move`, or the same by another of its means.
+    """
+
+    def __init__(self, sharing: Sharing, machine: str, move: Callable[[int, int, int], Mark] | None = None) -> None:
         self._sharing = sharing
         self._machine = machine
+        self._move = move or sharing.move
         # in host memory, as copies wait for no step: what a step used, or is to fill, may not be their target
         pinned = sharing.device.type == "cuda"
         self._small = torch.zeros(PROBE_BYTES, dtype=torch.uint8, pin_memory=pinned)
@@ -185,17 +198,14 @@ class Mapper:
         """The `PROBE_BYTES` bytes at an address of the device, or of memory that is mapped."""
         with self._lock:
             self._small.zero_()
-            self._copy(address, self._small.data_ptr())
+            self._move(address, self._small.data_ptr(), PROBE_BYTES).wait()
             return bytes(self._small.tolist())
 
     def write(self, address: int, content: bytes) -> None:
         """Puts `PROBE_BYTES` bytes there."""
         with self._lock:
             self._small.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-            self._copy(self._small.data_ptr(), address)
-
-    def _copy(self, source: int, target: int) -> None:
-        self._sharing.copy(np.array([[source, target, PROBE_BYTES, 0]], np.int64)).wait()
+            self._move(self._small.data_ptr(), address, PROBE_BYTES).wait()
 
 
 class Opened:

@@ -27,7 +27,7 @@ class Direct:
     def __init__(self, sharing: Sharing, machine: str, regions: Sequence[Tensor]) -> None:
         self._sharing = sharing
         self._machine = machine
-        self._mapper = Mapper(sharing, machine)
+        self._mapper = Mapper(sharing, machine, self._read_one)
         self._offering: Offering | None = None
         try:
             self._offering = Offering(sharing, machine, regions)
@@ -53,3 +53,7 @@ class Direct:
         """Begins to read; raises `ValueError` for what is not in memory that the other worker offered."""
         table = np.stack([opened.addresses(rows.theirs, rows.sizes), rows.ours, rows.sizes, np.zeros_like(rows.sizes)])
         return self._sharing.copy(np.ascontiguousarray(table.T, np.int64))
+
+    def _read_one(self, source: int, target: int, num_bytes: int) -> Mark:
+        """By the kernel that reads blocks."""
+        return self._sharing.copy(np.array([[source, target, num_bytes, 0]], np.int64))

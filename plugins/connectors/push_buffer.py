@@ -33,7 +33,7 @@ class DeviceBuffer:
         self._offering = Offering(sharing, machine, [memory])
         self._mapper = Mapper(sharing, machine)
         offer = self._offering.offer
-        if self._mapper.read(offer.probed.address) != offer.probe:  # which has the kernel compiled, too
+        if self._mapper.read(offer.probed.address) != offer.probe:
             raise RuntimeError("what is read in this device's own memory is not what was written")
 
     def offered(self) -> tuple[Tensor, Offered] | None:

@@ -1,7 +1,7 @@
 """Blocks that a worker writes to the device of another engine's worker on the same machine, where it can map that.
 
-The other worker offers memory; this one reads a probe there and writes one, and both look at what they find. Then a
-kernel copies blocks there, from a thread that waits for it, and the connection says which have come. Where anything of
+The other worker offers memory; this one reads a probe there and writes one, and both look at what they find. Then
+blocks are copied there, from a thread that waits for it, and the connection says which have come. Where anything of
 that fails blocks go over the connection. Knows no request.
 """
 
@@ -39,10 +39,6 @@ class DirectCarrier(Carrier):
         self._pinned = pinned
         self._checksums = checksums
         self._told: set[tuple[str, str]] = set()
-
-    def rehearse(self, address: int) -> None:
-        """Has the device's kernel compiled by a read of memory of it."""
-        self._mapper.read(address)
 
     def meet(self, channel: Channel, place: str, seconds: float) -> Carrier:
         opened, reason = self._open(channel, seconds)
@@ -145,5 +141,4 @@ class Way(Carrier):
 
     def _copy(self, source: Tensor, target: int) -> None:
         """Waits for the copy: when it raises none is under way."""
-        table = np.array([[source.data_ptr(), target, source.numel(), 0]], np.int64)
-        self._sharing.copy(table).wait()
+        self._sharing.move(source.data_ptr(), target, source.numel()).wait()

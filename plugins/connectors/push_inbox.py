@@ -12,7 +12,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +25,7 @@ from .peer_wire import PeerError, receive_into
 from .push_buffer import DIRECT, DeviceBuffer
 from .push_facts import Facts
 from .push_messages import State, spans
+from .push_prompts import Counts, Prompt, Row, Sender
 from .push_wire import Ask, Begin, Drop, End, Have, Mapped, Message, No, Offered, Part, Ready, meet_caller
 
 logger = logging.getLogger("frame.connectors.push")
@@ -35,62 +35,6 @@ MAX_CALLERS = 256
 _HELLO_SECONDS = 5.0
 #: What becomes of at most so many prompts is kept for a scheduler side that does not ask.
 _MAX_EVENTS = 4096
-
-
-@dataclass(eq=False)
-class Sender:
-    """Who is at the other end of a connection; with `session` it writes to this worker's memory itself.
-
-    `scratch` is where it is to prove that. `begun` are the prompts that it may be writing, by digest.
-    """
-
-    connection: socket.socket
-    session: str
-    scratch: Tensor | None = None
-    begun: dict[bytes, Prompt] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Prompt:
-    """The blocks of a prompt; `parts[l]` uint8 [n, block bytes] of layer l, from place `firsts[l]` on.
-
-    `there[l]` [n] says which have come, from `source`, which writes them itself where there is a `session`. Its
-    `memory`, of `arena`, stays while `users` read or write it.
-    """
-
-    digest: bytes
-    source: Sender
-    session: str
-    arena: Arena
-    memory: Tensor
-    firsts: list[int]
-    parts: list[Tensor]
-    there: list[np.ndarray]
-    deadline: float
-    arrived: bool = False
-    gone: bool = False
-    users: int = 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether all blocks have come."""
-        return all(one.all() for one in self.there)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The blocks of a layer: of which KV group, and how many bytes each has."""
-
-    group: int
-    num_bytes: int
-
-
-@dataclass
-class Counts:
-    """What came since the worker last asked."""
-
-    num_bytes: int = 0
-    events: dict[bytes, State] = field(default_factory=dict)
 
 
 class Inbox:

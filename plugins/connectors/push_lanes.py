@@ -12,7 +12,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from .callers import hang_up, is_over
@@ -20,7 +19,7 @@ from .nixl_wire import Channel
 from .peer_wire import PeerError
 from .push_carrier import Carrier, Staged
 from .push_facts import Facts
-from .push_messages import Goal
+from .push_parcels import Notes, Outcome, Parcel
 from .push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 
 logger = logging.getLogger("frame.connectors.push")
@@ -30,20 +29,6 @@ _MAX_LANES = 64
 _MAX_TOLD = 64
 #: Seconds after which an idle lane looks whether the other side is still there, whose memory it keeps mapped.
 _WATCH_SECONDS = 1.0
-
-
-@dataclass(eq=False)
-class Parcel:
-    """The blocks of one request on their way. `over`: nothing more is sent, as all is there, or it failed.
-
-    `begun` is the connection on which the other side was told, and `ready` its answer.
-    """
-
-    owner: str
-    goal: Goal
-    over: bool = False
-    begun: Channel | None = None
-    ready: Ready | None = None
 
 
 class Lanes:
@@ -71,7 +56,7 @@ class Lanes:
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._ended: list[_Lane] = []
-        self._outcome = _Outcome()
+        self._notes = Notes()
 
     def begin(self, parcel: Parcel) -> None:
         """Tells the other side that blocks follow."""
@@ -95,9 +80,9 @@ class Lanes:
         lane = self._lanes.get((parcel.goal.host, parcel.goal.port))
         return lane is not None and lane.from_device
 
-    def take(self) -> tuple[list[str], int, int]:
-        """Since the last call: requests whose blocks could not be sent, bytes that were, and those written directly."""
-        return self._outcome.take()
+    def take(self) -> Outcome:
+        """What was done since the last call."""
+        return self._notes.take()
 
     def close(self) -> None:
         """Ends all connections and threads."""
@@ -114,36 +99,9 @@ class Lanes:
             if len(self._lanes) >= _MAX_LANES and idle:
                 self._ended.append(self._lanes.pop(idle[0]))
                 self._ended[-1].end()  # a step does not wait for it
-            self._lanes[place] = self._make(place, outcome=self._outcome)
+            self._lanes[place] = self._make(place, notes=self._notes)
         self._lanes.move_to_end(place)
         return self._lanes[place]
-
-
-class _Outcome:
-    """What the threads tell the worker's."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unsent: list[str] = []
-        self._num_bytes = self._num_written = 0
-
-    def fail(self, parcel: Parcel) -> None:
-        with self._lock:
-            if not parcel.over:
-                self._unsent.append(parcel.owner)
-            parcel.over = True
-
-    def sent(self, num_bytes: int, *, written: bool) -> None:
-        with self._lock:
-            self._num_bytes += num_bytes
-            self._num_written += num_bytes * written
-
-    def take(self) -> tuple[list[str], int, int]:
-        with self._lock:
-            unsent, self._unsent = self._unsent, []
-            found = unsent, self._num_bytes, self._num_written
-            self._num_bytes = self._num_written = 0
-            return found
 
 
 class _Lane:
@@ -159,7 +117,7 @@ class _Lane:
         timeout: float,
         retry: float,
         checksums: bool,
-        outcome: _Outcome,
+        notes: Notes,
     ) -> None:
         self._place = place
         self._carrier = self._way = carrier
@@ -168,7 +126,7 @@ class _Lane:
         self._timeout = timeout
         self._retry = retry
         self._checksums = checksums
-        self._outcome = outcome
+        self._notes = notes
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
@@ -239,11 +197,11 @@ class _Lane:
                 answer = self._ask(parcel)  # the connection that was kept had ended meanwhile
         except PeerError as error:
             self._tell(str(error))
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
             return
         if isinstance(answer, No):
             self._tell(answer.reason)
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         elif isinstance(answer, Have):
             parcel.over = True
         else:
@@ -275,16 +233,17 @@ class _Lane:
             if parcel.over or ready is None or channel is None or connection is None or parcel.begun is not channel:
                 return
             if staged.error is not None:
-                self._outcome.fail(parcel)
+                self._notes.fail(parcel)
                 self._drop(parcel)
                 return
             checksum = self._way.checksum(staged, ready) if self._checksums else -1
             part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory), checksum)
+            started = time.monotonic()
             self._way.send(connection, channel, part, staged, ready, self._timeout)
-            self._outcome.sent(staged.memory.numel(), written=ready.session != "")
+            self._notes.sent(staged.memory.numel(), time.monotonic() - started, direct=ready.session != "")
         except Exception as error:  # of the connection, or of the device
             self._broken(error)
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         finally:
             staged.arena.give_back(staged.memory)
 
@@ -314,7 +273,7 @@ class _Lane:
     def _lose(self) -> None:
         """Without the connection nothing that was begun on it can be ended."""
         for parcel in self._open:
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         self._open.clear()
         way, self._way = self._way, self._carrier
         if way is not self._carrier:

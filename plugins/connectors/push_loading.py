@@ -14,8 +14,9 @@ from torch import Tensor
 
 from frame.interfaces import Mark, SideQueue
 
-from .push_inbox import Inbox, Prompt
+from .push_inbox import Inbox
 from .push_messages import Load, PushStep
+from .push_prompts import Prompt
 from .row_words import in_words
 
 logger = logging.getLogger("frame.connectors.push")

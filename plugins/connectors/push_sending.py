@@ -20,8 +20,9 @@ from frame.interfaces import KVLayout, Mark, SideQueue
 
 from .host_arena import Arena
 from .push_carrier import Staged
-from .push_lanes import Lanes, Parcel
+from .push_lanes import Lanes
 from .push_messages import Chunk, End, Goal, PushStep, spans
+from .push_parcels import Parcel
 from .row_words import in_words
 
 logger = logging.getLogger("frame.connectors.push")

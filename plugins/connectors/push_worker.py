@@ -34,11 +34,12 @@ from .push_buffer import DeviceBuffer, device_memory
 from .push_carrier import Carrier, Stream
 from .push_direct import DirectCarrier
 from .push_facts import Facts
-from .push_inbox import MAX_CALLERS, Inbox, Row
+from .push_inbox import MAX_CALLERS, Inbox
 from .push_lanes import Lanes
 from .push_loading import Loadings
 from .push_messages import Hello, PushNote, PushStep
 from .push_options import PushOptions, SendOptions
+from .push_prompts import Row
 from .push_sending import Sendings
 
 logger = logging.getLogger("frame.connectors.push")
@@ -121,10 +122,12 @@ class PushWorker(ConnectorWorker):
         if self._sendings is not None and self._lanes is not None:
             self._sendings.end()
             report.sent, self._sendings.sent = self._sendings.sent, []
-            unsent, num_bytes, num_written = self._lanes.take()
-            note.unsent, self._sendings.unsent = self._sendings.unsent + unsent, []
-            self._count(report, "sent_bytes", num_bytes)
-            self._count(report, "direct_bytes", num_written if self._near is not None else 0)
+            outcome = self._lanes.take()
+            note.unsent, self._sendings.unsent = self._sendings.unsent + outcome.unsent, []
+            self._count(report, "sent_bytes", outcome.num_bytes)
+            if self._near is not None:
+                self._count(report, "direct_bytes", outcome.direct_bytes)
+                self._count(report, "direct_seconds", outcome.direct_seconds)
             self._count(report, "unsent_prompts", len(note.unsent))
         if self._loadings is not None:
             self._end_loads(self._loadings, report, note)
@@ -199,16 +202,15 @@ class PushWorker(ConnectorWorker):
             if role != "consumer":
                 self._open_near(sharing, options)
             return DeviceBuffer(sharing, machine(), options.device_bytes, MAX_CALLERS) if role != "producer" else None
-        except Exception as error:  # of the driver, or of the kernel's compilation
+        except (RuntimeError, ValueError) as error:
             logger.info("blocks between this device and others of the machine cross host memory: %s", error)
             return None
 
     def _open_near(self, sharing: Sharing, options: PushOptions) -> None:
         near = Arena(device_memory(sharing, options.send_device_bytes))
         pinned = self.setup.memory.pinned
-        carrier = DirectCarrier(sharing, machine(), pinned, checksums=options.checksums)
-        carrier.rehearse(near.address)
-        self._carrier, self._near = carrier, near
+        self._carrier = DirectCarrier(sharing, machine(), pinned, checksums=options.checksums)
+        self._near = near
 
     def _open_sendings(self, arena: HostArena, secret: bytes, facts: Facts, groups: list[int]) -> None:
         options = self._options

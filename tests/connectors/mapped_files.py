@@ -20,7 +20,7 @@ from frame.plugins.connectors.mapped_memory import Sharing
 class FileSharing(Sharing):
     """`faults` names what goes wrong.
 
-    "allocate", "export", "open", "copy" raise; with "read" other memory is read than was opened, with "write" nothing
+    "allocate", "export", "open", "move" raise; with "read" other memory is read than was opened, with "write" nothing
     that is written to opened memory arrives. Copies to opened memory wait while `pause` is set.
     """
 
@@ -72,9 +72,12 @@ class FileSharing(Sharing):
                 del self.mapped[handle]
 
     def copy(self, table):
-        if "copy" in self.faults:
+        raise NotImplementedError("pushed blocks lie side by side")
+
+    def move(self, source, target, num_bytes):
+        if "move" in self.faults:
             raise RuntimeError("the launch fails")
-        return _Copied(self, table.tolist())
+        return _Moved(self, source, target, num_bytes)
 
     def finds(self, address):
         """Whether memory of another worker lies there."""
@@ -82,27 +85,25 @@ class FileSharing(Sharing):
             return any(start <= address < start + len(found) for _, found, start in self.mapped.values())
 
 
-class _Copied(Mark):
+class _Moved(Mark):
     """Copies when it is waited for, as only then a device is known to have done so."""
 
-    def __init__(self, sharing, table):
-        self._sharing, self._table = sharing, table
+    def __init__(self, sharing, *piece):
+        self._sharing, self._piece = sharing, piece
 
     def done(self):
-        return not self._table
+        raise NotImplementedError("it is waited for")
 
     def wait(self):
-        sharing = self._sharing
-        for source, target, size, _ in self._table:
-            if sharing.finds(target):
-                sharing.writing.set()
-                if sharing.pause.is_set():
-                    assert sharing.passed.wait(30)
-                sharing.writes.append((target, size))
-                if "write" in sharing.faults:
-                    continue
-            if "read" in sharing.faults and sharing.finds(source):
-                ctypes.memset(target, 0, size)
-            else:
-                ctypes.memmove(target, source, size)
-        self._table = []
+        sharing, (source, target, size) = self._sharing, self._piece
+        if sharing.finds(target):
+            sharing.writing.set()
+            if sharing.pause.is_set():
+                assert sharing.passed.wait(30)
+            sharing.writes.append((target, size))
+            if "write" in sharing.faults:
+                return
+        if "read" in sharing.faults and sharing.finds(source):
+            ctypes.memset(target, 0, size)
+        else:
+            ctypes.memmove(target, source, size)

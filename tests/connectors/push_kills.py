@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+from frame.interfaces import Mark
 from frame.plugins.connectors import push_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
@@ -36,16 +37,12 @@ ASKS = {"do_remote_decode": True}
 class SlowFiles(FileSharing):
     """Copies to other workers' memory take a while, and half of one is there before the rest."""
 
-    def copy(self, table):
-        halves = []
-        for source, target, size, _ in table.tolist():
-            half = size // 2
-            halves.append((source, target, half))
-            halves.append((source + half, target + half, size - half))
-        return _Slowly(self, halves)
+    def move(self, source, target, num_bytes):
+        half = num_bytes // 2
+        return _Slowly(self, [(source, target, half), (source + half, target + half, num_bytes - half)])
 
 
-class _Slowly:
+class _Slowly(Mark):
     def __init__(self, sharing, pieces):
         self.sharing, self.pieces = sharing, pieces
 

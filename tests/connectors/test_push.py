@@ -14,8 +14,9 @@ from frame.plugins.connectors import push_lanes
 from frame.plugins.connectors.peer_wire import PeerError
 from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_lanes import Lanes
 from frame.plugins.connectors.push_messages import Goal, Hello
+from frame.plugins.connectors.push_parcels import Parcel
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -503,7 +504,7 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
         lanes.begin(parcel)
     unsent, deadline = [], time.monotonic() + 20
     while len(unsent) < len(parcels) and time.monotonic() < deadline:
-        unsent += lanes.take()[0]
+        unsent += lanes.take().unsent
     assert sorted(unsent) == ["r0", "r1", "r2"]
     assert len(calls) == 1
     lanes.close()

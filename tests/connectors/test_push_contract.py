@@ -77,10 +77,11 @@ class TestPushedToDevices(TestPushed):
     @pytest.fixture(autouse=True)
     def _devices(self, monkeypatch, _own_folder, _taker):
         monkeypatch.setattr(push_worker, "sharing_of", lambda device: FileSharing(self.folder))
-        taker = ConnectorEnds.engine(self)
-        self.ports[0] = port(taker)
+        takers = [ConnectorEnds.engine(self, make_layout(ranks=ranks, **self.shape), ranks=ranks) for ranks in (1, 2)]
+        self.ports = [port(taker) for taker in takers]
         yield
-        taker.close()
+        for taker in takers:
+            taker.close()
 
 
 @pytest.mark.matrix

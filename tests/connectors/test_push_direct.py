@@ -126,7 +126,7 @@ def test_two_ranks_each_write_to_their_own(pairs, shared, no_stream):
         ("takes", {"faults": ["export"]}, "it has no handle"),
         ("takes", {"faults": ["allocate"]}, "the device has not got that much"),
         ("takes", {"free": 1 << 20}, "0.0 GiB of the device's memory are free, 0.5 GiB are needed"),
-        ("takes", {"faults": ["copy"]}, "the launch fails"),
+        ("takes", {"faults": ["move"]}, "the launch fails"),
         ("sends", {"faults": ["open"]}, "the driver refuses it"),
         ("sends", {"faults": ["read"]}, "what is read there is not what was written"),
         ("sends", {"faults": ["write"]}, "what is written there does not arrive"),
@@ -242,7 +242,7 @@ def test_memory_is_given_back_when_the_sender_closes(pairs, shared):
 def test_a_copy_that_fails_costs_the_computation_and_the_other_engine_is_met_anew(pairs, shared):
     there, here = pairs.engine(), pairs.engine(options={"expiry_seconds": 1})
     travel(pairs, there, here)
-    shared[0].faults.add("copy")
+    shared[0].faults.add("move")
     prompt = pairs.prompt(40, seed=1)
     pairs.prefill(there, here, "p", prompt)
     assert pairs.decode(here, "d", prompt) == 0

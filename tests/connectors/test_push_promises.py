@@ -15,7 +15,8 @@ from frame.plugins.connectors.peer_wire import send_bytes
 from frame.plugins.connectors.push_buffer import DeviceBuffer
 from frame.plugins.connectors.push_door import Door
 from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_inbox import Inbox, Row
+from frame.plugins.connectors.push_inbox import Inbox
+from frame.plugins.connectors.push_prompts import Row
 from frame.plugins.connectors.push_wire import (
     Ask,
     Begin,

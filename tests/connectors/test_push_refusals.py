@@ -19,9 +19,11 @@ from frame.plugins.connectors.peer_wire import Challenge, PeerError, receive, se
 from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_door import Door
 from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_inbox import Inbox, Row
-from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_inbox import Inbox
+from frame.plugins.connectors.push_lanes import Lanes
 from frame.plugins.connectors.push_messages import Goal
+from frame.plugins.connectors.push_parcels import Parcel
+from frame.plugins.connectors.push_prompts import Row
 from frame.plugins.connectors.push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
