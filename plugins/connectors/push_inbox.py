@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frame.interfaces import KVLayout
 
-from .callers import Callers, await_end
+from .callers import Callers, await_end, fall_silent, shut_down
 from .host_arena import Arena
 from .nixl_wire import Channel
 from .peer_wire import PeerError, receive_into
@@ -68,6 +68,7 @@ class Inbox:
         self._expiry = expiry
         self._session = session
         self.buffer = buffer
+        self._writers: set[socket.socket] = set()  # connections of those that map it
         self._lost: list[tuple[float, Prompt]] = []  # when memory is free to which a writer that is gone may write
         self._clock = clock
         self._prompts: dict[bytes, Prompt] = {}
@@ -75,7 +76,7 @@ class Inbox:
         self._lock = threading.Lock()
         listener = listen(host, 0, name)
         self.port = int(listener.getsockname()[1])
-        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name)
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name, end=self._hang_up)
 
     def take(self) -> Counts:
         """What came since the last call, and what became of prompts."""
@@ -108,8 +109,13 @@ class Inbox:
                     self._drop(prompt)
 
     def close(self) -> None:
-        """Closes the listener and all connections."""
+        """Closes the listener and all connections, but of those that map the buffer: it stays while they may write."""
         self._callers.close()
+
+    def _hang_up(self, caller: socket.socket) -> None:
+        with self._lock:
+            writes = caller in self._writers
+        (fall_silent if writes else shut_down)(caller)
 
     def _serve(self, caller: socket.socket) -> None:
         channel = meet_caller(caller, self._secret, {self._rank: self._facts}, _HELLO_SECONDS).channel
@@ -141,6 +147,7 @@ class Inbox:
             until = self._clock() + self._expiry
             self._lost += [(until, prompt) for prompt in sender.begun.values()]
             sender.begun = {}
+            self._writers.discard(sender.connection)
         if self.buffer is not None and sender.scratch is not None:
             self.buffer.give_back(sender.scratch)
 
@@ -169,6 +176,8 @@ class Inbox:
         if self.buffer is None or sender.scratch is None or not self.buffer.proves(sender.scratch, mapped.written):
             return No("what is written there does not arrive")
         sender.session = DIRECT
+        with self._lock:
+            self._writers.add(sender.connection)
         return Ready(DIRECT)
 
     def _finish(self, sender: Sender, message: End | Drop) -> None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from .callers import hang_up, is_over
+from .callers import hang_up, is_over, stop_hearing
 from .nixl_wire import Channel
 from .peer_wire import PeerError
 from .push_carrier import Carrier, Staged
@@ -167,7 +167,8 @@ class _Lane:
         self._jobs.put(None)
         connection = self._connection
         if connection is not None:
-            hang_up(connection)
+            # who is written to may not take it for gone before the last write has ended
+            (stop_hearing if self._way.from_device else hang_up)(connection)
 
     def join(self) -> None:
         self._thread.join()

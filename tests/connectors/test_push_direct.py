@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import pytest
@@ -217,6 +218,26 @@ def test_no_step_waits_for_a_device_that_does_not_write(pairs, shared):
     pairs.until(lambda: not shared[0].mapped, seconds=5)
     assert pairs.unsent(there) == 1
     assert near(there).used_bytes == 0
+
+
+def test_a_sender_that_closes_is_not_gone_before_its_last_write_has_ended(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    shared[0].writing.clear()
+    shared[0].pause.set()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    pairs.until(shared[0].writing.is_set, there)
+    closes = threading.Thread(target=there.close)
+    closes.start()
+    time.sleep(0.2)
+    assert closes.is_alive()
+    assert not inbox(here)._lost
+    assert buffer(here).used_bytes > 0
+    shared[0].passed.set()
+    closes.join(5)
+    pairs.until(lambda: inbox(here)._lost, seconds=5)
+    pairs.made.remove(there)
 
 
 def test_an_engine_that_ends_has_its_memory_back_from_an_idle_one(pairs, shared, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -244,3 +246,29 @@ def test_as_many_may_map_it_as_have_a_place_for_their_proof(worker, tmp_path):
     worker.until(lambda: isinstance(third.ask(Ask(), Offered | No), Offered))
     for one in (writers[1], third):
         one.close()
+
+
+def test_the_buffer_outlives_its_engine_while_a_sender_may_write_to_it(tmp_path):
+    """Else memory that this process uses for something else would be written to."""
+    worker = Worker(tmp_path)
+    writer, other = Writer(worker, tmp_path), Writer(worker, tmp_path, mapped=False)
+    writer.begin()
+    worker.door.close()
+    worker.inbox.close()
+    buffer = weakref.ref(worker.buffer)
+    del worker
+    for one in (writer, other):
+        latest = time.monotonic() + 5
+        while not is_over(one.connection):
+            assert time.monotonic() < latest
+            time.sleep(0.001)
+    gc.collect()
+    assert buffer() is not None
+    writer.say(*WHOLE)
+    writer.close()
+    latest = time.monotonic() + 5
+    while buffer() is not None:
+        assert time.monotonic() < latest, "the buffer is never given back"
+        gc.collect()
+        time.sleep(0.001)
+    other.close()
