@@ -72,7 +72,16 @@ def travel(pairs, there, here, name="one", length=40, seed=0):
     assert pairs.decode(here, f"d {name}", prompt, params) == whole
 
 
-@pytest.mark.parametrize("shape", ConnectorSuite.layouts.values(), ids=ConnectorSuite.layouts.keys())
+OFTEN = ("full", "groups of unequal blocks", "states beside windows")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, id=name, marks=[] if name in OFTEN else [pytest.mark.matrix])
+        for name, shape in ConnectorSuite.layouts.items()
+    ],
+)
 def test_whole_blocks_of_prompts_are_written_to_the_device(pairs, shared, no_stream, shape):
     layout = make_layout(**shape)
     there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
@@ -286,7 +295,6 @@ def test_an_engine_without_a_device_takes_what_one_with_a_device_sends_after_it_
     pairs.made.remove(here)
     here = pairs.engine(options={"port": asks["remote_port"], "direct": False})
     lane = next(iter(there.workers.made[0].transfer.inner._lanes._lanes.values()))
-    prompt = pairs.prompt(40, seed=1)
     for name in ("a", "b"):
         one = pairs.prompt(40, seed=ord(name))
         lane._way.from_device = True  # as it is until the thread has seen that the connection ended
@@ -294,10 +302,9 @@ def test_an_engine_without_a_device_takes_what_one_with_a_device_sends_after_it_
         pairs.finish(there, name)
         assert pairs.decode(here, name, one) == 36
     pairs.rest(there, here)
-    assert prompt
 
 
-@pytest.mark.parametrize("steps", [0, 2, 5, 9])
+@pytest.mark.parametrize("steps", [2, *(pytest.param(steps, marks=pytest.mark.matrix) for steps in (0, 5, 9))])
 def test_aborts_give_everything_back(pairs, shared, steps):
     there, here = pairs.engine(max_num_batched_tokens=7), pairs.engine(options={"wait_seconds": 0.5})
     travel(pairs, there, here)
@@ -368,7 +375,7 @@ def test_what_nobody_claims_expires(pairs, shared):
     pairs.rest(here)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 30))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(1, 30))])
 def test_random_lives(pairs, shared, seed):
     """Prompts through two prefill engines and a small decode engine, with preemptions, aborts and broken steps."""
     pairs.options["device_bytes"] = 1 << 16
