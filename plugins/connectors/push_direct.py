@@ -64,8 +64,10 @@ class DirectCarrier(Carrier):
         except (RuntimeError, ValueError) as error:
             return None, str(error)
         try:
-            place = opened.addresses(np.array([offered.scratch]), np.array([PROBE_BYTES]))
-            self._mapper.write(int(place[0]), written)
+            place = int(opened.addresses(np.array([offered.scratch]), np.array([PROBE_BYTES]))[0])
+            if self._mapper.read(place) != offered.content:
+                raise RuntimeError("what is read there is not what was written")
+            self._mapper.write(place, written)
             channel.send(Mapped(written), seconds)
             answer: Ready | No = channel.receive(Ready | No, seconds)
         except PeerError:

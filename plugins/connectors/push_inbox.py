@@ -20,6 +20,7 @@ from frame.interfaces import KVLayout
 
 from .callers import Callers, await_end, fall_silent, shut_down
 from .host_arena import Arena
+from .mapped_memory import PROBE_BYTES
 from .nixl_wire import Channel
 from .peer_wire import PeerError, receive_into
 from .push_buffer import DIRECT, DeviceBuffer
@@ -125,7 +126,7 @@ class Inbox:
             while True:
                 message: Message = channel.receive(Message, None)
                 self._take(sender, channel, message)
-        except PeerError:
+        except (PeerError, OSError):
             self._end(sender)
             if sender.session == DIRECT:
                 await_end(caller)  # it writes until it has heard that nobody listens
@@ -149,7 +150,7 @@ class Inbox:
             sender.begun = {}
             self._writers.discard(sender.connection)
         if self.buffer is not None and sender.scratch is not None:
-            self.buffer.give_back(sender.scratch)
+            self.buffer.scratch.give_back(sender.scratch)
 
     def _take(self, sender: Sender, channel: Channel, message: Message) -> None:
         if isinstance(message, Begin):
@@ -166,15 +167,20 @@ class Inbox:
     def _offered(self, sender: Sender) -> Offered | No:
         if self.buffer is None:
             return No("that engine lets no memory of a device be mapped")
-        found = self.buffer.offered() if sender.scratch is None else None
-        if found is None:
+        if sender.scratch is not None or (scratch := self.buffer.scratch.take(PROBE_BYTES)) is None:
             return No("that engine is asked for its memory too often")
-        sender.scratch, offered = found
-        return offered
+        sender.scratch = scratch
+        try:
+            return self.buffer.offered(scratch)
+        except RuntimeError as error:
+            return No(str(error))
 
     def _admitted(self, sender: Sender, mapped: Mapped) -> Ready | No:
-        if self.buffer is None or sender.scratch is None or not self.buffer.proves(sender.scratch, mapped.written):
-            return No("what is written there does not arrive")
+        try:
+            if self.buffer is None or sender.scratch is None or not self.buffer.proves(sender.scratch, mapped.written):
+                return No("what is written there does not arrive")
+        except RuntimeError as error:
+            return No(str(error))
         sender.session = DIRECT
         with self._lock:
             self._writers.add(sender.connection)

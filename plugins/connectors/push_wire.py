@@ -105,10 +105,11 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Offered(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Ask`: memory for blocks, in which the sender may write `PROBE_BYTES` bytes at `scratch`."""
+    """The answer to `Ask`: memory for blocks, with `content` at the address `scratch`, which the sender changes."""
 
     offer: Offer
     scratch: int
+    content: bytes
 
 
 class Mapped(msgspec.Struct, frozen=True, tag=True):

@@ -14,7 +14,7 @@ BYTES = 64 << 20
 
 
 def test_a_process_writes_to_another_ones_buffer() -> None:
-    from frame.plugins.connectors.mapped_memory import CudaSharing
+    from frame.plugins.connectors.mapped_memory import PROBE_BYTES, CudaSharing
     from frame.plugins.connectors.push_buffer import DeviceBuffer
 
     context = multiprocessing.get_context("spawn")
@@ -23,9 +23,9 @@ def test_a_process_writes_to_another_ones_buffer() -> None:
     process.start()
     try:
         buffer = DeviceBuffer(CudaSharing(torch.device("cuda", 0)), "here", BYTES, 4)
-        found = buffer.offered()
-        assert found is not None
-        scratch, offered = found
+        scratch = buffer.scratch.take(PROBE_BYTES)
+        assert scratch is not None
+        offered = buffer.offered(scratch)
         part = buffer.arena.take(BYTES // 2)
         assert part is not None
         part.zero_()
@@ -64,8 +64,9 @@ def write(pipe: multiprocessing.connection.Connection) -> None:
     assert pipe.poll(60)
     offered, target = pipe.recv()
     opened = mapper.open(offered.offer)
-    place = opened.addresses(np.array([offered.scratch]), np.array([PROBE_BYTES]))
-    mapper.write(int(place[0]), b"w" * PROBE_BYTES)
+    place = int(opened.addresses(np.array([offered.scratch]), np.array([PROBE_BYTES]))[0])
+    assert mapper.read(place) == offered.content
+    mapper.write(place, b"w" * PROBE_BYTES)
     pipe.send(b"w" * PROBE_BYTES)
     pipe.recv()
     place = int(opened.addresses(np.array([target]), np.array([BYTES // 2]))[0])
