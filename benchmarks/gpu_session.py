@@ -71,11 +71,17 @@ PARTS = (
     Part("exchanges", gpu_tests("tests/gpu/test_expert_exchanges.py tests/gpu/test_expert_exchange_kernels.py "
                                 "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                 "tests/gpu/test_block_copies.py"), 300, devices=4),
-    Part("transfer-tests", gpu_tests("tests/gpu/test_transfers.py"), 200, devices=2),
+    Part("transfer-tests", gpu_tests("tests/gpu/test_mapped_memory.py tests/gpu/test_transfers.py"), 400, devices=2),
     Part("block-copies", f"python {_KERNELS}/block_copies.py --json {{json}}", 90, devices=2),
     Part("transfers-pair", "python benchmarks/transfers.py pair --json {json}", 240,
          "python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 "
          "--wait 0.1 --tokens 8 --json {json}", devices=2),
+    Part("transfers-push", "python benchmarks/transfers.py pair --connector push --json {json}", 240,
+         "python benchmarks/transfers.py pair --connector push --shape tiny --platform cpu --prompt 64 --short 32 "
+         "--requests 6 --wait 0.1 --tokens 8 --buffer 64 --json {json}", devices=2),
+    Part("transfers-push-host", "python benchmarks/transfers.py pair --connector push --no-direct --json {json}", 240,
+         "python benchmarks/transfers.py pair --connector push --no-direct --shape tiny --platform cpu --prompt 64 "
+         "--short 32 --requests 6 --wait 0.1 --tokens 8 --buffer 64 --json {json}", devices=2),
     Part("transfers-tier", "python benchmarks/transfers.py tier --json {json}", 180,
          "python benchmarks/transfers.py tier --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 "
          "--wait 0.1 --tokens 8 --gib 0.1 --json {json}"),
@@ -157,7 +163,7 @@ PLANS = {
         *("exchanges", "transfer-tests"),
     ),
     "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),
-    "transfers": ("block-copies", "transfers-pair", "transfers-tier"),
+    "transfers": ("block-copies", "transfers-pair", "transfers-push", "transfers-push-host", "transfers-tier"),
     "targets": (
         *(part.name for part in PARTS if part.name.startswith("target-")),
         "table",

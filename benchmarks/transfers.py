@@ -1,6 +1,8 @@
 """KV that travels: from GPU to GPU, and from and to host memory, beside the same work without it.
 
     python benchmarks/transfers.py pair --json $OUT/pair.json    # two GPUs: prefill on the second, decode on the first
+    python benchmarks/transfers.py pair --connector push --json $OUT/push.json    # the same, sent while it is computed
+    python benchmarks/transfers.py pair --connector push --no-direct --json $OUT/push-host.json    # by host memory
     python benchmarks/transfers.py tier --json $OUT/tier.json    # one GPU and --kv-offloading-size
     python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 --wait 0.1
 
@@ -19,6 +21,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -126,16 +129,34 @@ async def many(options: argparse.Namespace, one: Any) -> tuple[float, list[list[
     return time.perf_counter() - start, found
 
 
+def connected(options: argparse.Namespace, secret: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of an engine that gives blocks, and of one that takes them."""
+    name = options.connector
+    given: dict[str, Any] = {"secret_file": secret, "direct": options.direct}
+    taken = dict(given)
+    if name == "push":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        given |= {"decode": f"127.0.0.1:{port}"}
+        taken |= {"port": port, "buffer_bytes": options.buffer << 20, "device_bytes": options.buffer << 20}
+    shared: dict[str, Any] = {"kv_connector": name}
+    if name == "push" and options.platform != "cpu":
+        shared["gpu_memory_utilization"] = 0.8  # what is taken beside the KV cache must be free
+    return (
+        {**shared, "plugin": {name: {**given, "max_held_share": 1.0}}},
+        {**shared, "plugin": {name: {**taken, "max_held_share": 1.0}}},
+    )
+
+
 async def pair(options: argparse.Namespace) -> dict[str, Any]:
     """Two engines of their own kind, then two that do both."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "secret"
         secret.write_text(os.urandom(32).hex())
-        given: dict[str, Any] = {"kv_connector": "nixl", "plugin": {"nixl": {"secret_file": str(secret)}}}
-        given["plugin"]["nixl"] |= {"max_held_share": 1.0}
-        producer = Engine(options, 1, kv_role="producer", max_num_batched_tokens=options.chunk, **given)
-        consumer = Engine(options, 0, kv_role="consumer", **given)
+        kinds = connected(options, str(secret))
+        producer = Engine(options, 1, kv_role="producer", max_num_batched_tokens=options.chunk, **kinds[0])
+        consumer = Engine(options, 0, kv_role="consumer", **kinds[1])
         async with engines(producer, consumer) as (prefill, decode):
             figures |= await one_prompt(options, prefill, decode)
             figures |= await many_prompts(options, prefill, decode)
@@ -152,24 +173,31 @@ async def pair(options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
+def change(before: dict[str, float], after: dict[str, float], name: str) -> float:
+    """By how much a counter has grown."""
+    return after.get(name, 0.0) - before.get(name, 0.0)
+
+
 async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:
     """The bandwidth of one long prompt, and what its way adds to the first decoded token."""
     await handed_over(prefill, decode, prefill.prompt(options.prompt, 1), 4)  # kernels, handshake
     found = []
     for seed in (2, 3, 4):
-        before = await decode.counters()
+        before, given = await decode.counters(), await prefill.counters()
         prompt = prefill.prompt(options.prompt, seed)
         times, done = await handed_over(prefill, decode, prompt, 32)
-        after = await decode.counters()
+        await prefill.ask(prefill.prompt(options.short, 10**5 + seed), 1)  # an idle engine tells what it sent in a step
+        after, sent = await decode.counters(), await prefill.counters()
         moved, seconds = (
-            after.get(f"nixl_{name}", 0.0) - before.get(f"nixl_{name}", 0.0)
-            for name in ("loaded_bytes", "load_seconds")
+            change(before, after, f"{options.connector}_{name}") for name in ("loaded_bytes", "load_seconds")
         )
         step = float(np.median(np.diff(times[2:])))
-        found.append(
-            {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
-             "added_seconds": times[1] - done - step, "step_seconds": step}
-        )  # fmt: skip
+        one = {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
+               "added_seconds": times[1] - done - step, "step_seconds": step}  # fmt: skip
+        if options.connector == "push":
+            written, spent = (change(given, sent, f"push_direct_{name}") for name in ("bytes", "seconds"))
+            one |= {"written_bytes": written, "written_seconds": spent, "write_rate": written / max(spent, 1e-9)}
+        found.append(one)
     return {"one prompt": max(found, key=lambda one: one["rate"]), "all": found}
 
 
@@ -258,6 +286,9 @@ def main() -> None:
     """Reads the arguments and measures."""
     parser = argparse.ArgumentParser(description="KV that travels, beside the same work without it.")
     parser.add_argument("what", choices=["pair", "tier"])
+    parser.add_argument("--connector", default="nixl", choices=["nixl", "push"], help="What connects a pair.")
+    parser.add_argument("--direct", default=True, action=argparse.BooleanOptionalAction, help="Map the other GPU.")
+    parser.add_argument("--buffer", type=int, default=4096, help="MiB in which push keeps what nobody claimed yet.")
     parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
     parser.add_argument("--platform", default="auto")
     parser.add_argument("--prompt", type=int, default=16384, help="Tokens of the long prompt.")

@@ -1,4 +1,4 @@
-"""A GPU's memory that other processes of this machine may read: handles of regions, and regions that were opened.
+"""A GPU's memory that other processes of this machine may reach: handles of regions, and regions that were opened.
 
 A handle is worth something only on the machine and only while the process lives that made it. Memory of virtual
 addresses (torch's expandable segments) has none.
@@ -58,7 +58,7 @@ class SharedMemory:
         return address + start, size
 
     def release(self, handle: bytes) -> None:
-        """Gives back what `open` gave, once for each time; nothing may read it any more."""
+        """Gives back what `open` gave, once for each time; nothing may read or write it any more."""
         given = _FORM.unpack(handle)[0]
         address, count = self._opened.pop(given)
         if count > 1:
@@ -66,6 +66,16 @@ class SharedMemory:
             return
         with _entered(self._device):
             check("cuIpcCloseMemHandle", driver().cuIpcCloseMemHandle(ctypes.c_uint64(address)))
+
+
+def copy(source: int, target: int, num_bytes: int, stream: torch.cuda.Stream) -> None:
+    """Has a copy engine copy one piece, also from or to an opened region, and from pinned memory of the host.
+
+    Raises `PeerMemoryError`.
+    """
+    given = (ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes))
+    with _entered(stream.device):
+        check("cuMemcpyAsync", driver().cuMemcpyAsync(*given, ctypes.c_void_p(stream.cuda_stream)))
 
 
 @contextmanager

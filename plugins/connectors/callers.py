@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -18,15 +19,22 @@ _PAUSE_SECONDS = 0.1
 class Callers:
     """Accepts callers until `close`; beyond `most` connections at a time further ones are closed at once.
 
-    `answer` is called with each connection; it ends when that returns or raises `PeerError`. `name` is the
-    connector's, for threads and the log.
+    `answer` is called with each connection; it ends when that returns or raises `PeerError`. `end` has that come about
+    when all are closed. `name` is the connector's, for threads and the log.
     """
 
     def __init__(
-        self, listener: socket.socket, answer: Callable[[socket.socket], None], *, most: int, name: str
+        self,
+        listener: socket.socket,
+        answer: Callable[[socket.socket], None],
+        *,
+        most: int,
+        name: str,
+        end: Callable[[socket.socket], None] | None = None,
     ) -> None:
         self._listener = listener
         self._answer = answer
+        self._end = end or shut_down
         self._most = most
         self._name = name
         self._logger = logging.getLogger(f"frame.connectors.{name}")
@@ -43,8 +51,9 @@ class Callers:
                 return False
             self._closed.set()
             callers = list(self._open)
-        for one in (self._listener, *callers):
-            shut_down(one)  # the thread that waits on it closes it
+        shut_down(self._listener)
+        for one in callers:
+            self._end(one)  # the thread that waits on it closes it
         self._thread.join()
         return True
 
@@ -77,6 +86,34 @@ class Callers:
             with self._lock:
                 self._open.discard(caller)
             caller.close()
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether a connection has ended on which the other side says nothing now."""
+    watch = select.poll()
+    watch.register(connection, select.POLLIN)
+    return bool(watch.poll(0))
+
+
+def fall_silent(connection: socket.socket) -> None:
+    """Says nothing on a connection any more, so that the other side hears that it has ended; hears what that says."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+
+
+def stop_hearing(connection: socket.socket) -> None:
+    """Wakes the thread that waits to hear something; the other side is not told."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+
+
+def await_end(connection: socket.socket) -> None:
+    """Falls silent, and returns when the other side has hung up; what it says until then is passed over."""
+    fall_silent(connection)
+    with suppress(OSError):
+        connection.settimeout(None)
+        while connection.recv(1 << 16):
+            pass
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""A piece of host memory that is given away and taken back in parts of any size. Knows no block."""
+"""Memory that is given away and taken back in parts of any size. Knows no block."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 _ALIGNMENT = 256
 
 
-class HostArena:
-    """As many bytes as the largest power of two in `num_bytes`. `pinned(n)` gives them, uint8 [n]. For any thread."""
+class Arena:
+    """The bytes of `memory`, uint8 [n], of the host or, where it is `on_device`, of a device. For any thread."""
 
-    def __init__(self, num_bytes: int, pinned: Callable[[int], Tensor]) -> None:
-        # pinned memory is given in powers of two, and more than was asked for must not be taken
-        self.num_bytes = 1 << (max(num_bytes, _ALIGNMENT).bit_length() - 1)
-        self._memory = pinned(self.num_bytes)
+    on_device = True
+
+    def __init__(self, memory: Tensor) -> None:
+        self.num_bytes = len(memory)
+        self._memory = memory
         self._free = [(0, self.num_bytes)]  # (start, end) of the gaps, in order
         self._lock = threading.Lock()
 
@@ -55,6 +56,16 @@ class HostArena:
                 start = self._free.pop(index - 1)[0]
                 index -= 1
             self._free.insert(index, (start, end))
+
+
+class HostArena(Arena):
+    """As many bytes as the largest power of two in `num_bytes`. `pinned(n)` gives them, uint8 [n]."""
+
+    on_device = False
+
+    def __init__(self, num_bytes: int, pinned: Callable[[int], Tensor]) -> None:
+        # pinned memory is given in powers of two, and more than was asked for must not be taken
+        super().__init__(pinned(1 << (max(num_bytes, _ALIGNMENT).bit_length() - 1)))
 
 
 def _rounded(num_bytes: int) -> int:

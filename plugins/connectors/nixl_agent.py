@@ -20,7 +20,8 @@ import numpy as np
 
 from frame.interfaces import Mark
 
-from .nixl_direct import Direct, Opened
+from .mapped_memory import Opened
+from .nixl_direct import Direct
 from .nixl_maps import MAX_ROWS, Rows
 from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from .nixl_direct import Offer
+from .mapped_memory import Offer
 from .nixl_maps import Piece
 from .nixl_shapes import MAX_LAYERS, Facts, RankShape
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
 
+from .mapped_memory import sharing_of
 from .nixl_agent import Agent, Read
-from .nixl_direct import Direct, sharing_of
+from .nixl_direct import Direct
 from .nixl_maps import Rows, Side, of_rank, readers, rows
 from .nixl_messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .nixl_mirror import Mirror
@@ -105,7 +106,7 @@ class NixlWorker(ConnectorWorker):
         """How others of this machine reach the memory of this worker's device; None where they do not."""
         device = regions[0].device if regions else torch.device("cpu")
         sharing = sharing_of(device) if self._options.direct else None
-        return None if sharing is None else Direct(sharing, machine(), regions, device)
+        return None if sharing is None else Direct(sharing, machine(), regions)
 
     def handshake(self) -> bytes:
         return encode(self._facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from frame.interfaces import Mark
 
+from .host_arena import Arena
 from .nixl_wire import Channel
 from .peer_wire import send_bytes
 from .push_wire import Part, Ready
@@ -19,7 +21,8 @@ from .push_wire import Part, Ready
 class Staged:
     """Blocks of a layer in `memory` uint8 [n, block bytes] once `mark` is passed; `start` blocks of it come before.
 
-    `first` is the place of the first in the prompt. `kept` is what the copy reads; `error` what it raised.
+    `memory` is of `arena`. `first` is the place of the first in the prompt. `kept` is what the copy reads; `error` what
+    it raised.
     """
 
     layer: int
@@ -27,12 +30,33 @@ class Staged:
     first: int
     memory: Tensor
     kept: Tensor
+    arena: Arena
     mark: Mark = field(default_factory=Mark)
     error: Exception | None = None
 
 
 class Carrier(ABC):
     """Sends bytes; any thread may call it."""
+
+    #: whether blocks are best sent from memory of the device
+    from_device: bool = False
+
+    def meet(self, channel: Channel, place: str, seconds: float) -> Carrier:
+        """What sends over a new connection, to the engine at `place`; its end is told to what this returns.
+
+        Raises `PeerError`.
+        """
+        del channel, place, seconds
+        return self
+
+    def leave(self) -> None:
+        """The connection is about to end for which `meet` gave this."""
+        return
+
+    def checksum(self, staged: Staged, ready: Ready) -> int:
+        """That of blocks for who answered `ready`; -1 where they are sent without one."""
+        del ready
+        return zlib.crc32(staged.memory.view(-1).numpy().data)
 
     @abstractmethod
     def send(

@@ -1,4 +1,4 @@
-"""Blocks that other engines sent to a worker and that no request has yet, in host memory of a fixed size.
+"""Blocks that other engines sent to a worker and that no request has yet, in memory of a fixed size.
 
 What a prompt's blocks are is said by its digest, so they are right for whoever knows the prompt, whenever they came.
 Knows no request and no device.
@@ -12,20 +12,22 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from frame.interfaces import KVLayout
 
-from .callers import Callers
-from .host_arena import HostArena
+from .callers import Callers, await_end, fall_silent, shut_down
+from .host_arena import Arena
+from .mapped_memory import PROBE_BYTES
 from .nixl_wire import Channel
 from .peer_wire import PeerError, receive_into
+from .push_buffer import DIRECT, DeviceBuffer
 from .push_facts import Facts
 from .push_messages import State, spans
-from .push_wire import Begin, End, Have, Message, No, Part, Ready, meet_caller
+from .push_prompts import Counts, Prompt, Row, Sender
+from .push_wire import Ask, Begin, Drop, End, Have, Mapped, Message, No, Offered, Part, Ready, meet_caller
 
 logger = logging.getLogger("frame.connectors.push")
 
@@ -36,59 +38,19 @@ _HELLO_SECONDS = 5.0
 _MAX_EVENTS = 4096
 
 
-@dataclass(eq=False)
-class Prompt:
-    """The blocks of a prompt; `parts[l]` uint8 [n, block bytes] of layer l, from place `firsts[l]` on.
-
-    `there[l]` [n] says which have come, from the connection `source`. Its memory stays while `users` read or write it.
-    """
-
-    digest: bytes
-    source: object
-    memory: Tensor
-    firsts: list[int]
-    parts: list[Tensor]
-    there: list[np.ndarray]
-    deadline: float
-    arrived: bool = False
-    gone: bool = False
-    users: int = 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether all blocks have come."""
-        return all(one.all() for one in self.there)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The blocks of a layer: of which KV group, and how many bytes each has."""
-
-    group: int
-    num_bytes: int
-
-
-@dataclass
-class Counts:
-    """What came since the worker last asked."""
-
-    num_bytes: int = 0
-    events: dict[bytes, State] = field(default_factory=dict)
-
-
 class Inbox:
     """See the module. Listens at `host`, any port, until `close`; `facts` and `rank` are those a sender must have.
 
-    With `session` senders write to the arena's memory themselves. What they were promised there is not given to others
-    before they have said that they are done, or are gone for `expiry` seconds. Raises `ValueError` when the address
-    cannot be used.
+    With `session` senders write to the arena's memory themselves, and so do those that can map `buffer`. What they were
+    promised there is not given to others before they have said that they are done, or are gone for `expiry` seconds.
+    Raises `ValueError` when the address cannot be used.
     """
 
     def __init__(
         self,
         layout: KVLayout,
         rows: Sequence[Row],
-        arena: HostArena,
+        arena: Arena,
         host: str,
         *,
         secret: bytes,
@@ -96,6 +58,7 @@ class Inbox:
         rank: int,
         expiry: float,
         session: str = "",
+        buffer: DeviceBuffer | None = None,
         name: str = "push",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +68,8 @@ class Inbox:
         self._secret, self._facts, self._rank = secret, facts, rank
         self._expiry = expiry
         self._session = session
-        self._writers: dict[tuple[object, bytes], Prompt] = {}  # by connection and digest, with a session
+        self.buffer = buffer
+        self._writers: set[socket.socket] = set()  # connections of those that map it
         self._lost: list[tuple[float, Prompt]] = []  # when memory is free to which a writer that is gone may write
         self._clock = clock
         self._prompts: dict[bytes, Prompt] = {}
@@ -113,7 +77,7 @@ class Inbox:
         self._lock = threading.Lock()
         listener = listen(host, 0, name)
         self.port = int(listener.getsockname()[1])
-        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name)
+        self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name=name, end=self._hang_up)
 
     def take(self) -> Counts:
         """What came since the last call, and what became of prompts."""
@@ -146,45 +110,98 @@ class Inbox:
                     self._drop(prompt)
 
     def close(self) -> None:
-        """Closes the listener and all connections."""
+        """Closes the listener and all connections, but of those that map the buffer: it stays while they may write."""
         self._callers.close()
+
+    def _hang_up(self, caller: socket.socket) -> None:
+        with self._lock:
+            writes = caller in self._writers
+        (fall_silent if writes else shut_down)(caller)
 
     def _serve(self, caller: socket.socket) -> None:
         channel = meet_caller(caller, self._secret, {self._rank: self._facts}, _HELLO_SECONDS).channel
         channel.send(Ready(), _HELLO_SECONDS)
+        sender = Sender(caller, self._session)
         try:
             while True:
                 message: Message = channel.receive(Message, None)
-                self._take(caller, channel, message)
+                self._take(sender, channel, message)
+        except (PeerError, OSError):
+            self._end(sender)
+            if sender.session == DIRECT:
+                await_end(caller)  # it writes until it has heard that nobody listens
+            raise
         finally:
-            with self._lock:
-                for prompt in list(self._prompts.values()):
-                    if prompt.source is caller and not prompt.arrived:
-                        self._drop(prompt)
-                until = self._clock() + self._expiry
-                for source, digest in list(self._writers):
-                    if source is caller:
-                        self._lost.append((until, self._writers.pop((source, digest))))
+            self._end(sender)
+            self._part_from(sender)
 
-    def _take(self, caller: socket.socket, channel: Channel, message: Message) -> None:
-        if isinstance(message, Begin):
-            channel.send(self._begin(caller, message), _HELLO_SECONDS)
-        elif isinstance(message, Part):
-            self._receive(caller, message)
-        else:
-            with self._lock:
-                self._written(caller, message.digest)
-                prompt = self._prompts.get(message.digest)
-                if prompt is None or prompt.source is not caller or prompt.arrived:
-                    return
-                if isinstance(message, End) and prompt.whole:
-                    prompt.arrived = True
-                    prompt.deadline = self._clock() + self._expiry
-                    self._tell(prompt.digest, "arrived")
-                else:
+    def _end(self, sender: Sender) -> None:
+        """Nothing further is taken from a sender."""
+        with self._lock:
+            for prompt in list(self._prompts.values()):
+                if prompt.source is sender and not prompt.arrived:
                     self._drop(prompt)
 
-    def _begin(self, caller: socket.socket, begin: Begin) -> Ready | Have | No:
+    def _part_from(self, sender: Sender) -> None:
+        """A sender is gone; what it began to write before may still come."""
+        with self._lock:
+            until = self._clock() + self._expiry
+            self._lost += [(until, prompt) for prompt in sender.begun.values()]
+            sender.begun = {}
+            self._writers.discard(sender.connection)
+        if self.buffer is not None and sender.scratch is not None:
+            self.buffer.scratch.give_back(sender.scratch)
+
+    def _take(self, sender: Sender, channel: Channel, message: Message) -> None:
+        if isinstance(message, Begin):
+            channel.send(self._begin(sender, message), _HELLO_SECONDS)
+        elif isinstance(message, Part):
+            self._receive(sender, message)
+        elif isinstance(message, Ask):
+            channel.send(self._offered(sender), _HELLO_SECONDS)
+        elif isinstance(message, Mapped):
+            channel.send(self._admitted(sender, message), _HELLO_SECONDS)
+        else:
+            self._finish(sender, message)
+
+    def _offered(self, sender: Sender) -> Offered | No:
+        if self.buffer is None:
+            return No("that engine lets no memory of a device be mapped")
+        if sender.scratch is not None or (scratch := self.buffer.scratch.take(PROBE_BYTES)) is None:
+            return No("that engine is asked for its memory too often")
+        sender.scratch = scratch
+        try:
+            return self.buffer.offered(scratch)
+        except RuntimeError as error:
+            return No(str(error))
+
+    def _admitted(self, sender: Sender, mapped: Mapped) -> Ready | No:
+        try:
+            if self.buffer is None or sender.scratch is None or not self.buffer.proves(sender.scratch, mapped.written):
+                return No("what is written there does not arrive")
+        except RuntimeError as error:
+            return No(str(error))
+        sender.session = DIRECT
+        with self._lock:
+            self._writers.add(sender.connection)
+        return Ready(DIRECT)
+
+    def _finish(self, sender: Sender, message: End | Drop) -> None:
+        with self._lock:
+            written = sender.begun.pop(message.digest, None)
+            if written is not None:
+                self._free(written)
+            prompt = self._prompts.get(message.digest)
+            if prompt is None or prompt.source is not sender or prompt.arrived:
+                return
+            if isinstance(message, End) and prompt.whole:
+                prompt.arrived = True
+                prompt.deadline = self._clock() + self._expiry
+                self._tell(prompt.digest, "arrived")
+            else:
+                self._drop(prompt)
+
+    def _begin(self, sender: Sender, begin: Begin) -> Ready | Have | No:
         if begin.num_tokens % self._layout.grain:
             return No("these are no whole blocks")
         places = spans(self._layout, begin.num_tokens)
@@ -193,12 +210,13 @@ class Inbox:
         with self._lock:
             self._expire()
             before = self._prompts.get(begin.digest)
-            if before is not None and (before.arrived or before.source is not caller):
+            if before is not None and (before.arrived or before.source is not sender):
                 return Have()
+            if begin.digest in sender.begun:
+                return Have()  # for another request of that engine, which may still be writing
             if before is not None:
                 self._drop(before)
-            self._written(caller, begin.digest)
-            memory = self.arena.take(sum(sizes))
+            session, arena, memory = self._room(sender, sum(sizes))
             if memory is None:
                 self._tell(begin.digest, "gone")
                 return No("it has no room for further blocks")
@@ -208,7 +226,9 @@ class Inbox:
             ]
             self._prompts[begin.digest] = prompt = Prompt(
                 begin.digest,
-                caller,
+                sender,
+                session,
+                arena,
                 memory,
                 [places[row.group][0] for row in self._rows],
                 parts,
@@ -216,19 +236,30 @@ class Inbox:
                 self._clock() + self._expiry,
             )
             self._tell(begin.digest, "begun")
-            if self._session:
+            if sender.session:
                 prompt.users += 1
-                self._writers[caller, begin.digest] = prompt
-        return Ready(self._session, [part.data_ptr() for part in parts] if self._session else [])
+                sender.begun[begin.digest] = prompt
+        return Ready(session, [part.data_ptr() for part in parts] if session else [])
 
-    def _receive(self, caller: socket.socket, part: Part) -> None:
+    def _room(self, sender: Sender, num_bytes: int) -> tuple[str, Arena, Tensor | None]:
+        """Where so many bytes of a sender go; what does not fit on the device is sent to host memory."""
+        if self.buffer is not None and sender.session == DIRECT:
+            memory = self.buffer.arena.take(num_bytes)
+            if memory is not None:
+                return DIRECT, self.buffer.arena, memory
+            return "", self.arena, self.arena.take(num_bytes)
+        return sender.session, self.arena, self.arena.take(num_bytes)
+
+    def _receive(self, sender: Sender, part: Part) -> None:
         """Takes the bytes that follow, also of a prompt that is not wanted any more."""
         if part.layer >= len(self._rows):
             raise PeerError("a sender names a layer that is not there")
         num_bytes = self._rows[part.layer].num_bytes
         with self._lock:
+            begun = sender.begun.get(part.digest)
+            written = begun is not None and begun.session != ""
             prompt = self._prompts.get(part.digest)
-            if prompt is not None and (prompt.source is not caller or prompt.arrived):
+            if prompt is not None and (prompt.source is not sender or prompt.arrived):
                 prompt = None
             if prompt is not None:
                 first = part.first - prompt.firsts[part.layer]
@@ -236,14 +267,16 @@ class Inbox:
                     raise PeerError("a sender names blocks that are not of the prompt")
                 prompt.users += 1
         if prompt is None:
-            if not self._session:
-                _discard(caller, part.count * num_bytes, self._expiry)
+            if not written:
+                _discard(sender.connection, part.count * num_bytes, self._expiry)
             return
         try:
-            memory = prompt.parts[part.layer][first : first + part.count].view(-1).numpy().data
-            if not self._session:
-                receive_into(caller, memory, self._expiry)
-            right = part.checksum < 0 or part.checksum == zlib.crc32(memory)
+            right = prompt.arena.on_device
+            if not right:
+                memory = prompt.parts[part.layer][first : first + part.count].view(-1).numpy().data
+                if not written:
+                    receive_into(sender.connection, memory, self._expiry)
+                right = part.checksum < 0 or part.checksum == zlib.crc32(memory)
             with self._lock:
                 self._counts.num_bytes += part.count * num_bytes
                 if right:
@@ -255,16 +288,10 @@ class Inbox:
         finally:
             self.release(prompt)
 
-    def _written(self, caller: object, digest: bytes) -> None:
-        """A sender writes no more to what it was promised for a prompt."""
-        prompt = self._writers.pop((caller, digest), None)
-        if prompt is not None:
-            self._free(prompt)
-
     def _free(self, prompt: Prompt) -> None:
         prompt.users -= 1
         if prompt.gone and not prompt.users:
-            self.arena.give_back(prompt.memory)
+            prompt.arena.give_back(prompt.memory)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -278,7 +305,7 @@ class Inbox:
         del self._prompts[prompt.digest]
         prompt.gone = True
         if not prompt.users:
-            self.arena.give_back(prompt.memory)
+            prompt.arena.give_back(prompt.memory)
         self._tell(prompt.digest, "gone")
 
     def _tell(self, digest: bytes, state: State) -> None:

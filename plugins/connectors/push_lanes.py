@@ -10,19 +10,16 @@ import queue
 import socket
 import threading
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-from .callers import hang_up
-from .host_arena import HostArena
+from .callers import hang_up, is_over, stop_hearing
 from .nixl_wire import Channel
 from .peer_wire import PeerError
 from .push_carrier import Carrier, Staged
 from .push_facts import Facts
-from .push_messages import Goal
+from .push_parcels import Notes, Outcome, Parcel
 from .push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 
 logger = logging.getLogger("frame.connectors.push")
@@ -30,28 +27,15 @@ logger = logging.getLogger("frame.connectors.push")
 #: Other engines at a time; the one unused for longest goes.
 _MAX_LANES = 64
 _MAX_TOLD = 64
-
-
-@dataclass(eq=False)
-class Parcel:
-    """The blocks of one request on their way. `over`: nothing more is sent, as all is there, or it failed.
-
-    `begun` is the connection on which the other side was told, and `ready` its answer.
-    """
-
-    owner: str
-    goal: Goal
-    over: bool = False
-    begun: Channel | None = None
-    ready: Ready | None = None
+#: Seconds after which an idle lane looks whether the other side is still there, whose memory it keeps mapped.
+_WATCH_SECONDS = 1.0
 
 
 class Lanes:
-    """A lane for each worker of another engine. `arena` gets the memory of what was sent back."""
+    """A lane for each worker of another engine. Arenas get the memory of what was sent back."""
 
     def __init__(
         self,
-        arena: HostArena,
         carrier: Carrier,
         secret: bytes,
         facts: Facts,
@@ -61,10 +45,8 @@ class Lanes:
         retry: float,
         checksums: bool = True,
     ) -> None:
-        self._arena = arena
         self._make = partial(
             _Lane,
-            arena=arena,
             carrier=carrier,
             secret=secret,
             meet=Meet(facts, rank),
@@ -74,14 +56,14 @@ class Lanes:
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._ended: list[_Lane] = []
-        self._outcome = _Outcome()
+        self._notes = Notes()
 
     def begin(self, parcel: Parcel) -> None:
         """Tells the other side that blocks follow."""
         self._of(parcel).begin(parcel)
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        """Sends blocks once they are in host memory, which is given back then."""
+        """Sends blocks once they are copied; their memory is given back then."""
         self._of(parcel).send(parcel, staged)
 
     def end(self, parcel: Parcel) -> None:
@@ -93,9 +75,14 @@ class Lanes:
         parcel.over = True
         self._of(parcel).drop(parcel)
 
-    def take(self) -> tuple[list[str], int]:
-        """Since the last call: requests whose blocks could not be sent, and bytes that were."""
-        return self._outcome.take()
+    def from_device(self, parcel: Parcel) -> bool:
+        """Whether its blocks are best sent from memory of the device."""
+        lane = self._lanes.get((parcel.goal.host, parcel.goal.port))
+        return lane is not None and lane.from_device
+
+    def take(self) -> Outcome:
+        """What was done since the last call."""
+        return self._notes.take()
 
     def close(self) -> None:
         """Ends all connections and threads."""
@@ -112,34 +99,9 @@ class Lanes:
             if len(self._lanes) >= _MAX_LANES and idle:
                 self._ended.append(self._lanes.pop(idle[0]))
                 self._ended[-1].end()  # a step does not wait for it
-            self._lanes[place] = self._make(place, outcome=self._outcome)
+            self._lanes[place] = self._make(place, notes=self._notes)
         self._lanes.move_to_end(place)
         return self._lanes[place]
-
-
-class _Outcome:
-    """What the threads tell the worker's."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._unsent: list[str] = []
-        self._num_bytes = 0
-
-    def fail(self, parcel: Parcel) -> None:
-        with self._lock:
-            if not parcel.over:
-                self._unsent.append(parcel.owner)
-            parcel.over = True
-
-    def sent(self, num_bytes: int) -> None:
-        with self._lock:
-            self._num_bytes += num_bytes
-
-    def take(self) -> tuple[list[str], int]:
-        with self._lock:
-            unsent, self._unsent = self._unsent, []
-            num_bytes, self._num_bytes = self._num_bytes, 0
-            return unsent, num_bytes
 
 
 class _Lane:
@@ -149,24 +111,22 @@ class _Lane:
         self,
         place: tuple[str, int],
         *,
-        arena: HostArena,
         carrier: Carrier,
         secret: bytes,
         meet: Meet,
         timeout: float,
         retry: float,
         checksums: bool,
-        outcome: _Outcome,
+        notes: Notes,
     ) -> None:
         self._place = place
-        self._arena = arena
-        self._carrier = carrier
+        self._carrier = self._way = carrier
         self._secret = secret
         self._meet = meet
         self._timeout = timeout
         self._retry = retry
         self._checksums = checksums
-        self._outcome = outcome
+        self._notes = notes
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
@@ -194,6 +154,10 @@ class _Lane:
         self._jobs.put(partial(self._drop, parcel))
 
     @property
+    def from_device(self) -> bool:
+        return self._way.from_device
+
+    @property
     def lives(self) -> bool:
         return self._thread.is_alive()
 
@@ -203,13 +167,22 @@ class _Lane:
         self._jobs.put(None)
         connection = self._connection
         if connection is not None:
-            hang_up(connection)
+            # who is written to may not take it for gone before the last write has ended
+            (stop_hearing if self._way.from_device else hang_up)(connection)
 
     def join(self) -> None:
         self._thread.join()
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_WATCH_SECONDS if self._way.from_device else None)
+            except queue.Empty:
+                if self._connection is not None and is_over(self._connection):
+                    self._lose()
+                continue
+            if job is None:
+                break
             job()
         self._lose()
 
@@ -225,11 +198,11 @@ class _Lane:
                 answer = self._ask(parcel)  # the connection that was kept had ended meanwhile
         except PeerError as error:
             self._tell(str(error))
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
             return
         if isinstance(answer, No):
             self._tell(answer.reason)
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         elif isinstance(answer, Have):
             parcel.over = True
         else:
@@ -243,6 +216,7 @@ class _Lane:
         try:
             if self._channel is None:
                 self._connection, self._channel = connect(self._place, self._secret, self._meet, self._timeout)
+                self._way = self._carrier.meet(self._channel, "{}:{}".format(*self._place), self._timeout)
                 self._told.clear()
             self._channel.send(Begin(parcel.goal.digest, parcel.goal.num_tokens), self._timeout)
             answer: Ready | Have | No = self._channel.receive(Ready | Have | No, self._timeout)
@@ -260,18 +234,19 @@ class _Lane:
             if parcel.over or ready is None or channel is None or connection is None or parcel.begun is not channel:
                 return
             if staged.error is not None:
-                self._outcome.fail(parcel)
+                self._notes.fail(parcel)
                 self._drop(parcel)
                 return
-            checksum = zlib.crc32(staged.memory.view(-1).numpy().data) if self._checksums else -1
+            checksum = self._way.checksum(staged, ready) if self._checksums else -1
             part = Part(parcel.goal.digest, staged.layer, staged.first, len(staged.memory), checksum)
-            self._carrier.send(connection, channel, part, staged, ready, self._timeout)
-            self._outcome.sent(staged.memory.numel())
+            started = time.monotonic()
+            self._way.send(connection, channel, part, staged, ready, self._timeout)
+            self._notes.sent(staged.memory.numel(), time.monotonic() - started, direct=ready.session != "")
         except Exception as error:  # of the connection, or of the device
             self._broken(error)
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         finally:
-            self._arena.give_back(staged.memory)
+            staged.arena.give_back(staged.memory)
 
     def _end(self, parcel: Parcel) -> None:
         self._say(parcel, End(parcel.goal.digest))
@@ -299,8 +274,11 @@ class _Lane:
     def _lose(self) -> None:
         """Without the connection nothing that was begun on it can be ended."""
         for parcel in self._open:
-            self._outcome.fail(parcel)
+            self._notes.fail(parcel)
         self._open.clear()
+        way, self._way = self._way, self._carrier
+        if way is not self._carrier:
+            way.leave()  # of which the other side must not hear before
         if self._connection is not None:
             hang_up(self._connection)
         self._connection = self._channel = None

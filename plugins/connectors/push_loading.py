@@ -1,4 +1,4 @@
-"""A worker's half of taking: copies received blocks from host memory into those of requests, beside the steps."""
+"""A worker's half of taking: copies received blocks from where they came into those of requests, beside the steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from frame.interfaces import Mark, SideQueue
 
-from .push_inbox import Inbox, Prompt
+from .push_inbox import Inbox
 from .push_messages import Load, PushStep
+from .push_prompts import Prompt
+from .row_words import in_words
 
 logger = logging.getLogger("frame.connectors.push")
 
@@ -121,7 +123,8 @@ class Loadings:
                 raise ValueError("blocks are needed that were not sent")
             if group not in staged:
                 staged[group] = self._ids(np.array(load.blocks[group], np.int64))
-            cache.index_copy_(0, staged[group], part[first:last].to(cache.device, non_blocking=True))
+            blocks, rows = in_words(cache, part[first:last])
+            blocks.index_copy_(0, staged[group], rows.to(cache.device, non_blocking=True))
 
     def _wait(self, loading: Loading) -> None:
         try:

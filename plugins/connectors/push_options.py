@@ -96,6 +96,24 @@ class PushOptions(SendOptions):
         None,
         description="HOST:PORT of the decode engine that gets the blocks of requests whose parameters name none.",
     )
+    direct: bool = Field(
+        True,
+        description="Whether blocks of a GPU are written to the other engine's GPU where that is of the same machine "
+        "and can be mapped; else all cross host memory.",
+    )
+    device_bytes: int = Field(
+        1 << 30,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Bytes of a GPU for blocks that were written there and that no request has yet. They are taken "
+        "beside gpu_memory_utilization; where they are not free, blocks cross host memory.",
+    )
+    send_device_bytes: int = Field(
+        1 << 28,
+        ge=1 << 16,
+        le=1 << 40,
+        description="Bytes of a GPU, likewise, for blocks that are being written to another one.",
+    )
 
     @field_validator("decode")
     @classmethod

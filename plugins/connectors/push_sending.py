@@ -1,6 +1,7 @@
-"""A worker's half of sending: copies blocks to host memory beside the layers, and gives them to the threads that send.
+"""A worker's half of sending: copies blocks elsewhere beside the layers, and gives them to the threads that send.
 
-Blocks for which that memory has no room are copied when their request has ended, which keeps them so long.
+They are copied to host memory, or within the device where that writes them to another one. Blocks for which there is no
+room are copied when their request has ended, which keeps them so long.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from frame.interfaces import KVLayout, Mark, SideQueue
 
-from .host_arena import HostArena
+from .host_arena import Arena
 from .push_carrier import Staged
-from .push_lanes import Lanes, Parcel
+from .push_lanes import Lanes
 from .push_messages import Chunk, End, Goal, PushStep, spans
+from .push_parcels import Parcel
+from .row_words import in_words
 
 logger = logging.getLogger("frame.connectors.push")
 
@@ -48,7 +51,8 @@ class Sending:
 class Sendings:
     """See the module. `caches` uint8 [num_blocks, block bytes] are those of layers, of the KV groups `groups`.
 
-    `stage` copies an array to the device. What ended since it was last read is in `sent` and `unsent`.
+    `stage` copies an array to the device, `arena` is host memory, `near` the device's, if there is any for this. What
+    ended since it was last read is in `sent` and `unsent`.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class Sendings:
         groups: Sequence[int],
         stage: Callable[[np.ndarray], Tensor],
         *,
-        arena: HostArena,
+        arena: Arena,
+        near: Arena | None = None,
         lanes: Lanes,
         queue: SideQueue,
         expiry: float,
@@ -66,6 +71,7 @@ class Sendings:
         self._groups = groups
         self._ids = stage
         self._arena = arena
+        self._near = near
         self._lanes = lanes
         self._queue = queue
         self._expiry = expiry
@@ -159,11 +165,13 @@ class Sendings:
     def _stage(self, sending: Sending, number: int, first: int, ids: Tensor) -> bool:
         """Copies blocks of a layer, from place `first` of the prompt, to be sent; False where there is no room."""
         cache = self.caches[number]
-        memory = self._arena.take(len(ids) * cache.shape[1])
+        near = self._near if self._lanes.from_device(sending.parcel) else None
+        arena = self._arena if near is None else near
+        memory = arena.take(len(ids) * cache.shape[1])
         if memory is None:
             return False
         start = first - sending.firsts[self._groups[number]]
-        staged = Staged(number, start, first, memory.view(len(ids), cache.shape[1]), ids)
+        staged = Staged(number, start, first, memory.view(len(ids), cache.shape[1]), ids, arena)
         self._queue.run(partial(_copy, cache, staged))
         staged.mark = sending.mark = self._queue.mark()
         self._copied = True
@@ -212,10 +220,11 @@ class Sendings:
 def _copy(cache: Tensor, staged: Staged) -> None:
     try:
         with torch.inference_mode():
-            if cache.device.type == "cpu":
-                torch.index_select(cache, 0, staged.kept, out=staged.memory)
+            source, target = in_words(cache, staged.memory)
+            if source.device == target.device:
+                torch.index_select(source, 0, staged.kept, out=target)
             else:
-                staged.memory.copy_(cache.index_select(0, staged.kept), non_blocking=True)
+                target.copy_(source.index_select(0, staged.kept), non_blocking=True)
     except Exception as error:
         logger.exception("blocks could not be copied")
         staged.error = error

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from .mapped_memory import PROBE_BYTES, Offer
 from .nixl_shapes import MAX_LAYERS
 from .nixl_wire import Channel, answer_call, call
 from .peer_wire import PeerError
@@ -99,7 +100,29 @@ class No(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Message = Begin | Part | End | Drop
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """What memory of this side may the sender map?"""
+
+
+class Offered(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Ask`: memory for blocks, with `content` at the address `scratch`, which the sender changes."""
+
+    offer: Offer
+    scratch: int
+    content: bytes
+
+
+class Mapped(msgspec.Struct, frozen=True, tag=True):
+    """The sender has mapped what it was offered, and has written this there. The answer is `Ready` or `No`."""
+
+    written: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.written) != PROBE_BYTES:
+            raise ValueError("it proves nothing")
+
+
+Message = Begin | Part | End | Drop | Ask | Mapped
 
 
 @dataclass(frozen=True)

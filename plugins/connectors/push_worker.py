@@ -1,15 +1,18 @@
 """The worker side of the push connector: sends blocks layer by layer while prompts are computed, and takes them.
 
-After a layer has run, the blocks that the step filled are copied to host memory beside the next layers, and threads
-send them: the step waits for no other engine. Received ones wait in host memory until a request gets them.
+After a layer has run, the blocks that the step filled are copied elsewhere beside the next layers, and threads send
+them: the step waits for no other engine. Received ones wait beside the KV cache until a request gets them. Between GPUs
+of one machine all that is memory of these (see `push_direct`), else of the host.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from frame.interfaces import (
@@ -23,17 +26,23 @@ from frame.interfaces import (
     encode,
 )
 
-from .host_arena import HostArena
+from .host_arena import Arena, HostArena
 from .host_slab import check_room
+from .mapped_memory import Sharing, sharing_of
 from .nixl_messages import machine
+from .push_buffer import DeviceBuffer, device_memory
 from .push_carrier import Carrier, Stream
+from .push_direct import DirectCarrier
 from .push_facts import Facts
-from .push_inbox import Inbox, Row
+from .push_inbox import MAX_CALLERS, Inbox
 from .push_lanes import Lanes
 from .push_loading import Loadings
 from .push_messages import Hello, PushNote, PushStep
-from .push_options import SendOptions
+from .push_options import PushOptions, SendOptions
+from .push_prompts import Row
 from .push_sending import Sendings
+
+logger = logging.getLogger("frame.connectors.push")
 
 
 class PushHooks(LayerHooks):
@@ -68,6 +77,7 @@ class PushWorker(ConnectorWorker):
         self._sendings: Sendings | None = None
         self._inbox: Inbox | None = None
         self._loadings: Loadings | None = None
+        self._near: Arena | None = None  # of the device, for what is written to another one
 
     def open_carrier(self, arenas: Sequence[HostArena]) -> tuple[Carrier, str]:
         """What sends bytes from and to that memory; and the session by which senders write to it, "" for none."""
@@ -91,7 +101,8 @@ class PushWorker(ConnectorWorker):
                 if group.keeps_states:
                     formats[-1].append([[str(dtype), size] for dtype, size in view.parts])
         if not self._hello.formats:
-            self._open(hashlib.sha256(encode([self.title, formats])).hexdigest()[:16], rows)
+            device = memory[0].device if memory else torch.device("cpu")
+            self._open(hashlib.sha256(encode([self.title, formats])).hexdigest()[:16], rows, device)
         for user in (self._sendings, self._loadings):
             if user is not None:
                 user.caches = memory
@@ -111,9 +122,12 @@ class PushWorker(ConnectorWorker):
         if self._sendings is not None and self._lanes is not None:
             self._sendings.end()
             report.sent, self._sendings.sent = self._sendings.sent, []
-            unsent, num_bytes = self._lanes.take()
-            note.unsent, self._sendings.unsent = self._sendings.unsent + unsent, []
-            self._count(report, "sent_bytes", num_bytes)
+            outcome = self._lanes.take()
+            note.unsent, self._sendings.unsent = self._sendings.unsent + outcome.unsent, []
+            self._count(report, "sent_bytes", outcome.num_bytes)
+            if self._near is not None:
+                self._count(report, "direct_bytes", outcome.direct_bytes)
+                self._count(report, "direct_seconds", outcome.direct_seconds)
             self._count(report, "unsent_prompts", len(note.unsent))
         if self._loadings is not None:
             self._end_loads(self._loadings, report, note)
@@ -142,8 +156,11 @@ class PushWorker(ConnectorWorker):
         note.arrivals = counts.events
         self._count(report, "received_bytes", counts.num_bytes)
         report.gauges[f"{self.title}_buffer_used_bytes"] = float(loadings.inbox.arena.used_bytes)
+        if loadings.inbox.buffer is not None:
+            used = loadings.inbox.buffer.arena.used_bytes
+            report.gauges[f"{self.title}_device_buffer_used_bytes"] = float(used)
 
-    def _open(self, formats: str, rows: list[Row]) -> None:
+    def _open(self, formats: str, rows: list[Row], device: torch.device) -> None:
         if self._secret is not None:
             role, options, pinned = self.setup.role, self._options, self.setup.memory.pinned
             wanted = [options.send_buffer_bytes * (role != "consumer"), options.buffer_bytes * (role != "producer")]
@@ -151,6 +168,7 @@ class PushWorker(ConnectorWorker):
             sends = [HostArena(options.send_buffer_bytes, pinned)] if role != "consumer" else []
             takes = [HostArena(options.buffer_bytes, pinned)] if role != "producer" else []
             self._carrier, session = self.open_carrier([*sends, *takes])
+            buffer = self._open_direct(device)
             facts, groups = Facts.of(self.layout, self.setup.mesh, formats), [row.group for row in rows]
             for arena in sends:
                 self._open_sendings(arena, self._secret, facts, groups)
@@ -165,16 +183,38 @@ class PushWorker(ConnectorWorker):
                     rank=self.rank,
                     expiry=options.expiry_seconds,
                     session=session,
+                    buffer=buffer,
                     name=self.title,
                 )
                 stage = self.setup.streams.stage
                 self._loadings = Loadings(groups, stage, inbox=self._inbox, queue=self._load_queue, title=self.title)
         self._hello = Hello(machine(), formats, 0 if self._inbox is None else self._inbox.port)
 
+    def _open_direct(self, device: torch.device) -> DeviceBuffer | None:
+        """Prepares that blocks go from device to device; returns where they are taken, None where they are not."""
+        options, role = self._options, self.setup.role
+        if not isinstance(options, PushOptions) or not options.direct:
+            return None
+        try:
+            sharing = sharing_of(device)
+            if sharing is None:
+                return None
+            if role != "consumer":
+                self._open_near(sharing, options)
+            return DeviceBuffer(sharing, machine(), options.device_bytes, MAX_CALLERS) if role != "producer" else None
+        except (RuntimeError, ValueError) as error:
+            logger.info("blocks between this device and others of the machine cross host memory: %s", error)
+            return None
+
+    def _open_near(self, sharing: Sharing, options: PushOptions) -> None:
+        near = Arena(device_memory(sharing, options.send_device_bytes))
+        pinned = self.setup.memory.pinned
+        self._carrier = DirectCarrier(sharing, machine(), pinned, checksums=options.checksums)
+        self._near = near
+
     def _open_sendings(self, arena: HostArena, secret: bytes, facts: Facts, groups: list[int]) -> None:
         options = self._options
         self._lanes = Lanes(
-            arena,
             self._carrier,
             secret,
             facts,
@@ -188,6 +228,7 @@ class PushWorker(ConnectorWorker):
             groups,
             self.setup.streams.stage,
             arena=arena,
+            near=self._near,
             lanes=self._lanes,
             queue=self._send_queue,
             expiry=options.expiry_seconds,

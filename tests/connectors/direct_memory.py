@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 
+import torch
+
 from frame.interfaces import Mark
-from frame.plugins.connectors.nixl_direct import Sharing
+from frame.plugins.connectors.mapped_memory import Sharing
 
 #: What was exported, by handle.
 _EXPORTED: dict[bytes, tuple[int, int]] = {}
@@ -15,8 +17,16 @@ _EXPORTED: dict[bytes, tuple[int, int]] = {}
 class FakeSharing(Sharing):
     """`faults` names what goes wrong: "export", "open", "copy" (raise), "probe" (another device's memory is read)."""
 
+    device = torch.device("cpu")
+
     def __init__(self, device=None, *, faults=()):
         self.faults, self.copied, self.opened = set(faults), 0, Counter()
+
+    def allocate(self, num_bytes):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def free_bytes(self):
+        return 1 << 40
 
     def export(self, region):
         if "export" in self.faults:
@@ -46,3 +56,6 @@ class FakeSharing(Sharing):
                 ctypes.memmove(target, source, size)
         self.copied += len(table)
         return Mark()
+
+    def move(self, source, target, num_bytes):
+        raise NotImplementedError("NIXL's blocks are copied by a kernel")

@@ -86,12 +86,13 @@ def serve(pipe, connector, folder, place):
 
 
 class Process:
-    """An engine, as this process knows it."""
+    """An engine, as this process knows it: it runs `target(pipe, *given)`."""
 
-    def __init__(self, connector, folder, place):
+    def __init__(self, target, *given):
         context = multiprocessing.get_context("fork")
+        self.target, self.given = target, given
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, connector, folder, place), daemon=True)
+        self.process = context.Process(target=target, args=(theirs, *given), daemon=True)
         self.process.start()
         theirs.close()
         self.until("ready")
@@ -117,8 +118,15 @@ class Process:
         self.pipe.send("rest")
         return self.until("usage")
 
+    def anew(self):
+        """Another engine of its kind."""
+        return Process(self.target, *self.given)
+
+    def signal(self, number):
+        os.kill(self.process.pid, number)
+
     def kill(self):
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.process.join()
         self.pipe.close()
 
@@ -131,7 +139,7 @@ class Process:
 def kills(connector, folder, count, draw):
     """Kills `count` times; returns what went wrong, and how often the transfer was under way."""
     wrong, midway, duration = [], 0, 0.02
-    engines = [Process(connector, folder, place) for place in (0, 1)]
+    engines = [Process(serve, connector, folder, place) for place in (0, 1)]
     for number in range(count):
         prompt = [draw.randrange(VOCAB) for _ in range(_LENGTH)]
         giver, taker = engines if number % 4 < 2 else engines[::-1]
@@ -155,7 +163,7 @@ def kills(connector, folder, count, draw):
         if rest["usage"] or rest["held"] or rest["loading"]:
             wrong.append([number, "blocks", rest])
         place = engines.index(victim)
-        engines[place] = Process(connector, folder, place)
+        engines[place] = victim.anew()
         again = engines[1 - place]
         again.add(f"a{number}", prompt, 6)
         if not again.until(name=f"a{number}")["right"]:

@@ -108,8 +108,14 @@ class Prefill:
             assert line, "the prefill engine ended"
 
     def ask(self, **question):
+        self.begin(**question)
+        return self.answer()
+
+    def begin(self, **question):
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
+
+    def answer(self):
         while not (line := self.process.stdout.readline()).startswith("{"):
             assert line, "the prefill engine ended"
         return json.loads(line)
@@ -121,6 +127,11 @@ class Prefill:
 
     def usage(self):
         return self.ask(call="usage")["result"]
+
+    def counter(self, name, connector):
+        """What it has counted; one that is idle tells only in a later step."""
+        self.ask(id=f"later {self.number}", prompt=[3, 4, 5], params=None, count=1)
+        return self.ask(call="counters")["result"].get(f"{connector}_{name}", 0)
 
     def close(self):
         self.process.kill()
@@ -143,6 +154,8 @@ def main():
                 continue
             if question.get("call") == "usage":
                 print(json.dumps({"result": asked.rest()}), flush=True)
+            elif question.get("call") == "counters":
+                print(json.dumps({"result": engine.stats().connector_counters}), flush=True)
             elif "call" in question:
                 result = engine.call(question["call"], question.get("arguments", {}))
                 print(json.dumps({"result": result}), flush=True)

@@ -120,7 +120,7 @@ class Pairs(ConnectorSuite):
 def assert_empty(worker, seconds=10.0):
     """All memory for what is sent is given back."""
     latest = time.monotonic() + seconds
-    while worker._lanes is not None and worker._lanes._arena.used_bytes:
+    while worker._lanes is not None and worker._sendings._arena.used_bytes:
         assert time.monotonic() < latest, "memory for what is sent is not given back"
         time.sleep(0.001)
 

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from frame.plugins.connectors.nixl_direct import MAX_REGIONS, Direct, Offer, Region
+from frame.plugins.connectors.mapped_memory import MAX_REGIONS, Offer, Region
+from frame.plugins.connectors.nixl_direct import Direct
 from frame.plugins.connectors.nixl_maps import Rows
 from tests.connectors.direct_memory import FakeSharing
-
-CPU = torch.device("cpu")
 
 
 def worker(num_regions=2, machine="here", **given):
     """A worker's memory: `num_regions` tensors of eight rows."""
     tensors = [torch.arange(64, dtype=torch.int64).view(8, 8) + 1000 * i for i in range(num_regions)]
-    return tensors, Direct(FakeSharing(**given), machine, tensors, CPU)
+    return tensors, Direct(FakeSharing(**given), machine, tensors)
 
 
 def test_rows_of_two_regions_are_read_in_one_go():

@@ -7,17 +7,16 @@ import socket
 import time
 
 import pytest
-import torch
 from msgspec import structs
 
 from frame.interfaces import decode, encode
 from frame.plugins.connectors import push_lanes
-from frame.plugins.connectors.host_arena import HostArena
 from frame.plugins.connectors.peer_wire import PeerError
 from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_lanes import Lanes
 from frame.plugins.connectors.push_messages import Goal, Hello
+from frame.plugins.connectors.push_parcels import Parcel
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -499,15 +498,13 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
 
     monkeypatch.setattr(push_lanes, "connect", connect)
     facts = Facts(1, "model", 4, "", 1, 1, "")
-    lanes = Lanes(
-        HostArena(64, lambda size: torch.empty(size, dtype=torch.uint8)), Stream(), b"", facts, 0, timeout=1, retry=60
-    )
+    lanes = Lanes(Stream(), b"", facts, 0, timeout=1, retry=60)
     parcels = [Parcel(f"r{number}", Goal("127.0.0.1", 1, bytes(32), 4)) for number in range(3)]
     for parcel in parcels:
         lanes.begin(parcel)
     unsent, deadline = [], time.monotonic() + 20
     while len(unsent) < len(parcels) and time.monotonic() < deadline:
-        unsent += lanes.take()[0]
+        unsent += lanes.take().unsent
     assert sorted(unsent) == ["r0", "r1", "r2"]
     assert len(calls) == 1
     lanes.close()

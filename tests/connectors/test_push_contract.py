@@ -6,10 +6,12 @@ from typing import ClassVar
 
 import pytest
 
+from frame.plugins.connectors import push_worker
 from frame.testing import ConnectorSuite
 from frame.testing.connector_ends_suite import ConnectorEnds
 from frame.testing.connector_states_suite import STATES
 from frame.testing.fake_cache import make_layout
+from tests.connectors.mapped_files import FileSharing
 from tests.connectors.push_pairs import SECRET, port
 
 
@@ -66,3 +68,24 @@ class TestPushedStatesAlone(TestPushed):
     """Where there are no blocks of tokens."""
 
     shape: ClassVar = STATES["states alone"]
+
+
+@pytest.mark.matrix
+class TestPushedToDevices(TestPushed):
+    """Where blocks are written to the other engine's device."""
+
+    @pytest.fixture(autouse=True)
+    def _devices(self, monkeypatch, _own_folder, _taker):
+        monkeypatch.setattr(push_worker, "sharing_of", lambda device: FileSharing(self.folder))
+        takers = [ConnectorEnds.engine(self, make_layout(ranks=ranks, **self.shape), ranks=ranks) for ranks in (1, 2)]
+        self.ports = [port(taker) for taker in takers]
+        yield
+        for taker in takers:
+            taker.close()
+
+
+@pytest.mark.matrix
+class TestPushedStatesToDevices(TestPushedToDevices):
+    """Where states go with them."""
+
+    shape: ClassVar = STATES["states"]

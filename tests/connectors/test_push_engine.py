@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from frame.plugins.connectors import push_lanes
+from frame.plugins.connectors import push_carrier, push_lanes, push_worker
 from frame.testing.checkpoints import make_checkpoint
+from tests.connectors.mapped_files import FileSharing
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine
 
 SIZES = (90, 17, 64, 5)
@@ -125,7 +126,12 @@ def test_a_prefill_engine_that_dies_costs_the_computation(sides):
     assert sides.here.rest(seconds=30) == 0
 
 
-def test_two_workers_on_each_side(secret, tmp_path):
+@pytest.mark.parametrize("direct", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["sent", "written"])
+def test_two_workers_on_each_side(secret, tmp_path, monkeypatch, direct):
+    """Which send blocks to the other side's, or write them to its devices, for which files stand in."""
+    if direct:
+        monkeypatch.setattr(push_worker, "sharing_of", lambda device: FileSharing(tmp_path))
+        monkeypatch.setattr(push_carrier, "send_bytes", lambda *given: pytest.fail("blocks went over the connection"))
     model = make_checkpoint(tmp_path, "llama")
     settings = {**PUSH, "tensor_parallel_size": 2, "executor": "threads"}
     port = free_port()

@@ -7,11 +7,14 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
+from frame.plugins.connectors import push_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from tests.connectors.mapped_files import FileSharing
 from tests.connectors.push_pairs import Pairs, port
 
 
@@ -78,15 +81,20 @@ class Wire:
 
 
 @pytest.mark.parametrize(
-    ("states", "seed"),
+    ("states", "seed", "direct"),
     [
-        pytest.param(states, seed, id=f"{name}-{seed}", marks=[] if seed < often else [pytest.mark.matrix])
-        for name, states, often in (("tokens", 0, 1), ("states", 4, 1))
+        pytest.param(states, seed, direct, id=f"{name}-{seed}", marks=[] if seed < often else [pytest.mark.matrix])
+        for name, states, direct, often in (("tokens", 0, False, 1), ("states", 4, False, 1), ("device", 0, True, 1))
         for seed in range(60)
     ],
 )
-def test_faults_on_the_way_cost_the_computation(tmp_path, seed, states):
-    """The address of the worker, which the first connection tells, leads through the wire too."""
+def test_faults_on_the_way_cost_the_computation(tmp_path, monkeypatch, seed, states, direct):
+    """The address of the worker, which the first connection tells, leads through the wire too.
+
+    Where blocks are written to the other device it carries the words about them alone.
+    """
+    if direct:
+        monkeypatch.setattr(push_worker, "sharing_of", lambda device: FileSharing(tmp_path))
     pairs = Pairs(tmp_path)
     faults = ["none", "flip", "cut", "lose", "twice", "late"]
     wires = []
@@ -97,6 +105,8 @@ def test_faults_on_the_way_cost_the_computation(tmp_path, seed, states):
             windows, size = (windows if seed % 3 else ()), 4
         layout = make_layout(120, windows=windows, block_size=size, states=states, checkpoints=2 * states)
         short = {"wait_seconds": 0.3, "expiry_seconds": 1, "timeout_seconds": 0.2}
+        if direct:
+            short |= {"device_bytes": 1 << draw.choice([16, 18]), "send_device_bytes": 1 << draw.choice([16, 18])}
         here = pairs.engine(layout, options=short)
         worker = here.workers.made[0].transfer.inner
         wires.append(Wire(worker._inbox.port, seed, faults))
@@ -111,7 +121,8 @@ def test_faults_on_the_way_cost_the_computation(tmp_path, seed, states):
                 there.step()
                 here.step()
         pairs.rest(there, here, seconds=30)
-        pairs.until(lambda: empty(pairs, here, worker._inbox.arena), seconds=10)
+        for arena in (worker._inbox.arena, *([worker._inbox.buffer.arena] if direct else [])):
+            pairs.until(partial(empty, pairs, here, arena), seconds=10)
     finally:
         pairs.close()
         for wire in wires:

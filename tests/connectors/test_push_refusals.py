@@ -19,9 +19,11 @@ from frame.plugins.connectors.peer_wire import Challenge, PeerError, receive, se
 from frame.plugins.connectors.push_carrier import Stream
 from frame.plugins.connectors.push_door import Door
 from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_inbox import Inbox, Row
-from frame.plugins.connectors.push_lanes import Lanes, Parcel
+from frame.plugins.connectors.push_inbox import Inbox
+from frame.plugins.connectors.push_lanes import Lanes
 from frame.plugins.connectors.push_messages import Goal
+from frame.plugins.connectors.push_parcels import Parcel
+from frame.plugins.connectors.push_prompts import Row
 from frame.plugins.connectors.push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
@@ -290,8 +292,7 @@ def test_who_never_answers_is_given_up(tmp_path):
 
 
 def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(ports):
-    arena = HostArena(1 << 16, lambda count: torch.zeros(count, dtype=torch.uint8))
-    lanes = Lanes(arena, Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
+    lanes = Lanes(Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
     parcel = Parcel("owner", Goal("127.0.0.1", ports.door.port, DIGEST, 8))
     held = threading.Event()
     lanes._of(parcel)._jobs.put(held.wait)  # its thread is slower than the next two calls

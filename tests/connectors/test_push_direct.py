@@ -1,0 +1,386 @@
+"""Two engines, one of which writes the blocks of prompts to the other's device: files stand in for its memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from frame.plugins.connectors import push_carrier, push_lanes, push_worker
+from frame.testing import ConnectorSuite
+from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
+from tests.connectors.mapped_files import FileSharing
+from tests.connectors.push_pairs import Pairs, counter, inbox
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    made = Pairs(tmp_path)
+    made.options |= {"device_bytes": 1 << 18, "send_device_bytes": 1 << 18}
+    yield made
+    made.close()
+
+
+class Shared(list):
+    """The sharing of each worker, in the order in which they were made; the next ones get these `given`."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.given = folder, {}
+
+    def make(self, device):
+        self.append(FileSharing(self.folder, **self.given))
+        return self[-1]
+
+
+@pytest.fixture
+def shared(monkeypatch, tmp_path):
+    made = Shared(tmp_path)
+    monkeypatch.setattr(push_worker, "sharing_of", made.make)
+    return made
+
+
+@pytest.fixture
+def no_stream(monkeypatch):
+    """No block may cross a connection."""
+    monkeypatch.setattr(push_carrier, "send_bytes", lambda *given: pytest.fail("blocks went over the connection"))
+
+
+def near(engine, rank=0):
+    """The memory of the device in which an engine keeps what it sends."""
+    return engine.workers.made[rank].transfer.inner._near
+
+
+def buffer(engine, rank=0):
+    return inbox(engine, rank).buffer.arena
+
+
+def written(pairs, engine):
+    """Bytes that an engine has written to devices: one that is idle tells of them in a later step."""
+    engine.run(request(f"later {time.monotonic()}", pairs.prompt(4), 1))
+    return counter(engine, "direct_bytes")
+
+
+def travel(pairs, there, here, name="one", length=40, seed=0):
+    """A prompt is computed by one engine and continued by the other, which computes no whole block of it."""
+    prompt = pairs.prompt(length, seed=seed)
+    params = pairs.prefill(there, here, f"p {name}", prompt)
+    whole = (length - 1) // here.layout.grain * here.layout.grain
+    assert pairs.decode(here, f"d {name}", prompt, params) == whole
+
+
+OFTEN = ("full", "groups of unequal blocks", "states beside windows")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, id=name, marks=[] if name in OFTEN else [pytest.mark.matrix])
+        for name, shape in ConnectorSuite.layouts.items()
+    ],
+)
+def test_whole_blocks_of_prompts_are_written_to_the_device(pairs, shared, no_stream, shape):
+    layout = make_layout(**shape)
+    there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
+    for number, length in enumerate((22, 40, 17, 33)):
+        travel(pairs, there, here, str(number), length, number)
+    pairs.rest(there, here)
+    assert written(pairs, there) > 0
+    assert counter(there, "unsent_prompts") == counter(here, "failed_blocks") == 0
+    assert counter(there, "direct_bytes") == counter(there, "sent_bytes") == counter(here, "received_bytes")
+    assert buffer(here).used_bytes == inbox(here).arena.used_bytes == near(there).used_bytes == 0
+
+
+def test_blocks_stay_on_the_device_once_the_other_engine_is_known(pairs, shared, no_stream, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    sendings = there.workers.made[0].transfer.inner._sendings
+    monkeypatch.setattr(sendings._arena, "take", lambda size: pytest.fail("blocks crossed host memory"))
+    monkeypatch.setattr(inbox(here).arena, "take", lambda size: pytest.fail("blocks crossed host memory"))
+    travel(pairs, there, here, "two", seed=1)
+    pairs.rest(there, here)
+
+
+def test_who_decodes_may_ask_first_or_much_later(pairs, shared, no_stream):
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
+    first, later = pairs.prompt(40), pairs.prompt(40, seed=1)
+    pairs.add(here, "first", first, {"do_remote_prefill": True})
+    for _ in range(3):
+        here.step()
+    for name, prompt in (("a", first), ("b", later)):
+        pairs.add(there, name, prompt, pairs.asks(here), 1)
+    pairs.rest(there, here)
+    assert here.num_cached("first") == 36
+    assert buffer(here).used_bytes > 0
+    assert pairs.decode(here, "later", later) == 36
+    pairs.rest(there, here)
+    assert buffer(here).used_bytes == 0
+
+
+def test_two_ranks_each_write_to_their_own(pairs, shared, no_stream):
+    layout = make_layout(ranks=2)
+    there, here = pairs.engine(layout, ranks=2), pairs.engine(layout, ranks=2, late=3)
+    for number, length in enumerate((22, 40)):
+        travel(pairs, there, here, str(number), length, number)
+    pairs.rest(there, here)
+    assert len(shared) == 4
+    assert all(one.writes for one in shared[:2])
+
+
+@pytest.mark.parametrize(
+    ("side", "given", "why"),
+    [
+        ("takes", {"faults": ["export"]}, "it has no handle"),
+        ("takes", {"faults": ["allocate"]}, "the device has not got that much"),
+        ("takes", {"free": 1 << 20}, "0.0 GiB of the device's memory are free, 0.5 GiB are needed"),
+        ("takes", {"faults": ["move"]}, "the launch fails"),
+        ("sends", {"faults": ["open"]}, "the driver refuses it"),
+        ("sends", {"faults": ["read"]}, "what is read there is not what was written"),
+        ("sends", {"faults": ["write"]}, "what is written there does not arrive"),
+        ("sends", {"faults": ["allocate"]}, "the device has not got that much"),
+    ],
+    ids=lambda one: one if isinstance(one, str) and one in ("takes", "sends") else None,
+)
+def test_where_memory_cannot_be_mapped_blocks_cross_host_memory(pairs, shared, caplog, side, given, why):
+    caplog.set_level("INFO", "frame.connectors.push")
+    shared.given = given if side == "takes" else {}
+    here = pairs.engine(kv_role="consumer")
+    shared.given = given if side == "sends" else {}
+    there = pairs.engine(kv_role="producer")
+    for number in range(2):
+        travel(pairs, there, here, str(number), seed=number)
+    pairs.rest(there, here)
+    assert written(pairs, there) == 0
+    assert sum(why in one.message for one in caplog.records) == 1
+    assert not shared[-1].mapped
+
+
+def test_an_engine_that_may_not_is_not_asked(pairs, shared, caplog):
+    caplog.set_level("INFO", "frame.connectors.push")
+    there, here = pairs.engine(), pairs.engine(options={"direct": False})
+    travel(pairs, there, here)
+    assert "that engine lets no memory of a device be mapped" in caplog.text
+    other = pairs.engine(options={"direct": False})
+    travel(pairs, other, here, "two", seed=1)
+    pairs.rest(there, here, other)
+    assert written(pairs, there) == written(pairs, other) == 0
+
+
+def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
+    """Also what was copied within the device before it was known."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    before = written(pairs, there)
+    held = buffer(here).take((1 << 18) - 512)
+    travel(pairs, there, here, "two", seed=1)
+    assert written(pairs, there) == before
+    assert counter(there, "sent_bytes") == 2 * before
+    buffer(here).give_back(held)
+    travel(pairs, there, here, "three", seed=2)
+    pairs.rest(there, here)
+    assert written(pairs, there) == 2 * before
+    assert counter(here, "failed_blocks") == 0
+    assert buffer(here).used_bytes == inbox(here).arena.used_bytes == 0
+
+
+def test_what_fits_nowhere_is_refused_and_computed(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    held = [arena.take(1 << 18) for arena in (buffer(here), inbox(here).arena)]
+    prompt = pairs.prompt(40, seed=1)
+    pairs.prefill(there, here, "p", prompt)
+    assert pairs.decode(here, "d", prompt) == 0
+    pairs.rest(there, here)
+    assert all(one is not None for one in held)
+
+
+def test_little_memory_for_sending_delays_and_loses_nothing(pairs, shared, no_stream):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    held = near(there).take((1 << 18) - 1024)
+    for number in range(1, 4):
+        travel(pairs, there, here, str(number), seed=number)
+    near(there).give_back(held)
+    pairs.rest(there, here)
+
+
+def test_no_step_waits_for_a_device_that_does_not_write(pairs, shared):
+    """The other engine dies meanwhile: its connection says so, and what is under way harms nobody."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    shared[0].writing.clear()
+    shared[0].pause.set()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    pairs.until(lambda: there.ended("p") and shared[0].writing.is_set(), there, seconds=5)
+    here.close()
+    pairs.made.remove(here)
+    for number in range(3):
+        there.run(request(f"more {number}", pairs.prompt(20, seed=number), 3), until=lambda: False)
+    shared[0].passed.set()
+    pairs.rest(there)
+    pairs.until(lambda: not shared[0].mapped, seconds=5)
+    assert pairs.unsent(there) == 1
+    assert near(there).used_bytes == 0
+
+
+def test_a_sender_that_closes_is_not_gone_before_its_last_write_has_ended(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    shared[0].writing.clear()
+    shared[0].pause.set()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    pairs.until(shared[0].writing.is_set, there)
+    closes = threading.Thread(target=there.close)
+    closes.start()
+    time.sleep(0.2)
+    assert closes.is_alive()
+    assert not inbox(here)._lost
+    assert buffer(here).used_bytes > 0
+    shared[0].passed.set()
+    closes.join(5)
+    pairs.until(lambda: inbox(here)._lost, seconds=5)
+    pairs.made.remove(there)
+
+
+def test_an_engine_that_ends_has_its_memory_back_from_an_idle_one(pairs, shared, monkeypatch):
+    monkeypatch.setattr(push_lanes, "_WATCH_SECONDS", 0.05)
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    assert shared[0].mapped
+    here.close()
+    pairs.made.remove(here)
+    pairs.until(lambda: not shared[0].mapped, seconds=5)
+
+
+def test_memory_is_given_back_when_the_sender_closes(pairs, shared):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    there.close()
+    pairs.made.remove(there)
+    assert not shared[0].mapped
+
+
+def test_a_copy_that_fails_costs_the_computation_and_the_other_engine_is_met_anew(pairs, shared):
+    there, here = pairs.engine(), pairs.engine(options={"expiry_seconds": 1})
+    travel(pairs, there, here)
+    shared[0].faults.add("move")
+    prompt = pairs.prompt(40, seed=1)
+    pairs.prefill(there, here, "p", prompt)
+    assert pairs.decode(here, "d", prompt) == 0
+    assert pairs.unsent(there) == 1
+    shared[0].faults.clear()
+    travel(pairs, there, here, "again", seed=2)
+    pairs.rest(there, here)
+    time.sleep(1.1)
+    here.run(request("later", pairs.prompt(8)))
+    assert buffer(here).used_bytes == 0
+
+
+def test_an_engine_without_a_device_takes_what_one_with_a_device_sends_after_it_came_back(pairs, shared):
+    """What was copied within the device for the engine that was there before goes to this one through host memory."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    asks = pairs.asks(here)
+    here.close()
+    pairs.made.remove(here)
+    here = pairs.engine(options={"port": asks["remote_port"], "direct": False})
+    lane = next(iter(there.workers.made[0].transfer.inner._lanes._lanes.values()))
+    for name in ("a", "b"):
+        one = pairs.prompt(40, seed=ord(name))
+        lane._way.from_device = True  # as it is until the thread has seen that the connection ended
+        pairs.add(there, name, one, asks, 1)
+        pairs.finish(there, name)
+        assert pairs.decode(here, name, one) == 36
+    pairs.rest(there, here)
+
+
+@pytest.mark.parametrize("steps", [2, *(pytest.param(steps, marks=pytest.mark.matrix) for steps in (0, 5, 9))])
+def test_aborts_give_everything_back(pairs, shared, steps):
+    there, here = pairs.engine(max_num_batched_tokens=7), pairs.engine(options={"wait_seconds": 0.5})
+    travel(pairs, there, here)
+    for number, (engine, name) in enumerate([(here, "d 0"), (there, "p 1")]):
+        prompt = pairs.prompt(40, seed=5 + number)
+        pairs.add(here, f"d {number}", prompt, {"do_remote_prefill": True})
+        pairs.add(there, f"p {number}", prompt, pairs.asks(here), 1)
+        for _ in range(steps):
+            there.step()
+            here.step()
+            time.sleep(0.001)
+        engine.engine.abort([name])
+        pairs.until(lambda: not (there.busy or here.busy), there, here)
+    here.check("d 1")
+    assert there.engine.stats().kv_usage == here.engine.stats().kv_usage == 0
+
+
+def test_sleep_takes_the_cache_away_and_leaves_the_buffer(pairs, shared):
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
+    for number, engine in enumerate((there, here)):
+        pairs.prefill(there, here, f"p{number}", pairs.prompt(40, seed=number))
+        pairs.rest(there)
+        engine.engine.call("sleep")
+        engine.engine.call("wake_up")
+        assert pairs.decode(here, f"d{number}", pairs.prompt(40, seed=number)) == 36
+    pairs.rest(there, here)
+    assert buffer(here).used_bytes == 0
+
+
+def test_reset_drops_what_came(pairs, shared):
+    there, here = pairs.engine(), pairs.engine(options={"wait_seconds": 0.3})
+    pairs.prefill(there, here, "p", pairs.prompt(40))
+    pairs.rest(there)
+    assert buffer(here).used_bytes > 0
+    here.run(request("other", pairs.prompt(8, seed=3)))
+    assert here.engine.call("reset_prefix_cache", {"reset_connector": True})
+    assert pairs.decode(here, "d", pairs.prompt(40)) == 0
+    pairs.rest(here)
+    assert buffer(here).used_bytes == 0
+
+
+def test_two_requests_of_one_prompt_are_written_once(pairs, shared, no_stream):
+    """The second may not have the first one's memory given to others while that is written to."""
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
+    travel(pairs, there, here)
+    prompt = pairs.prompt(40, seed=1)
+    for name in ("a", "b"):
+        one = request(name, prompt, 1, prompt_logprobs=1)  # so that each computes all of it
+        one.kv_transfer = pairs.asks(here)
+        there.add(one)
+    pairs.until(lambda: there.ended("a") and there.ended("b"), there)
+    pairs.rest(there, here)
+    assert pairs.decode(here, "d", prompt) == 36
+    pairs.rest(there, here)
+    assert counter(here, "failed_blocks") == 0
+
+
+def test_what_nobody_claims_expires(pairs, shared):
+    there, here = pairs.engine(), pairs.engine(options={"expiry_seconds": 1})
+    pairs.prefill(there, here, "p", pairs.prompt(40))
+    pairs.rest(there)
+    pairs.until(lambda: inbox(here)._prompts and next(iter(inbox(here)._prompts.values())).arrived)
+    time.sleep(1.1)
+    here.run(request("other", pairs.prompt(8, seed=3)))
+    assert buffer(here).used_bytes == 0
+    assert here.engine.stats().connector_gauges["push_device_buffer_used_bytes"] == 0
+    assert pairs.decode(here, "d", pairs.prompt(40)) == 0
+    pairs.rest(here)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(1, 30))])
+def test_random_lives(pairs, shared, seed):
+    """Prompts through two prefill engines and a small decode engine, with preemptions, aborts and broken steps."""
+    pairs.options["device_bytes"] = 1 << 16
+    draw = random.Random(seed)
+    layout = make_layout(num_blocks=44, windows=(0, 6))
+    here = pairs.random_life(draw, layout, (7, 64))
+    assert counter(here, "loaded_blocks") > 20
+    assert any(one.writes for one in shared)
