@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticSerializationError
 
+from frame.expert_balance.settings import ExpertBalanceConfig
 from frame.kept_weights.settings import KeptWeightsConfig
 from frame.kv_events.settings import KVEventsConfig
 from frame.weight_offload.settings import WeightOffloadConfig
@@ -19,7 +20,6 @@ from frame.weight_offload.settings import WeightOffloadConfig
 from .adapters import AdapterConfig
 from .data_parallel import MOST_RANKS, DataParallelConfig
 from .errors import ConfigError
-from .expert_balance import ExpertBalanceConfig
 from .model import ModelConfig, PoolerConfig
 from .section import Section, setting
 from .server import ServerConfig

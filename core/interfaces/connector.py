@@ -83,8 +83,8 @@ class ConnectorScheduler(ABC):
         """Returns (n, later): n tokens after `num_computed` can be loaded; `later`: the load goes on after the step.
 
         Called when a waiting request is about to be admitted, maybe several times, so it must have no side effects. n
-        is a multiple of the layout's `grain`, and leaves at least one prompt token to compute; None means that the
-        scheduler shall ask again in a later step. `later` is False when n is 0.
+        is a multiple of the layout's `grain`, or all tokens but the last one, which is always computed, where no group
+        keeps states; None means that the scheduler shall ask again in a later step. `later` is False when n is 0.
         """
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:

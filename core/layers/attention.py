@@ -17,16 +17,13 @@ from frame.kv_scales.calculated import measure
 from ..interfaces.attention import AttentionBackend, AttentionSpec, BlockFormat, LayerParams
 from ..interfaces.kv import AnyKVSpec, ChunkedKV, FullKV, SlidingKV
 from ..interfaces.model import ForwardStep
-from .cached import CachedLayer, Planner
+from .cached import NO_CACHE, CachedLayer, Planner
 from .chunked import ChunkPlanner
 from .context import SharedContext
 from .weights import WeightSlot
 
 if TYPE_CHECKING:
     from .build import Build
-
-#: The cache of layers that keep nothing.
-_NOTHING = torch.empty(0)
 
 
 class Attention(CachedLayer):
@@ -101,7 +98,7 @@ class Attention(CachedLayer):
         """[T, H, D] for (query, key, value), by the backend."""
         query, key, value = tensors
         backend = cast("AttentionBackend", self._backend)
-        cache = _NOTHING if self.kv_cache is None else self.kv_cache
+        cache = NO_CACHE if self.kv_cache is None else self.kv_cache
         attend = attend_with(backend, self.params)
         if self.context is None:
             return cast("Tensor", attend(query, key, value, cache, plan))

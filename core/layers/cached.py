@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, dtype, nn
+from torch import Tensor, dtype, empty, nn
 
 from ..interfaces.attention import BlockFormat, GroupBatch
 from ..interfaces.kv import AnyKVSpec
@@ -17,6 +17,9 @@ from ..interfaces.model import ForwardStep
 
 if TYPE_CHECKING:
     from .build import Build
+
+#: The cache of layers that keep nothing, or that are tried before there is memory.
+NO_CACHE = empty(0)
 
 
 class Planner(Protocol):

@@ -13,13 +13,10 @@ from torch import Tensor, nn
 from ..interfaces.kv import LatentKV
 from ..interfaces.latent import IndexBackend, IndexSpec, LatentBackend, LatentParams, LatentSpec
 from ..interfaces.model import ForwardStep
-from .cached import CachedLayer
+from .cached import NO_CACHE, CachedLayer
 
 if TYPE_CHECKING:
     from .build import Build
-
-#: The cache of layers that are tried before there is memory.
-_NOTHING = torch.empty(0)
 
 
 class UpWeights(nn.Module):
@@ -84,7 +81,7 @@ class LatentAttention(CachedLayer):
     def compute(self, plan: Any, *tensors: Tensor) -> Tensor:
         """[T, H, value_dim] for (query, latent) or (query, latent, chosen), by the backend."""
         query, latent, *chosen = tensors
-        cache = _NOTHING if self.kv_cache is None else self.kv_cache
+        cache = NO_CACHE if self.kv_cache is None else self.kv_cache
         params = LatentParams(self.spec, self.made.weight)
         backend = cast("LatentBackend", self.planned_by)
         return backend.forward(params, query, latent, cache, plan, chosen[0] if chosen else None)
@@ -109,7 +106,7 @@ class SparseIndex(CachedLayer):
         """What `IndexBackend.forward` gives."""
         query, weights, key = tensors
         backend, cache = cast("IndexBackend", self.planned_by), self.kv_cache
-        return backend.forward(self.spec, query, weights, key, _NOTHING if cache is None else cache, plan)
+        return backend.forward(self.spec, query, weights, key, NO_CACHE if cache is None else cache, plan)
 
 
 def latent_kv(spec: LatentSpec | IndexSpec) -> LatentKV:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from frame.elastic.asking import ScaleAsking
+from frame.ranks.client import DataParallelClient, make_client
 from frame.served.news import AdapterNews
 
 from ..config.checkpoint import Checkpoint, read_checkpoint
@@ -34,7 +35,6 @@ from ..server.reports import Reporter
 from ..server.serving import ServingHost
 from .channel import AsyncChannel
 from .child_process import describe, die_with_parent
-from .data_parallel import DataParallelClient, make_client
 from .messages import ApiOrder, EngineUp, Failed, Scaled, Serving, Shutdown, Stage
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class Grant:
 
 @dataclass
 class Pull:
-    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there.
+    """A request whose prompt another engine computed: the first `num_tokens` of it may be read there, or whole grains.
 
     `digest` shows that this engine knows the first `num_shown` of them.
     """
@@ -82,7 +82,7 @@ class Pulls:
     def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`."""
         pull = self._pull(request)
-        if pull is None or pull.over or num_computed >= pull.num_tokens:
+        if pull is None or pull.over or num_computed >= whole_grains(pull.num_tokens, self._layout):
             return 0, False
         if pull.asked is None:
             if self._is_pulled(pull.source):
@@ -96,7 +96,7 @@ class Pulls:
             self._granted[request.request_id] = pull
         if pull.grant is None or time.monotonic() > pull.grant.deadline - MARGIN_SECONDS:
             return 0, False
-        return pull.num_tokens - num_computed, True
+        return self._stop(pull, request) - num_computed, True
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> Load | None:
         """As `ConnectorScheduler.allocated`; what the workers shall read. Of the rest the other engine is told."""
@@ -109,7 +109,8 @@ class Pulls:
         if grant is None or not num_external:
             self._release(pull)
             return None
-        start, stop = pull.num_tokens - num_external, pull.num_tokens
+        stop = self._stop(pull, request)
+        start = stop - num_external
         ours = [
             [int(table[place]) for place in group.places(start, stop)]
             for table, group in zip(block_ids, self._groups, strict=True)
@@ -191,6 +192,8 @@ class Pulls:
         if request.params.get("do_remote_prefill") is not True:
             return None
         source, num_tokens = Source.of(request.params), whole_tokens(request, self._layout)
+        if num_tokens and not any(group.keeps_states for group in self._layout.groups):
+            num_tokens = request.prompt_len - 1
         if source is None:
             self._warn("params", "kv_transfer_params lack a remote engine, request, host or port; prompts are computed")
             return None
@@ -200,6 +203,14 @@ class Pulls:
         # it needs no whole block, and must show that it knows the prompt all the same, to have the others given back
         shown = num_tokens or request.prompt_len - 1
         return Pull(source, num_tokens, shown, digest(request.content, request.token_ids[:shown]))
+
+    def _stop(self, pull: Pull, request: RequestView) -> int:
+        """The end of the tokens that are read: all but the request's last one, so that the first step decodes.
+
+        Whole grains where the request has more tokens, or a state, which stands for whole grains.
+        """
+        ends = pull.num_tokens == len(request.token_ids) - 1
+        return pull.num_tokens if ends else whole_grains(pull.num_tokens, self._layout)
 
     def _is_pulled(self, source: Source) -> bool:
         asked = (pull for pull in self._pulls.values() if pull is not None and pull.asked is not None and not pull.over)
@@ -266,5 +277,10 @@ class Pulls:
 
 
 def whole_tokens(request: RequestView, layout: KVLayout) -> int:
-    """Tokens of a prompt that travel: whole grains, short of its last token, which the decode engine computes."""
-    return (request.prompt_len - 1) // layout.grain * layout.grain
+    """The whole grains of a prompt before its last token, which the decode engine computes."""
+    return whole_grains(request.prompt_len - 1, layout)
+
+
+def whole_grains(num_tokens: int, layout: KVLayout) -> int:
+    """The tokens among the first `num_tokens` that are in whole grains."""
+    return num_tokens // layout.grain * layout.grain

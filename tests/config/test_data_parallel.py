@@ -11,7 +11,7 @@ from frame import LLM
 from frame.core.config.data_parallel import DataParallelConfig
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
-from frame.core.processes.data_parallel import start_engine
+from frame.ranks.client import start_engine
 
 #: A machine that starts engines for a server elsewhere.
 OTHER: dict[str, Any] = {

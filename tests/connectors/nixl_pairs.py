@@ -19,6 +19,13 @@ ASKS = {
 }
 
 
+def travelling(length, layout):
+    """How many tokens of a prompt with so many the decode engine reads, where it has none of them."""
+    whole = (length - 1) // layout.grain * layout.grain
+    keeps_states = any(group.keeps_states for group in layout.groups)
+    return length - 1 if whole and not keeps_states else whole
+
+
 class Pairs(ConnectorSuite):
     """Makes engines, which it closes, and takes requests through them."""
 

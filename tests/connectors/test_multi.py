@@ -431,15 +431,15 @@ def test_prefill_and_decode_apart_beside_a_tier(tmp_path):
     giver, taker = pairs.engine(), pairs.engine()
     try:
         prompt = pairs.prompt(40)
-        assert pairs.decode(taker, "first", prompt, pairs.prefill(giver, "first", prompt)) == 36
-        assert counter(taker, "loaded_blocks") == 9
+        assert pairs.decode(taker, "first", prompt, pairs.prefill(giver, "first", prompt)) == 39
+        assert counter(taker, "loaded_blocks") == 10
         pairs.rest(giver, taker)
         mine = pairs.prompt(40, seed=1)
         pairs.decode(taker, "second", mine, None)
         pairs.rest(taker)
         assert taker.engine.call("reset_prefix_cache", {})
         assert pairs.decode(taker, "third", mine, pairs.prefill(giver, "third", mine)) == 36
-        assert counter(taker, "loaded_blocks") == 9, "it came from the tier, and the other engine heard of it"
+        assert counter(taker, "loaded_blocks") == 10, "it came from the tier, and the other engine heard of it"
         pairs.rest(giver, taker, seconds=4)
         assert not giver.held
     finally:

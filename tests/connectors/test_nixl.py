@@ -16,7 +16,7 @@ from frame.plugins.connectors.nixl_messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
-from tests.connectors.nixl_pairs import Pairs, counter
+from tests.connectors.nixl_pairs import Pairs, counter, travelling
 
 pytest.importorskip("nixl")
 
@@ -32,15 +32,15 @@ SHAPES = ConnectorSuite.layouts
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_whole_blocks_of_prompts_travel(pairs, shape):
+def test_all_but_the_last_token_of_prompts_travel(pairs, shape):
     layout = make_layout(**{"num_blocks": 128, **shape})
     there, here = pairs.engine(layout), pairs.engine(layout)
     for number, length in enumerate((22, 40, 17, 33, 3)):
         prompt = pairs.prompt(length, seed=number)
         params = pairs.prefill(there, f"p{number}", prompt)
-        last = (length - 1) // layout.grain * layout.grain
-        assert (params is None) == (last == 0)
-        assert pairs.decode(here, f"d{number}", prompt, params) == last
+        travel = travelling(length, layout)
+        assert (params is None) == (travel == 0)
+        assert pairs.decode(here, f"d{number}", prompt, params) == travel
     pairs.rest(there, here)
 
 
@@ -60,8 +60,8 @@ def test_only_missing_blocks_travel(pairs):
     prompt = pairs.prompt(40)
     here.run(request("before", prompt[:17]))
     params = pairs.prefill(there, "p", prompt)
-    assert pairs.decode(here, "d", prompt, params) == 36
-    assert counter(here, "loaded_blocks") == 5
+    assert pairs.decode(here, "d", prompt, params) == 39
+    assert counter(here, "loaded_blocks") == 6
     pairs.rest(there, here)
 
 
@@ -147,8 +147,8 @@ def test_two_requests_with_the_same_parameters_read_once(pairs):
     for name in ("0_d", "1_d"):
         pairs.add(here, name, prompt, params)
     pairs.until(lambda: not here.busy, here)
-    assert [here.num_cached(name) for name in ("0_d", "1_d")] == [36, 36]
-    assert counter(here, "loaded_blocks") == 9
+    assert [here.num_cached(name) for name in ("0_d", "1_d")] == [39, 36]
+    assert counter(here, "loaded_blocks") == 10
     pairs.rest(there, here)
 
 
@@ -195,7 +195,7 @@ def test_other_block_ids_in_the_parameters_change_nothing(pairs):
     there, here = pairs.engine(), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))
     other = {**params, "remote_block_ids": [[3, 2, 1, 9, 9, 9, 9, 9, 9]], "num_blocks": -4}
-    assert pairs.decode(here, "d", pairs.prompt(40), other) == 36
+    assert pairs.decode(here, "d", pairs.prompt(40), other) == 39
     pairs.rest(there, here)
 
 
@@ -210,7 +210,7 @@ def test_another_tenants_blocks_are_not_given(pairs, monkeypatch):
     assert pairs.decode(here, "guess", [*prompt[:20], 1 - prompt[20] % 2, *prompt[21:]], params, salt="one") == 0
     assert not read
     monkeypatch.undo()
-    assert pairs.decode(here, "d", prompt, params, salt="one") == 36
+    assert pairs.decode(here, "d", prompt, params, salt="one") == 39
     pairs.until(lambda: not there.busy, there)
 
 
@@ -277,7 +277,7 @@ def test_what_arrives_too_late_counts_as_failed_and_is_computed(pairs, monkeypat
     monkeypatch.setattr(nixl_agent.Agent, "_begin", late)
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
     pairs.rest(there, here)
-    assert counter(here, "failed_blocks") == 9
+    assert counter(here, "failed_blocks") == 10
 
 
 def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypatch):
@@ -301,7 +301,7 @@ def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypat
     assert not begun
     HeldMark.passed = True
     pairs.rest(there, here)
-    assert (here.num_cached("d"), len(begun)) == (36, 1)
+    assert (here.num_cached("d"), len(begun)) == (39, 1)
 
 
 @pytest.mark.parametrize("blocks", [[10**6], [64], [-3], [2**40], [0], [1, 2]], ids=str)
@@ -346,13 +346,13 @@ def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
     pairs.add(here, "d", pairs.prompt(40), params)
     pairs.rest(there, here, seconds=9)
     assert time.monotonic() > until
-    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (9, 0)
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (10, 0)
 
 
 def test_an_engine_that_is_gone_costs_the_computation(pairs):
     there, here = pairs.engine(), pairs.engine(options={"retry_seconds": 0})
     first = pairs.prefill(there, "p", pairs.prompt(40))
-    assert pairs.decode(here, "d", pairs.prompt(40), first) == 36
+    assert pairs.decode(here, "d", pairs.prompt(40), first) == 39
     second = pairs.prefill(there, "q", pairs.prompt(40, seed=1))
     there.close()
     pairs.made.remove(there)
@@ -370,7 +370,7 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
     pairs.add(here, "d", pairs.prompt(40), params)
     pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=20)
     here.check()
-    assert counter(here, "failed_blocks") == 9
+    assert counter(here, "failed_blocks") == 10
 
 
 def slow_reads(engine, monkeypatch, state):
@@ -394,7 +394,7 @@ def test_a_read_that_breaks_off_is_computed(pairs, monkeypatch, ends):
     slow_reads(here, monkeypatch, state)
     pairs.decode(here, "d", pairs.prompt(40), params)
     pairs.rest(there, here)
-    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
 def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
@@ -412,7 +412,7 @@ def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
     monkeypatch.setattr(nixl, "release_xfer_handle", refuse)
     pairs.decode(here, "d", pairs.prompt(40), params)
     pairs.rest(there, here)
-    assert (len(tried), counter(here, "failed_blocks")) == (50, 9)
+    assert (len(tried), counter(here, "failed_blocks")) == (50, 10)
 
 
 def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, monkeypatch):
@@ -434,7 +434,7 @@ def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, m
     assert here.engine.scheduler.lifecycle.loading
     pairs.rest(there, here)
     assert len(tried) == 51
-    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 9)
+    assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
 def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):

@@ -65,7 +65,7 @@ def test_memory_that_nothing_reads_is_given_back_and_mapped_again(pairs, shared,
     there, here = pairs.engine(), pairs.engine()
     for number in range(2):
         prompt = pairs.prompt(40, seed=number)
-        assert pairs.decode(here, f"d{number}", prompt, pairs.prefill(there, f"p{number}", prompt)) == 36
+        assert pairs.decode(here, f"d{number}", prompt, pairs.prefill(there, f"p{number}", prompt)) == 39
         deadline = time.monotonic() + 10
         while shared[1].opened.total():
             assert time.monotonic() < deadline
@@ -79,10 +79,10 @@ def test_a_copy_that_fails_is_computed_and_the_other_engine_met_anew(pairs, shar
     pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))
     shared[1].faults.add("copy")
     pairs.decode(here, "e", pairs.prompt(40, seed=1), pairs.prefill(there, "q", pairs.prompt(40, seed=1)))
-    assert counter(here, "failed_blocks") == 9
+    assert counter(here, "failed_blocks") == 10
     assert shared[1].opened.total() == 0
     shared[1].faults.clear()
-    assert pairs.decode(here, "f", pairs.prompt(40, seed=2), pairs.prefill(there, "r", pairs.prompt(40, seed=2))) == 36
+    assert pairs.decode(here, "f", pairs.prompt(40, seed=2), pairs.prefill(there, "r", pairs.prompt(40, seed=2))) == 39
     pairs.rest(there, here, seconds=8)
 
 
@@ -107,13 +107,13 @@ def test_a_copy_that_outlasts_its_lease_keeps_the_blocks_and_counts_as_failed(pa
         assert here.engine.scheduler.lifecycle.loading
         here.step()
     pairs.rest(there, here, seconds=8)
-    assert counter(here, "failed_blocks") == 9
+    assert counter(here, "failed_blocks") == 10
 
 
 def test_an_engine_that_may_not_reads_through_nixl(pairs, monkeypatch):
     made = []
     monkeypatch.setattr(nixl_worker, "sharing_of", lambda device: made.append(FakeSharing(device)) or made[-1])
     there, here = pairs.engine(), pairs.engine(options={"direct": False})
-    assert pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40))) == 36
+    assert pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40))) == 39
     pairs.rest(there, here)
     assert [one.copied for one in made] == [0]

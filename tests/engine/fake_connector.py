@@ -103,10 +103,19 @@ class FakeTransferWorker:
 
 class FakeConnector(ConnectorScheduler):
     def __init__(
-        self, *, layout: KVLayout, later: bool = False, hold: bool = False, failing: Sequence[int] = (), shy: int = 0
+        self,
+        *,
+        layout: KVLayout,
+        later: bool = False,
+        hold: bool = False,
+        failing: Sequence[int] = (),
+        shy: int = 0,
+        ends: bool = False,
     ) -> None:
         super().__init__(make_setup("connector", layout=layout))
         self.store: dict[bytes, list[int]] = {}
+        self.ends = ends and not any(group.keeps_states for group in layout.groups)
+        self.stored_ends: dict[tuple[int, ...], list[int]] = {}  # by tokens: what is behind their last grain
         self.later, self.hold, self.failing, self.shy = later, hold, set(failing), shy
         self.ended: list[str] = []
         self.told: list[tuple[str, int]] = []  # requests that got blocks, and how many tokens are to be loaded
@@ -131,6 +140,9 @@ class FakeConnector(ConnectorScheduler):
             if block_hash not in self.store:
                 break
             count += size
+        end = len(request.token_ids) - 1
+        if count and num_computed + count == end // size * size and tuple(request.token_ids[:end]) in self.stored_ends:
+            count = end - num_computed
         return count, self.later and count > 0
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
@@ -139,9 +151,11 @@ class FakeConnector(ConnectorScheduler):
         if not num_external:
             return
         grain, group = self.layout.grain, self.layout.groups[0]
-        last = len(block_ids[0]) * group.block_size // grain
-        first = last - num_external // grain
+        end = len(request.token_ids) - 1 if num_external % grain else len(block_ids[0]) * group.block_size
+        first, last = (end - num_external) // grain, end // grain
         prints = [self.store[block_hash] for block_hash in request.block_hashes[first:last]]
+        if num_external % grain:
+            prints.append(self.stored_ends[tuple(request.token_ids[:end])])
         tables = [list(table) for table in block_ids]
         self.messages.append(Load(request.request_id, first, tables, prints, self.later))
 
@@ -169,13 +183,27 @@ class FakeConnector(ConnectorScheduler):
             if [self.worker.prefix_at(0, table[place // size], place) for place in places] != prints:
                 break
             self.store[block_hash] = prints
+        if self.ends:
+            self.store_ends(request, table)
         return self.hold, {"remote": request.request_id} if self.hold else None
+
+    def store_ends(self, request: RequestView, table: Sequence[int]) -> None:
+        """Keeps what is behind the last grain of a prompt, and of each that it begins with, where that is there."""
+        grain, size = self.layout.grain, self.layout.groups[0].block_size
+        tokens = list(request.token_ids)
+        prints = prefixes_of(tokens)
+        for end in range(1, request.prompt_len):
+            places = range(end // grain * grain, end)
+            if places and places[-1] // size < len(table) and all(table[place // size] for place in places):
+                found = [self.worker.prefix_at(0, table[place // size], place) for place in places]
+                if found == prints[places[0] : end]:
+                    self.stored_ends[tuple(tokens[:end])] = found
 
     def check_states(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> None:
         """What is named of a state is its copy behind the prompt's last grain before its last token."""
         place = (request.prompt_len - 1) // self.layout.grain * self.layout.grain
         for group, table in zip(self.layout.groups, block_ids, strict=True):
-            if group.keeps_states and request.finish_reason in ("stop", "length") and table[0]:
+            if group.keeps_states and request.finish_reason in ("stop", "length") and any(table):
                 index = self.layout.groups.index(group)
                 self.held[request.request_id] = index, table[0], place, prefixes_of(list(request.token_ids))[place - 1]
                 self.check_held(request.request_id)

@@ -420,6 +420,42 @@ def test_what_a_connector_has_is_loaded_not_computed(later):
 
 
 @pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("failing", "computed"), [((), 14), ((0,), 12)], ids=["arrives", "fails"])
+def test_a_connector_may_have_all_tokens_but_the_last(later, failing, computed):
+    prompt = list(range(15))
+    layout = make_layout(60)
+    connector = FakeConnector(layout=layout, later=later, ends=True, failing=failing)
+    sim = Simulation(layout=layout, connector=connector)
+    sim.add(make_request("a", prompt))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    sim.add(make_request("b", prompt))
+    sim.run()
+    sim.check(make_request("b", prompt))
+    assert connector.told == [("a", 0), ("b", 14)]
+    assert [new.num_computed for plan in sim.plans for new in plan.added][-1] == computed
+    # the block that was filled by both can be found
+    sim.add(make_request("c", prompt + [1, 2, 3]))
+    sim.run()
+    sim.check(make_request("c", prompt + [1, 2, 3]))
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("more", [-1, 1, 5])
+def test_what_is_neither_whole_grains_nor_all_but_one_is_cut(later, more, monkeypatch):
+    connector = FakeConnector(layout=make_layout(60), later=later, ends=True)
+    sim = Simulation(layout=make_layout(60), connector=connector)
+    sim.add(make_request("a", list(range(15))))
+    sim.run()
+    sim.scheduler.reset_prefix_cache()
+    monkeypatch.setattr(connector, "matched_tokens", lambda request, num_computed: (14 + more, later))
+    sim.add(make_request("b", list(range(15))))
+    sim.run()
+    sim.check(make_request("b", list(range(15))))
+    assert connector.told == [("a", 0), ("b", 12)]
+
+
+@pytest.mark.parametrize("later", [False, True])
 def test_blocks_that_did_not_arrive_are_recomputed(later):
     sim = loading(later, failing=(0,))
     sim.check(make_request("b", list(range(13))))

@@ -13,8 +13,8 @@ import pytest
 
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
-from frame.core.processes.data_parallel import DataParallelClient, start_engine
 from frame.interfaces import EngineDeadError
+from frame.ranks.client import DataParallelClient, start_engine
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, prompts, request, running, tokens_of
 from tests.parallel.stalling import STALLS, offer

@@ -21,12 +21,12 @@ from frame.core.interfaces.client import BrokenEngineError
 from frame.core.processes import engine_host, standby
 from frame.core.processes.channel import Channel, listen, pack
 from frame.core.processes.client import RemoteEngine
-from frame.core.processes.data_parallel import start_engine
 from frame.core.processes.engine_host import EngineHost
 from frame.core.processes.journal import NullJournal
 from frame.core.processes.messages import Begin, Call, EngineUp, FromEngine, Hello, Outputs, Stage
 from frame.core.processes.standby import EngineChild
 from frame.interfaces import EngineDeadError, EngineOutput, EngineRequest, SamplingParams
+from frame.ranks.client import start_engine
 from tests.server.fake_engine import FakeEngine
 from tests.server.running import alive, until
 
@@ -419,7 +419,7 @@ async def test_stages_are_reported_and_no_process_is_left(monkeypatch: pytest.Mo
 def test_the_engine_ends_with_its_parent() -> None:
     script = (
         "import asyncio, sys\nfrom frame.core.config.tree import FrameConfig\n"
-        "from frame.core.processes.data_parallel import start_engine\n"
+        "from frame.ranks.client import start_engine\n"
         "async def main():\n"
         f"    client = await start_engine(FrameConfig(), command={COMMAND!r})\n"
         "    print(client.on_close.__self__.engines.supervisors[0]._engine.process.pid, flush=True)\n"
@@ -436,7 +436,7 @@ def test_the_engine_ends_with_its_parent() -> None:
 
 
 def test_the_client_imports_no_torch() -> None:
-    script = "import sys, frame.core.processes.data_parallel; sys.exit('torch' in sys.modules)"
+    script = "import sys, frame.ranks.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.processes.data_parallel import DataParallelClient, start_engine
 from frame.core.processes.messages import EngineDown, EngineUp
 from frame.interfaces import EngineDeadError, EngineStats
+from frame.ranks.client import DataParallelClient, start_engine
 from frame.ranks.joined import joined_answers, joined_history, joined_stats
 from tests.processes.test_client import COMMAND, Collector, request
 

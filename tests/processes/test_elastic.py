@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from frame.core.config.tree import FrameConfig
-from frame.core.processes.data_parallel import DataParallelClient, start_engine
 from frame.core.processes.supervisor import EngineSupervisor
 from frame.elastic.engine_set import EngineSet
 from frame.elastic.sizes import refusal, resized
 from frame.interfaces import EngineDeadError
+from frame.ranks.client import DataParallelClient, start_engine
 from tests.processes.test_client import COMMAND, Collector, request
 from tests.processes.test_data_parallel import pids, until
 from tests.server.running import FAKE, Running, alive, server, until as wait_until

@@ -18,7 +18,6 @@ from frame.core.config.tree import FrameConfig
 from frame.core.config.weight_source import with_weights
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.processes.channel import AsyncChannel
-from frame.core.processes.machines import Machines
 from frame.core.processes.messages import (
     Admitted,
     Dismissed,
@@ -31,6 +30,7 @@ from frame.core.processes.messages import (
 )
 from frame.links.description import described
 from frame.links.greeting import connect_async
+from frame.links.machines import Machines
 from tests.server.fake_engine import FakeEngine
 
 INFO = FakeEngine(FrameConfig()).info

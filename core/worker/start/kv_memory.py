@@ -13,8 +13,6 @@ from ...interfaces.kv import KVLayout
 from ...interfaces.kv_layout import slot_bytes
 from ...interfaces.latent import CacheSpec
 
-NULL_BLOCK = 0
-
 
 class KVMemory:
     """The allocated pools: of each one tensor of raw bytes for each layer slot, `[num_blocks, slot's bytes]`."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from frame.expert_balance.null import NoBalance
+from frame.expert_balance.start import make_balance
 from frame.kept_weights.holder import NoHolder
 from frame.kept_weights.start import weight_holder
 from frame.kv_scales.calculated import FirstSteps
@@ -25,12 +27,10 @@ from ...interfaces.model import Model
 from ...interfaces.platform import MemorySnapshot
 from ...interfaces.platform_steps import EagerGraphs
 from ...plugin_host.registry import Registry
-from ..expert_balance import NoBalance
 from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
-from .expert_balance import make_balance
 from .kv_memory import KVMemory
 from .model_loading import LoadedModel, compiled, load_model, room_before
 from .numerics import block_numerics

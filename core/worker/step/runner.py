@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frame.expert_balance.null import NoBalance
 from frame.transfers.untold import UntoldReports
 
 from ...interfaces.connector import ConnectorWorker
@@ -31,7 +32,6 @@ from ...layers.experts import experts_of
 from ...ops.step import StepBuffers
 from ..adapters import NoAdapterSlots
 from ..device import Device
-from ..expert_balance import NoBalance
 from ..lockstep import Alone
 from ..pooling.pooling import NullPooling
 from ..sample.draws import Sampled, VerifiedTokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from frame.core.config.data_parallel import MOST_LOCAL
-from frame.core.config.expert_balance import ExpertBalanceConfig
 from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.setups import mesh_of
+from frame.expert_balance.settings import ExpertBalanceConfig
 
 
 def is_elastic(config: FrameConfig) -> bool:

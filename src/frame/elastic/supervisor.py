@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from frame.core.config.tree import FrameConfig
 from frame.core.processes.child import STOP_SECONDS
-from frame.core.processes.machines import Machines
 from frame.core.processes.shared_fate import SharedFate
 from frame.core.processes.supervisor import News
+from frame.links.machines import Machines
 
 from .distant_fate import DistantMembers
 from .engines import ElasticEngines

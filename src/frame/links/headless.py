@@ -19,7 +19,6 @@ from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.processes.channel import AsyncChannel
 from frame.core.processes.child_process import describe
-from frame.core.processes.machines import MAX_NEWS_BYTES
 from frame.core.processes.messages import (
     Admitted,
     Dismissed,
@@ -38,6 +37,7 @@ from frame.elastic.supervisor import DataParallelSupervisor
 from .description import described, listed
 from .fate_messages import FateNews, FateOrder
 from .greeting import RefusedError, connect_async
+from .machines import MAX_NEWS_BYTES
 
 logger = logging.getLogger("frame.server")
 

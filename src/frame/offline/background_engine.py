@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.client import EngineClient, EngineInfo
 from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from frame.core.processes.data_parallel import start_engine
+from frame.ranks.client import start_engine
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from frame.core.front.output_parsers import build_parsers
 from frame.core.interfaces.client import EngineDeadError
 from frame.core.interfaces.serving import Batches
 from frame.core.plugin_host.registry import Registry
-from frame.core.processes.data_parallel import start_engine
 from frame.core.server.app import build_app, make_endpoints
 from frame.core.server.serving import ServingHost
+from frame.ranks.client import start_engine
 
 
 @contextlib.asynccontextmanager

@@ -46,14 +46,15 @@ class Transfers:
         self._asked: dict[int, set[int]] = {}  # by step: those that its plan asks about
 
     def match(self, request: Request, num_computed: int) -> tuple[int | None, bool]:
-        """As `ConnectorScheduler.matched_tokens`, cut to whole grains; (0, False) where the connector is not asked."""
+        """As `ConnectorScheduler.matched_tokens`, cut to what may be loaded; (0, False): the connector is not asked."""
         if not self.active or self._silent or not request.transfer.asks:
             return 0, False
-        grain = self._kv.layout.grain
+        grain, most = self._kv.layout.grain, request.num_tokens - 1 - num_computed
         count, later = self._ask("matched_tokens", (0, False), request, num_computed)
         if count is None:
             return None, False
-        count = min(count, (request.num_tokens - 1) // grain * grain - num_computed) // grain * grain
+        if count != most or self._kv.checkpoints.pools:
+            count = min(count, most) // grain * grain
         return (count, later) if count > 0 else (0, False)
 
     def allocated(self, request: Request, num_computed: int, num_external: int) -> bool:

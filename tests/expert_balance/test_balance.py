@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from frame.core.layers.expert_map import ExpertMaps
-from frame.core.worker.expert_balance import _POLL_STEPS, ExpertBalance, LoadWindow
-from frame.core.worker.expert_moves import plan_moves
+from frame.expert_balance.balance import _POLL_STEPS, ExpertBalance, LoadWindow
+from frame.expert_balance.moves import plan_moves
 from frame.interfaces import (
     ExpertBalancer,
     ExpertPlacement,

@@ -14,16 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from frame.links.description import described, listed
-from frame.links.fate_messages import FateNews, FateOrder
-from frame.links.greeting import Listener
-from frame.links.members import NoMembers
-from frame.links.versions import differences
-
-from ..config.tree import FrameConfig
-from ..interfaces.client import EngineDeadError
-from .channel import AsyncChannel
-from .messages import (
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.client import EngineDeadError
+from frame.core.processes.channel import AsyncChannel
+from frame.core.processes.messages import (
     Admitted,
     Dismissed,
     EngineDown,
@@ -33,6 +27,12 @@ from .messages import (
     MachineNews,
     Refused,
 )
+
+from .description import described, listed
+from .fate_messages import FateNews, FateOrder
+from .greeting import Listener
+from .members import NoMembers
+from .versions import differences
 
 logger = logging.getLogger("frame.server")
 

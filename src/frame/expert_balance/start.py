@@ -6,16 +6,18 @@ from pathlib import Path
 
 from torch import nn
 
-from ...config.tree import FrameConfig
-from ...interfaces.balancer import ExpertBalancer, SlotShape
-from ...interfaces.experts import RouterSpec
-from ...interfaces.load_trace import LoadTraceWriter, TraceHeader
-from ...interfaces.mesh import Placement
-from ...interfaces.setup import Setup
-from ...layers.expert_map import ExpertMaps
-from ...layers.experts import Experts, experts_of
-from ..expert_balance import ExpertBalance, NoBalance
-from .open_device import OpenDevice
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.balancer import ExpertBalancer, SlotShape
+from frame.core.interfaces.experts import RouterSpec
+from frame.core.interfaces.load_trace import LoadTraceWriter, TraceHeader
+from frame.core.interfaces.mesh import Placement
+from frame.core.interfaces.setup import Setup
+from frame.core.layers.expert_map import ExpertMaps
+from frame.core.layers.experts import Experts, experts_of
+from frame.core.worker.start.open_device import OpenDevice
+
+from .balance import ExpertBalance
+from .null import NoBalance
 
 
 def make_balance(opened: OpenDevice, model: nn.Module, maps: ExpertMaps | None) -> NoBalance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .section import Section, setting
+from frame.core.config.section import Section, setting
 
 
 class ExpertBalanceConfig(Section):

@@ -12,20 +12,20 @@ from typing import Any
 
 import msgspec
 
+from frame.core.config.data_parallel import MOST_LOCAL
+from frame.core.config.errors import ConfigError
+from frame.core.config.tree import FrameConfig
+from frame.core.interfaces.client import EngineDeadError, EngineInfo
+from frame.core.interfaces.engine import EngineOutput, EngineRequest, EngineStats
+from frame.core.processes.client import RemoteEngine
+from frame.core.processes.messages import ClientNews, EngineDown, Engines, Scaling
+from frame.core.processes.output_queue import OutputQueue
 from frame.elastic.sizes import is_elastic
 from frame.elastic.supervisor import DataParallelSupervisor
-from frame.ranks.choice import RankChoice
-from frame.ranks.homes import Homes
-from frame.ranks.joined import joined_answers, joined_history, joined_stats
 
-from ..config.data_parallel import MOST_LOCAL
-from ..config.errors import ConfigError
-from ..config.tree import FrameConfig
-from ..interfaces.client import EngineDeadError, EngineInfo
-from ..interfaces.engine import EngineOutput, EngineRequest, EngineStats
-from .client import RemoteEngine
-from .messages import ClientNews, EngineDown, Engines, Scaling
-from .output_queue import OutputQueue
+from .choice import RankChoice
+from .homes import Homes
+from .joined import joined_answers, joined_history, joined_stats
 
 #: Control methods that only ask, or tell what no engine needs to hear: they are answered while an engine is down, too.
 _QUESTIONS = frozenset(("is_paused", "is_sleeping", "history", "list_adapters", "end_session"))

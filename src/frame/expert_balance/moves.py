@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..interfaces.balancer import SlotShape
+from frame.core.interfaces.balancer import SlotShape
 
 
 class Transfer(NamedTuple):

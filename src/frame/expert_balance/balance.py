@@ -17,13 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..interfaces.balancer import ExpertBalancer, ExpertPlacement, SlotShape, balancedness
-from ..interfaces.collectives import ProcessGroup
-from ..interfaces.load_trace import LoadRecord, LoadTraceWriter
-from ..interfaces.platform import HostCopy, SideQueue, Streams
-from ..interfaces.step import ExpertReport
-from ..layers.expert_map import ExpertMaps
-from .expert_moves import LayerMoves, Transfer, plan_moves
+from frame.core.interfaces.balancer import ExpertBalancer, ExpertPlacement, SlotShape, balancedness
+from frame.core.interfaces.collectives import ProcessGroup
+from frame.core.interfaces.load_trace import LoadRecord, LoadTraceWriter
+from frame.core.interfaces.platform import HostCopy, SideQueue, Streams
+from frame.core.interfaces.step import ExpertReport
+from frame.core.layers.expert_map import ExpertMaps
+
+from .moves import LayerMoves, Transfer, plan_moves
+from .null import NoBalance
 
 logger = logging.getLogger(__name__)
 
@@ -36,24 +38,6 @@ _CLOSE_SECONDS = 5.0
 #: What rank 0 answers where the policy failed; else the balancedness, and the placement if something is to move.
 _FAILED = b"-"
 _SHARE = struct.Struct("<d")
-
-
-class NoBalance:
-    """Experts stay where they are. The null object."""
-
-    def advance(self, dummy: bool) -> ExpertReport | None:
-        """Ends a step; `dummy` steps, which compute for no request, advance the count but not the loads.
-
-        Returns what has been done since the start, where that has changed.
-        """
-        del dummy
-        return None
-
-    def settle(self) -> None:
-        """Ends a decision and moves that are under way; every rank must call it after the same step."""
-
-    def close(self) -> None:
-        """Ends the trace; the balance is used no more."""
 
 
 class LoadWindow:
