@@ -191,8 +191,9 @@ class Worker:
         streams = self.platform.streams()
         self.runner.balance.settle()
         streams.synchronize()
-        self._start.holder.drop()
+        self._start.holder.suspend(config, loader)
         load_weights(model, loader, streams.fill)
+        self._start.holder.renew(model, loader)
         self._drop_stale_graphs()
         self.config = config
 

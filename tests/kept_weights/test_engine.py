@@ -6,10 +6,11 @@ import logging
 
 import pytest
 
+from frame.core.plugin_host.registry import Registry
 from frame.kept_weights import holder, placing
 from frame.kept_weights.keeper import WeightKeeper
 from frame.testing.checkpoints import make_checkpoint
-from frame.testing.engines import greedy, prompts
+from frame.testing.engines import greedy, prompts, running
 from tests.gguf.files import write_gguf
 from tests.gguf.test_models import FOURS, MOE
 from tests.kept_weights.engines import CHANGES, FOUND, KEEPS, LEFT, LOADED, damage, engine_of, served
@@ -110,27 +111,59 @@ def test_other_files_or_settings_are_loaded(tmp_path, keeper, caplog):
     assert (FOUND in caplog.text, caplog.text.count(LOADED)) == (False, 4)
 
 
-def test_weights_that_change_are_kept_no_longer(tmp_path, keeper, caplog):
-    folder = make_checkpoint(tmp_path / "model", "qwen3")
-    other = make_checkpoint(tmp_path / "other", "qwen3", seed=1)
+@pytest.mark.parametrize("wide", [{}, {"hidden_size": 512, "intermediate_size": 1024}], ids=["plain", "packed"])
+def test_the_next_engine_finds_weights_that_were_updated(wide, tmp_path, keeper, caplog):
+    folder = make_checkpoint(tmp_path / "model", "qwen3", **wide)
+    other = make_checkpoint(tmp_path / "other", "qwen3", seed=1, **wide)
     with engine_of(folder, keeper) as engine:
-        want = greedy(engine, prompts(512), 8)
-        assert keeper.num_bytes
         engine.call("pause")
         engine.call("update_weights", {"model": str(other)})
-        assert not keeper.num_bytes
-        assert CHANGES in caplog.text
-    assert served(folder, keeper) == want
+        engine.call("resume")
+        want = greedy(engine, prompts(512), 8)
+        again = engine.executor.call("run", {"function": lambda worker: worker.config})[0]
+        assert again.model.model == str(other)
+    damage(other)
+    with running(again, Registry.load()) as engine:
+        assert greedy(engine, prompts(512), 8) == want
+    assert (caplog.text.count(FOUND), caplog.text.count(LOADED)) == (1, 1)
+    assert served(folder, keeper) != want
+    assert (caplog.text.count(FOUND), caplog.text.count(LOADED)) == (1, 2)
+
+
+def test_an_update_that_fails_leaves_nothing_to_find(tmp_path, keeper, caplog, monkeypatch):
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    other = make_checkpoint(tmp_path / "other", "qwen3", seed=1)
+
+    def broken(model, *rest):
+        next(model.parameters()).data.zero_()
+        raise OSError("the disk is gone")
+
     with engine_of(folder, keeper) as engine:
+        want = greedy(engine, prompts(512), 8)
+        engine.call("pause")
+        monkeypatch.setattr("frame.core.worker.worker.load_weights", broken)
+        with pytest.raises(Exception, match="the disk is gone"):
+            engine.call("update_weights", {"model": str(other)})
+        monkeypatch.undo()
+    assert served(folder, keeper) == want
+    assert (FOUND in caplog.text, caplog.text.count(LOADED)) == (False, 2)
+
+
+def test_a_sleep_gives_weights_back(tmp_path, keeper, caplog):
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    with engine_of(folder, keeper) as engine:
+        want = greedy(engine, prompts(512), 8)
+        engine.call("sleep", {"keep": ["weights"]})
         assert keeper.num_bytes
+        engine.call("wake_up")
         engine.call("sleep", {"keep": []})
         assert not keeper.num_bytes
+        assert CHANGES in caplog.text
         engine.call("wake_up")
         assert greedy(engine, prompts(512), 8) == want
     assert not keeper.num_bytes
-    with engine_of(folder, keeper) as engine:
-        engine.call("sleep", {"keep": ["weights"]})
-        assert keeper.num_bytes
+    assert served(folder, keeper) == want
+    assert FOUND not in caplog.text
 
 
 def test_weights_that_somebody_wrote_to_are_found_out(tmp_path, keeper, caplog):

@@ -49,10 +49,6 @@ def test_the_next_engine_reads_no_weights(tmp_path):
         kill(running.children()["engine"])
         assert tokens(running) == want
         assert (running.text.count(FOUND), running.text.count(LOADED)) == (1, 1), running.text
-        damage(folder, times=False)
-        kill(running.children()["engine"])
-        assert tokens(running) != want  # those of other files, which are read
-        assert (running.text.count(FOUND), running.text.count(LOADED)) == (1, 2), running.text
         running.stop()
         assert running.process.returncode == 0, running.text
 
@@ -77,7 +73,7 @@ def test_two_ranks_in_processes_of_their_own(more, tmp_path):
 
 @pytest.mark.matrix
 def test_other_weights_are_never_mistaken_for_the_first(tmp_path):
-    """After `update_weights` the next engine has the new weights, read from their files."""
+    """After `update_weights` the next engine has the new weights, which are kept in their place."""
     folder = make_checkpoint(tmp_path / "a", "qwen3", **WIDE)
     other = make_checkpoint(tmp_path / "b", "qwen3", seed=1, **WIDE)
     admin = tmp_path / "admin"
@@ -90,10 +86,8 @@ def test_other_weights_are_never_mistaken_for_the_first(tmp_path):
             client.post("/resume").raise_for_status()
         want = tokens(running)
         assert want != first
-        kill(running.children()["engine"])
-        assert tokens(running) == want
-        assert FOUND not in running.text
         damage(other)
-        kill(running.children()["engine"])
-        assert tokens(running) == want
-        assert FOUND in running.text
+        for time in (1, 2):
+            kill(running.children()["engine"])
+            assert tokens(running) == want
+            assert (running.text.count(FOUND), running.text.count(LOADED)) == (time, 1), running.text

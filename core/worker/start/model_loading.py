@@ -103,8 +103,9 @@ def load_model(
     weights_bytes = copies + sum(one.nbytes for one in model.parameters()) - build.offload.saved_bytes
     online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
     dtypes = build.dtype, build.kv_dtype, build.state_dtype
-    digest = digest or model_digest(checkpoint.hf, loader, dtypes, online)
-    holder.keep(model, digest)
+    digest_of = partial(model_digest, dtypes=dtypes, quantization=online)
+    digest = digest or digest_of(checkpoint.hf, loader)
+    holder.keep(model, digest, digest_of)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
 
 

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
 from torch import Tensor
 
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.held_memory import HeldMemory
+from frame.core.interfaces.loader import WeightLoader
 from frame.core.interfaces.model import Model
 
 from .checksum import checksum
 from .exchange import ask
-from .messages import Drop, Keep
+from .messages import Drop, Keep, Renew, Suspend
 from .placing import LARGE_BYTES, Place, Placing
 
 logger = logging.getLogger("frame.worker")
 
 #: Part of all weights that may be copies beside those that lie in held memory themselves.
 _MOST_COPIED = 16
+#: Gives `KVLayout.model` for config.json and what reads its weights.
+DigestOf: TypeAlias = Callable[[Mapping[str, Any], WeightLoader], str]
 #: Where copies begin, in bytes.
 _ALIGNMENT = 16
 
@@ -52,18 +59,30 @@ class NoHolder:
         del model
         return None
 
-    def keep(self, model: Model, digest: str) -> None:
-        """Has the weights kept, which are loaded and finished; called once, also for those that were found."""
+    def keep(self, model: Model, digest: str, digest_of: DigestOf) -> None:
+        """Has the weights kept, which are loaded and finished; called once, also for those that were found.
+
+        `digest_of` gives the digest of others that may follow, of their config.json and loader.
+        """
+
+    def suspend(self, config: FrameConfig, loader: WeightLoader) -> None:
+        """Has nobody find them; called before `loader` changes them in place to those of `config`.
+
+        Raises `OSError` where that cannot be had.
+        """
+
+    def renew(self, model: Model, loader: WeightLoader) -> None:
+        """Has them kept again, now that they have changed."""
 
     def drop(self) -> None:
-        """Has them kept no longer; called before they change. Raises `OSError` where that cannot be had."""
+        """Gives their memory back; called before it is freed here, too. Raises `OSError` where that cannot be had."""
 
 
 class WeightHolder(NoHolder):
     """Of the worker of `rank`, whose keeper listens at `address`.
 
-    `key` is that of its weights, `kept` the table of those that lie in `memory` already. `current` gives the key again,
-    which has changed where the checkpoint's files have.
+    `key` is that of its weights, `kept` the table of those that lie in `memory` already. `key_of` gives the key for a
+    configuration and a folder, which has changed where the checkpoint's files have.
     """
 
     def __init__(
@@ -72,13 +91,15 @@ class WeightHolder(NoHolder):
         device: torch.device,
         address: str,
         rank: int,
-        current: Callable[[], str],
+        key_of: Callable[[FrameConfig, Path], str],
+        source: tuple[FrameConfig, Path],
         key: str,
         kept: WeightTable | None,
     ) -> None:
         self._memory, self._device = memory, device
         self._address, self._rank = address, rank
-        self._current, self._key = current, key
+        self._key_of, self._source, self._key = key_of, source, key
+        self._digest_of: DigestOf = lambda hf, loader: ""
         self._kept = kept
         self._is_kept = kept is not None  # by the keeper, now
         self._against = ""  # why nothing will be kept
@@ -123,61 +144,93 @@ class WeightHolder(NoHolder):
         )  # fmt: skip
         return kept.digest
 
-    def keep(self, model: Model, digest: str) -> None:
+    def keep(self, model: Model, digest: str, digest_of: DigestOf) -> None:
+        self._digest_of = digest_of
+        if not self._is_kept:
+            self._try(lambda: self._keep(model, digest))
+        self._memory.release()
+
+    def suspend(self, config: FrameConfig, loader: WeightLoader) -> None:
         if self._is_kept:
-            self._memory.release()
-            return
+            self._source = config, loader.folder
+            self._key = self._key_of(*self._source)
+            with suppress(ConnectionError):  # who kept them is gone, and with it what was kept
+                ask(self._address, Suspend(self._rank))
+
+    def renew(self, model: Model, loader: WeightLoader) -> None:
+        if self._is_kept:
+            self._is_kept = False
+            self._try(lambda: self._renew(model, loader))
+
+    def _try(self, work: Callable[[], None]) -> None:
         try:
-            table = None if self._against else self._table(model, digest)
-            if table is not None and self._current() != self._key:
-                self._against = "the checkpoint's files changed while they were read"
-            if table is not None and not self._against:
-                pieces = self._memory.pieces()
-                sizes = [piece.num_bytes for piece in pieces]
-                question = Keep(self._rank, self._key, msgspec.msgpack.encode(table), sizes)
-                ask(self._address, question, [piece.descriptor for piece in pieces])
-                self._is_kept = True
-                logger.info("rank %d: the server keeps %.2f GB of weights", self._rank, sum(sizes) / 1e9)
+            if not self._against:
+                work()
         except (OSError, RuntimeError, ValueError) as error:
             self._against = str(error)
-        if not self._is_kept:
+        if self._against:
             logger.warning("rank %d: the server keeps no weights: %s", self._rank, self._against)
-        self._memory.release()
+
+    def _keep(self, model: Model, digest: str) -> None:
+        table = self._table(model, digest)
+        self._require_same_files()
+        pieces = self._memory.pieces()
+        sizes = [piece.num_bytes for piece in pieces]
+        question = Keep(self._rank, self._key, msgspec.msgpack.encode(table), sizes)
+        ask(self._address, question, [piece.descriptor for piece in pieces])
+        self._is_kept = True
+        logger.info("rank %d: the server keeps %.2f GB of weights", self._rank, sum(sizes) / 1e9)
+
+    def _renew(self, model: Model, loader: WeightLoader) -> None:
+        try:
+            table = self._table(model, self._digest_of(read_checkpoint(self._source[0]).hf, loader))
+            self._require_same_files()
+            ask(self._address, Renew(self._rank, self._key, msgspec.msgpack.encode(table)))
+        except Exception:
+            ask(self._address, Drop(self._rank))
+            raise
+        self._is_kept = True
+        logger.info("rank %d: the server keeps the weights of %s from now on", self._rank, loader.folder)
 
     def drop(self) -> None:
         if self._is_kept:
             with suppress(ConnectionError):  # who kept them is gone, and with it what was kept
                 ask(self._address, Drop(self._rank))
             self._is_kept = False
-            logger.info("rank %d: the server keeps its weights no longer, for they change", self._rank)
+            logger.info("rank %d: the server keeps its weights no longer", self._rank)
+
+    def _require_same_files(self) -> None:
+        if self._key_of(*self._source) != self._key:
+            raise ValueError("the checkpoint's files changed while they were read")
 
     def _refuse(self, reason: str) -> None:
         logger.warning("rank %d: weights were kept, and are loaded anew: %s", self._rank, reason)
         self.drop()
         self._kept = None
 
-    def _table(self, model: Model, digest: str) -> WeightTable | None:
+    def _table(self, model: Model, digest: str) -> WeightTable:
+        """Says where the weights lie, and copies those that do not lie where they can be held."""
         placed, tensors = self._placed, weights_of(model)
         if placed is None or [place.name for place in self._places] != list(tensors):
-            self._against = "the model has other tensors than when it was made"
-            return None
+            raise ValueError("the model has other tensors than when it was made")
         outside = 0
         for place in self._places:
             tensor = tensors[place.name]
             if (tuple(tensor.shape), str(tensor.dtype)) != (place.shape, f"torch.{place.dtype}"):
-                self._against = f"{place.name} changed its form when it was loaded"
-                return None
+                raise ValueError(f"{place.name} changed its form when it was loaded")
             if place.part < 0:
                 outside += tensor.nbytes if tensor.nbytes >= LARGE_BYTES else 0
-            elif not _is_at(tensor, placed.tensor(place)):
-                self._against = f"{place.name} lies elsewhere since it was loaded"
-                return None
+            elif tensor.is_mkldnn:  # packed elsewhere, for which there is a plain one here
+                placed.tensor(place).copy_(_plain(tensor))
+            elif tensor.data_ptr() != placed.tensor(place).data_ptr() or not tensor.is_contiguous():
+                raise ValueError(f"{place.name} lies elsewhere since it was loaded")
         if outside * _MOST_COPIED > sum(tensor.nbytes for tensor in tensors.values()):
-            self._against = f"{outside >> 20} MiB of this model are not allocated where they could be kept"
-            return None
+            raise ValueError(f"{outside >> 20} MiB of this model are not allocated where they could be kept")
         parts = [len(part) for part in placed.parts]
         copied_bytes = sum(_padded(tensors[place.name].nbytes) for place in self._places if place.part < 0)
-        copies = self._memory.take(copied_bytes) if self._copied is None else self._copied
+        if self._copied is None:
+            self._copied = self._memory.take(copied_bytes)
+        copies = self._copied
         copies.zero_()
         for place, copy in self._copies(copies):
             copy.copy_(_plain(tensors[place.name]))
@@ -218,10 +271,3 @@ def _padded(num_bytes: int) -> int:
 
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to_dense() if tensor.is_mkldnn else tensor.detach()
-
-
-def _is_at(tensor: Tensor, held: Tensor) -> bool:
-    """Whether a tensor is what is held, or was packed from it."""
-    if tensor.is_mkldnn:
-        return torch.equal(_plain(tensor), held)
-    return tensor.data_ptr() == held.data_ptr() and tensor.stride() == held.stride()

@@ -12,12 +12,12 @@ import resource
 import secrets
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frame.core.processes.channel import Channel, listen, same_user
 
 from .exchange import receive_files, send_files
-from .messages import MAX_BYTES, Ask, Keep, Kept, ToKeeper
+from .messages import MAX_BYTES, Ask, Keep, Kept, Renew, Suspend, ToKeeper
 
 logger = logging.getLogger("frame.server")
 
@@ -29,7 +29,7 @@ _OTHER_FILES = 256
 
 @dataclass(frozen=True)
 class _Held:
-    """The weights of one rank."""
+    """The weights of one rank; without a key nobody may have them."""
 
     key: str
     table: bytes
@@ -98,6 +98,13 @@ class WeightKeeper:
             if isinstance(message, Ask) and held is not None and held.key == message.key:
                 channel.send(Kept(held.table, held.sizes))
                 send_files(channel, held.files)
+                return
+            if isinstance(message, Suspend | Renew):
+                if held is None:
+                    raise ValueError(f"nothing is kept of rank {message.rank}")
+                key, table = (message.key, message.table) if isinstance(message, Renew) else ("", b"")
+                self._held[message.rank] = replace(held, key=key, table=table)
+                channel.send(Kept())
                 return
             self._drop(message.rank)
             if isinstance(message, Keep):

@@ -28,8 +28,22 @@ class Keep(msgspec.Struct, tag=True, frozen=True):
     sizes: list[int]
 
 
+class Suspend(msgspec.Struct, tag=True, frozen=True):
+    """Worker to keeper: the weights of `rank` are about to change; nobody may have them until `Renew`."""
+
+    rank: int
+
+
+class Renew(msgspec.Struct, tag=True, frozen=True):
+    """Worker to keeper: they have changed, and this is their key and table now."""
+
+    rank: int
+    key: str
+    table: bytes
+
+
 class Drop(msgspec.Struct, tag=True, frozen=True):
-    """Worker to keeper: give the memory of `rank` back, for it is about to change."""
+    """Worker to keeper: give the memory of `rank` back."""
 
     rank: int
 
@@ -41,4 +55,4 @@ class Kept(msgspec.Struct, tag=True, frozen=True):
     sizes: list[int] = []
 
 
-ToKeeper = Ask | Keep | Drop
+ToKeeper = Ask | Keep | Suspend | Renew | Drop

@@ -35,8 +35,8 @@ def weight_holder(config: FrameConfig, folder: Path, platform: Platform, placeme
         if against:
             ask(address, Drop(rank))
             raise ValueError(against)
-        current = partial(weights_key, config, folder, placement, platform.device_type)
-        key = current()
+        key_of = partial(weights_key, placement=placement, device=platform.device_type)
+        key = key_of(config, folder)
         answer, files = ask(address, Ask(rank, key))
         pieces = [HeldPiece(*piece) for piece in zip(files, answer.sizes, strict=True)]
         memory = platform.held_memory(pieces)
@@ -48,7 +48,7 @@ def weight_holder(config: FrameConfig, folder: Path, platform: Platform, placeme
             ask(address, Drop(rank))  # or it would lie there unused
         logger.warning("rank %d: the server keeps no weights: %s", rank, error)
         return NoHolder()
-    return WeightHolder(memory, platform.device, address, rank, current, key, kept)
+    return WeightHolder(memory, platform.device, address, rank, key_of, (config, folder), key, kept)
 
 
 def _against(config: FrameConfig) -> str:
