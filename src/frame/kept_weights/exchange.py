@@ -41,7 +41,10 @@ def ask(address: str, question: ToKeeper, files: Sequence[int] = ()) -> tuple[Ke
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closing(Channel(connection, Kept, MAX_BYTES)) as channel:
         connection.settimeout(_PATIENCE_SECONDS)
-        connection.connect(f"\0{address[1:]}")
+        try:
+            connection.connect(f"\0{address[1:]}")
+        except ConnectionRefusedError:
+            raise ConnectionRefusedError("nobody on this machine keeps them") from None
         if not same_user(connection):
             raise PermissionError("another user listens there")
         channel.send(question)
