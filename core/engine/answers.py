@@ -144,13 +144,14 @@ class Answers:
         """A launched step raised: its requests end unless `spared`; spared and later ones are computed again.
 
         What the connector was to load for them is computed, too: it may be the connector that raised. Later ones may
-        have read its blocks, unless it was rolled back before they were planned.
+        have read its blocks, unless it was rolled back, and what it published withdrawn, before they were planned.
         """
         lifecycle, number, later = self._lifecycle, step.plan.step, list[LaunchedStep]()
-        if step.plan.copies or any(request is not None for request in step.requests):
+        if step.plan.copies or step.publications or any(request is not None for request in step.requests):
             later = [one for one in lifecycle.launched.values() if one.plan.step > number]
         for launched in (step, *later):
             lifecycle.kv.withdraw(launched.publications)
+            launched.publications.clear()
         outputs = []
         for request in step.requests:
             if request is None or request.state is RequestState.FINISHED:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,8 @@ logger = logging.getLogger("frame.server")
 
 #: Seconds that the engine gets to close when its parent is gone.
 _CLOSE_SECONDS = 5.0
+#: The longest that a thread, say of a connector that awaits another engine's answer, waits for one that runs Python.
+_SWITCH_SECONDS = 0.0005
 
 #: Imports what an engine of a configuration needs without touching a device; returns the function that builds the
 #: engine. Calls back with the name of each stage that begins.
@@ -84,6 +87,7 @@ class EngineProcess:
                 listener = self._open()
                 self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
                 self._report(Ready(engine.info, self._address))
+                sys.setswitchinterval(_SWITCH_SECONDS)
                 self._host.run()
             except Exception as error:
                 lost = isinstance(error, DeadWorkerError)  # whose message says all

@@ -26,7 +26,7 @@ from .nixl_messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
 
-_READ_POLL, _NOTICE_POLL = 0.0005, 0.005
+_READ_POLL, _NOTICE_POLL = 0.0002, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
 _CLOSE_SECONDS = 10.0

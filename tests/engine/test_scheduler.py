@@ -435,9 +435,9 @@ def test_a_connector_may_have_all_tokens_but_the_last(later, failing, computed):
     assert connector.told == [("a", 0), ("b", 14)]
     assert [new.num_computed for plan in sim.plans for new in plan.added][-1] == computed
     # the block that was filled by both can be found
-    sim.add(make_request("c", prompt + [1, 2, 3]))
+    sim.add(make_request("c", [*prompt, 1, 2, 3]))
     sim.run()
-    sim.check(make_request("c", prompt + [1, 2, 3]))
+    sim.check(make_request("c", [*prompt, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -731,3 +731,18 @@ def test_the_fake_worker_draws_the_tokens_that_the_tests_expect():
     prompt = [1, 2]
     first = next_token(prefixes_of(prompt)[-1], 1, VOCAB)
     assert expected(make_request("a", prompt, max_tokens=1), 64) == ([first], "length")
+
+
+def test_what_a_step_that_breaks_was_to_compute_is_read_by_nobody_although_its_request_began_again():
+    """The blocks that a request keeps in front of one that did not arrive may be those of a step under way."""
+    layout = make_layout(60)
+    sim = Simulation(layout=layout, connector=FakeConnector(layout=layout), max_in_flight=3)
+    sim.add(make_request("a", [1, 2], 1))
+    sim.launch()
+    sim.add(make_request("b", list(range(15)), 4))
+    (begun,) = sim.launch(breaks=True).added
+    sim.in_flight[0][1].transfer = TransferReport(failed_blocks=[(0, int(begun.block_ids[0][2]))])
+    sim.answer()
+    sim.launch()
+    sim.run()
+    sim.check(make_request("b", list(range(15)), 4))
