@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-import frame
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.mesh import Placement
 from frame.core.interfaces.provider import API_VERSION
@@ -21,7 +21,7 @@ def weights_key(config: FrameConfig, folder: Path, placement: Placement, device:
     looked at, `ConfigError` for settings that cannot leave the process.
     """
     place = [placement.rank, placement.local_rank, str(placement.mesh)]
-    versions = [frame.__version__, API_VERSION, torch.__version__]
+    versions = [version("frame-llm"), API_VERSION, torch.__version__]
     facts = [config.to_plain(), str(folder), _files(folder), place, versions, device]
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
