@@ -99,6 +99,8 @@ PARTS = (
     Part("long-prompt", "python benchmarks/long_prompt.py --json {json}", 560,
          "python benchmarks/long_prompt.py --shape tiny --platform cpu --tokens 256 --chunk 64 --json {json}"),
     Part("start", gpu_tests("tests/gpu/test_start.py"), 90),
+    Part("kept-weights", gpu_tests("tests/gpu/test_kept_weights.py"), 300),
+    Part("restart", "python -m benchmarks.restart --shape llama-8b --kills 2 --json {json}", 580),
     Part("cold", "python benchmarks/offline_gpu.py --models qwen3-0.6b", 60),
     Part("deterministic", "python benchmarks/deterministic.py --json {json}", 240,
          "python benchmarks/deterministic.py --model demo --requests 6 --prompt 8 --length 4 --rounds 1 --json {json}"),
@@ -159,7 +161,7 @@ PARTS = (
 #: Parts in the order in which a call runs them that asks for a plan.
 PLANS = {
     "tests": (
-        *("two-devices", "new-kernels", "engine-tests", "kernel-tests", "graphs", "start", "libraries"),
+        *("two-devices", "new-kernels", "engine-tests", "kernel-tests", "graphs", "start", "kept-weights", "libraries"),
         *("exchanges", "transfer-tests"),
     ),
     "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic_core import PydanticSerializationError
 
 from frame.expert_balance.settings import ExpertBalanceConfig
+from frame.kept_weights.settings import KeptWeightsConfig
 from frame.kv_events.settings import KVEventsConfig
 from frame.weight_offload.settings import WeightOffloadConfig
 
@@ -286,6 +287,7 @@ class FrameConfig(Section):
     speculation: SpeculationConfig = SpeculationConfig()
     load: LoadConfig = LoadConfig()
     weight_offload: WeightOffloadConfig = WeightOffloadConfig()
+    kept_weights: KeptWeightsConfig = KeptWeightsConfig()
     transfer: TransferConfig = TransferConfig()
     kv_events: KVEventsConfig = KVEventsConfig()
     adapters: AdapterConfig = AdapterConfig()

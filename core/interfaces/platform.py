@@ -22,6 +22,7 @@ from .platform_steps import Steps
 if TYPE_CHECKING:
     from ..ops import Ops
     from .collectives import Collectives
+    from .held_memory import HeldMemory, HeldPiece
     from .mesh import Placement
     from .setup import PlatformSetup
 
@@ -232,6 +233,15 @@ class Platform(ABC):
     @abstractmethod
     def memory(self) -> Memory:
         """The memory counters and pools of this device."""
+
+    def held_memory(self, pieces: Sequence[HeldPiece] = ()) -> HeldMemory | None:
+        """Memory for weights that outlives this process, or that of `pieces`, whose files it owns from now on.
+
+        Called at most once, before `Memory.snapshot`; from then on `Memory` counts it as what this worker holds. By
+        default there is none. Raises `OSError` or `RuntimeError` where it cannot be had.
+        """
+        del pieces
+        return None
 
     def collectives(self, placement: Placement) -> Collectives:
         """Finds the other workers of `placement.mesh`; called once, and only where there are others.

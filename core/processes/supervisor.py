@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from frame.kept_weights.keeper import WeightKeeper
 from frame.ranks.standstill import Standing
 
 from ..config.tree import FrameConfig
@@ -64,6 +65,7 @@ class EngineSupervisor:
         self._news = news
         self._command = command or python_command("frame", "engine")
         self._standby: Standby | None = None
+        self._keeper: WeightKeeper | None = None
         self._engine: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
         self._deaths = 0
@@ -73,14 +75,13 @@ class EngineSupervisor:
 
     async def prepare(self, choices: Sequence[Any]) -> None:
         """Starts a process for the engine that takes no device yet; raises `ValueError` with what is wrong for it."""
-        self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
-        await self._standby.prepare()
+        await self._make_standby(choices).prepare()
 
     async def start(self, choices: Sequence[Any]) -> EngineInfo:
         """Starts the engine with these plugins and returns once it is ready; raises `EngineDeadError`."""
         try:
             if self._standby is None:
-                self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
+                self._make_standby(choices)
             info = await self._launch()
         except BaseException:
             await self.stop(0)  # no request is lost
@@ -115,13 +116,25 @@ class EngineSupervisor:
         if self._engine is not None:
             await self._engine.stop(seconds)
             self._engine = None
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+    def _make_standby(self, choices: Sequence[Any]) -> Standby:
+        if self.config.kept_weights.keep_weights and self._keeper is None:
+            self._keeper = WeightKeeper()
+        self._standby = Standby(self._command, self._for_engine(), choices, self._fate.rendezvous)
+        return self._standby
 
     def _for_engine(self) -> FrameConfig:
         """The configuration without what only the parent and the API processes need."""
         keys: dict[str, Any] = {"api_key": [], "admin_key": [], "cache_salt_per_key": False}
         admin: dict[str, Any] = {"admin_port": None, "admin_uds": None, "rpc_methods": []}
+        kept = self.config.kept_weights.model_copy(
+            update={"weight_keeper": "" if self._keeper is None else self._keeper.address}
+        )
         server = self.config.server.model_copy(update=keys | admin)
-        return self.config.model_copy(update={"server": server})
+        return self.config.model_copy(update={"server": server, "kept_weights": kept})
 
     async def _launch(self) -> EngineInfo:
         """Tells a process to build its engine and waits until it is ready; raises `EngineDeadError`."""
@@ -183,6 +196,8 @@ class EngineSupervisor:
                     break
                 except (EngineDeadError, OSError) as error:
                     death = Death(str(error))
+                    if self._keeper is not None:
+                        self._keeper.clear()  # perhaps the engine died of what was kept
 
     async def judge(self, death: Death) -> Verdict:
         """Counts a death, and learns from that of an engine that was ready which requests to compute alone."""

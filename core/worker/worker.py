@@ -149,6 +149,7 @@ class Worker:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
         self.runner.balance.settle()
         if "weights" not in keep:
+            self._start.holder.drop()
             self.model.unpack_weights()  # what is packed has no storage to free
         self.runner.connector.register({})
         self._cache_gone = True
@@ -190,7 +191,9 @@ class Worker:
         streams = self.platform.streams()
         self.runner.balance.settle()
         streams.synchronize()
+        self._start.holder.suspend(config, loader)
         load_weights(model, loader, streams.fill)
+        self._start.holder.renew(model, loader)
         self._drop_stale_graphs()
         self.config = config
 

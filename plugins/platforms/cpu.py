@@ -15,6 +15,8 @@ from torch import Tensor
 from frame.interfaces import (
     SMALL_COPY_BYTES,
     Collectives,
+    HeldMemory,
+    HeldPiece,
     HostCopy,
     Mark,
     Memory,
@@ -30,6 +32,7 @@ from frame.links.processors import num_processors
 from frame.ops import Ops
 
 from .cpu_ops import CpuOps
+from .held_host import HostHeldMemory
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
 
@@ -77,6 +80,10 @@ class CpuPlatform(Platform):
 
     def memory(self) -> Memory:
         return self._memory
+
+    def held_memory(self, pieces: Sequence[HeldPiece] = ()) -> HeldMemory:
+        self._memory.held = HostHeldMemory(pieces)
+        return self._memory.held
 
     def collectives(self, placement: Placement) -> Collectives:
         from .torch_collectives import TorchCollectives
@@ -200,6 +207,8 @@ class HostMemory(Memory):
     """The machine's memory, as the kernel reports it. Sleeping frees the memory, since it is host memory already."""
 
     def __init__(self) -> None:
+        #: memory of weights that outlives the process
+        self.held: HostHeldMemory | None = None
         self._claimed: dict[str, list[Tensor]] = {}
         self._sizes: dict[str, list[int]] = {}  # of what sleeps, in bytes
 
@@ -210,18 +219,26 @@ class HostMemory(Memory):
         for tag, tensors in self._claimed.items():
             if tag in keep or tag in self._sizes:
                 continue
-            storages = [tensor.untyped_storage() for tensor in tensors]
-            if not all(storage.resizable() for storage in storages):
+            own = [tensor.untyped_storage() for tensor in tensors if not self._is_held(tensor)]
+            if not all(storage.resizable() for storage in own):
                 raise RuntimeError(f"sleep cannot free {tag}: some of it is mapped from a file")
-            self._sizes[tag] = [storage.nbytes() for storage in storages]
-            for storage in storages:
+            self._sizes[tag] = [
+                -1 if self._is_held(tensor) else tensor.untyped_storage().nbytes() for tensor in tensors
+            ]
+            for storage in own:
                 storage.resize_(0)
+            if self.held is not None and len(own) < len(tensors):
+                self.held.empty()
 
     def wake(self, tags: tuple[str, ...]) -> None:
         for tag in tags:
             for tensor, size in zip(self._claimed.get(tag, ()), self._sizes.pop(tag, ()), strict=False):
-                tensor.untyped_storage().resize_(size)
-                tensor.zero_()
+                if size >= 0:  # what is held is zeros already
+                    tensor.untyped_storage().resize_(size)
+                    tensor.zero_()
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        return self.held is not None and self.held.holds(tensor)
 
     def snapshot(self) -> MemorySnapshot:
         page = os.sysconf("SC_PAGE_SIZE")
@@ -234,7 +251,8 @@ class HostMemory(Memory):
     def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
         """`utilization` is a limit here and claims nothing."""
         del start, utilization
-        if (available := available_bytes()) >= needed_bytes:
+        found = 0 if self.held is None else self.held.found_bytes
+        if (available := available_bytes() + found) >= needed_bytes:
             return None
         return (
             f"{available >> 20} MiB of this machine's memory are available, and this worker needs "

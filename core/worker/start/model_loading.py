@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from frame.kept_weights.holder import NoHolder
 from frame.weight_offload.start import weight_offload
 
 from ...config.checkpoint import Checkpoint
@@ -73,14 +74,17 @@ def load_model(
     registry: Registry,
     groups: Groups,
     before: MemorySnapshot,
+    holder: NoHolder,
 ) -> LoadedModel:
     """Builds the model of the checkpoint's architecture on the platform's device and loads its weights.
 
-    `before` is the device's memory now. Raises `ValueError` where it is too little, before any weight is read.
+    `before` is the device's memory now; weights that `holder` finds are not read. Raises `ValueError` where it is too
+    little, before any weight is read.
     """
     with platform.memory().pool("weights"):
         try:
-            model, build = build_model(config, checkpoint, platform, registry, groups)
+            with holder.placing():
+                model, build = build_model(config, checkpoint, platform, registry, groups)
         except torch.OutOfMemoryError:
             raise ValueError(
                 f"the weights do not fit {platform.device}: {before.free >> 20} MiB of its {before.total >> 20} MiB "
@@ -90,13 +94,18 @@ def load_model(
         held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) - build.offload.kept_bytes
         require_room(config, platform.memory(), before, held + copies)
         loader = choose_loader(config, checkpoint, registry)
-        progress = LoadProgress(platform.streams().fill, shown=config.load.use_tqdm_on_load and not model.share["rank"])
-        progress.report(load_weights(model, loader, progress.fill), model.share["rank"])
+        if (digest := holder.found(model)) is None:
+            shown = config.load.use_tqdm_on_load and not model.share["rank"]
+            progress = LoadProgress(platform.streams().fill, shown=shown)
+            progress.report(load_weights(model, loader, progress.fill), model.share["rank"])
     model.requires_grad_(False)
     maps = make_maps(model, platform)  # outside of the pool: they stay while weights are dropped
     weights_bytes = copies + sum(one.nbytes for one in model.parameters()) - build.offload.saved_bytes
     online = build.methods.quantization.numerics if checkpoint.quantization is None else ""
-    digest = model_digest(checkpoint.hf, loader, (build.dtype, build.kv_dtype, build.state_dtype), online)
+    dtypes = build.dtype, build.kv_dtype, build.state_dtype
+    digest_of = partial(model_digest, dtypes=dtypes, quantization=online)
+    digest = digest or digest_of(checkpoint.hf, loader)
+    holder.keep(model, digest, digest_of)
     return LoadedModel(model.eval(), build, digest, weights_bytes, maps)
 
 

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from frame.expert_balance.null import NoBalance
 from frame.expert_balance.start import make_balance
+from frame.kept_weights.holder import NoHolder
+from frame.kept_weights.start import weight_holder
 from frame.kv_scales.calculated import FirstSteps
 
 from ...config.tree import FrameConfig
@@ -83,6 +85,7 @@ class WorkerStart:
         self._stages: list[tuple[str, float]] = []
         self._loaded: _Loaded | None = None
         self.collectives: Collectives = NoCollectives()
+        self.holder = NoHolder()  # of the weights
 
     def load(self) -> WorkerFacts:
         """Opens the device and loads the model."""
@@ -91,9 +94,10 @@ class WorkerStart:
         opened = self._timed("rendezvous", opened.connected) if opened.placement.mesh.size > 1 else opened
         self.collectives = opened.collectives
         memory, config = opened.platform.memory(), opened.config
+        self.holder = weight_holder(config, opened.checkpoint.folder, opened.platform, opened.placement)
         before = room_before(config, memory)
         parts = config, opened.checkpoint, opened.platform, opened.registry, opened.groups
-        loaded = self._timed("weights", lambda: load_model(*parts, before))
+        loaded = self._timed("weights", lambda: load_model(*parts, before, self.holder))
         weights = loaded.model
         num_embedded = embed_size(opened, weights)
         memory.claim("weights", list(weights.parameters()))

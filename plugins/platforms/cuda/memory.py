@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from frame.interfaces import Memory, MemorySnapshot
+
+if TYPE_CHECKING:
+    from .held_memory import CudaHeldMemory
 
 logger = logging.getLogger("frame.platforms.cuda")
 
@@ -28,14 +32,25 @@ class CudaMemory(Memory):
     def __init__(self, device: torch.device, captured_share: Callable[[], float] = lambda: 0.0) -> None:
         self._device = device
         self._captured_share = captured_share
+        #: memory of weights that outlives the process; it is no memory of torch's
+        self.held: CudaHeldMemory | None = None
+
+    @property
+    def _held_bytes(self) -> int:
+        return 0 if self.held is None else self.held.num_bytes
+
+    @property
+    def _found_bytes(self) -> int:
+        """Those that were held before this process began, and that it uses."""
+        return 0 if self.held is None else self.held.found_bytes
 
     def snapshot(self) -> MemorySnapshot:
         free, total = torch.cuda.mem_get_info(self._device)
         return MemorySnapshot(
             total=total,
             free=free,
-            held=torch.cuda.memory_allocated(self._device),
-            peak=torch.cuda.max_memory_allocated(self._device),
+            held=torch.cuda.memory_allocated(self._device) + self._held_bytes,
+            peak=torch.cuda.max_memory_allocated(self._device) + self._held_bytes,
         )
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -43,10 +58,11 @@ class CudaMemory(Memory):
 
     def lacks(self, start: MemorySnapshot, utilization: float, needed_bytes: int) -> str | None:
         asked = int(start.total * utilization)
-        if start.free >= max(asked, needed_bytes):
+        room = start.free + self._found_bytes
+        if room >= max(asked, needed_bytes):
             return None
         name = f"{self._device} ({torch.cuda.get_device_name(self._device)})"
-        free = f"{start.free >> 20} MiB of the {start.total >> 20} MiB of {name} are free"
+        free = f"{room >> 20} MiB of the {start.total >> 20} MiB of {name} are free"
         if needed_bytes > asked:
             return (
                 f"{free}, and this worker needs {needed_bytes >> 20} MiB: divide the model over more devices, or keep "
@@ -67,7 +83,8 @@ class CudaMemory(Memory):
         requested = int(now.total * utilization)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
-        outside = (total - free) - torch.cuda.memory_reserved(self._device) - (start.total - start.free)
+        before = start.total - start.free - self._found_bytes
+        outside = (total - free) - torch.cuda.memory_reserved(self._device) - self._held_bytes - before
         captured = int(self._captured_share() * max(0, now.peak - weights_bytes))
         logger.debug(
             "memory: %d MiB asked for, less %d MiB of weights, %d MiB of the largest step, %d MiB of captured prompts, "

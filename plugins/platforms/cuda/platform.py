@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
@@ -17,6 +17,8 @@ import torch
 
 from frame.interfaces import (
     Collectives,
+    HeldMemory,
+    HeldPiece,
     Kernels,
     Memory,
     Placement,
@@ -112,6 +114,13 @@ class CudaPlatform(Platform):
     def memory(self) -> Memory:
         return self._memory
 
+    def held_memory(self, pieces: Sequence[HeldPiece] = ()) -> HeldMemory:
+        from .held_memory import CudaHeldMemory
+
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        self._memory.held = CudaHeldMemory(self.device, total, pieces)
+        return self._memory.held
+
     def collectives(self, placement: Placement) -> Collectives:
         self._collectives = collectives = CudaCollectives(
             placement,
@@ -141,7 +150,7 @@ class CudaPlatform(Platform):
         return CudaStreams(self.device)
 
     @cached_property
-    def _memory(self) -> Memory:
+    def _memory(self) -> CudaMemory:
         captured = self.options.capture_prompts and self.options.graph_sizes and not self.setup.enforce_eager
         return CudaMemory(self.device, self._captured_share if captured else lambda: 0.0)
 

@@ -120,6 +120,10 @@ if TYPE_CHECKING:
         GrammarMatcher as GrammarMatcher,
         Vocabulary as Vocabulary,
     )
+    from frame.core.interfaces.held_memory import (
+        HeldMemory as HeldMemory,
+        HeldPiece as HeldPiece,
+    )
     from frame.core.interfaces.kv import (
         DTYPE_BYTES as DTYPE_BYTES,
         AnyKVSpec as AnyKVSpec,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from frame.core.interfaces.held_memory import HeldPiece
 from frame.core.interfaces.platform import SMALL_COPY_BYTES, HostCopy, MemorySnapshot, Platform, Streams
 
 from .platform_checks import PlatformChecks
@@ -145,6 +148,33 @@ class StreamChecks(PlatformChecks):
         memory.copy_(there, non_blocking=True)
         platform.streams().synchronize()
         assert (memory == 7).all()
+
+    def test_held_memory_is_found_by_its_files(self, platform: Platform) -> None:
+        """What another process would map: the same parts, with what was written; memory behind them is new."""
+        first = platform.held_memory()
+        if first is None:
+            pytest.skip("the platform has no memory that outlives a process")
+        sizes = (1000, 3 << 20, 5)
+        for number, size in enumerate(sizes):
+            part = first.take(size)
+            assert (part.dtype, tuple(part.shape)) == (torch.uint8, (size,))
+            assert (part.device, part.data_ptr() % first.ALIGNMENT) == (platform.device, 0)
+            part.fill_(number + 1)
+        platform.streams().synchronize()
+        pieces = [HeldPiece(os.dup(piece.descriptor), piece.num_bytes) for piece in first.pieces()]
+        assert sum(piece.num_bytes for piece in pieces) >= sum(sizes)
+        first.release()
+        first.release()
+        del part, first
+        gc.collect()
+        second = self.make().held_memory(pieces)
+        assert second is not None
+        for number, size in enumerate(sizes):
+            assert (second.take(size) == number + 1).all(), f"part {number} is another"
+        second.take(1 << 20).fill_(9)
+        platform.streams().synchronize()
+        assert all(piece.num_bytes > 0 for piece in second.pieces())
+        second.release()
 
     def test_memory_is_counted(self, platform: Platform) -> None:
         memory = platform.memory()
