@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 #: Version of the plugin contract (interfaces + layers + ops and their data classes). A minor adds, a major removes.
-API_VERSION = "0.2.dev49"
+API_VERSION = "0.2.dev50"
 #: The version that may change anything, before which a plugin's `api` range must end.
 NEXT_MINOR = "0.3"
 
