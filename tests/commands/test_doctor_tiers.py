@@ -12,7 +12,7 @@ import torch
 from frame import LLM, SamplingParams
 from frame.core.cli.main import main
 from frame.plugins.commands.doctor import tiers
-from frame.plugins.connectors.host_slab import HostSlab
+from frame.plugins.connectors.blocks.host_slab import HostSlab
 from frame.testing import make_checkpoint
 
 GIB = 1 << 30
@@ -77,7 +77,7 @@ def test_each_rank_takes_its_part_of_a_block(tmp_path, capsys):
 def test_rows_are_counted_as_they_are_taken(monkeypatch):
     draw = random.Random(0)
     monkeypatch.setattr(tiers, "PIECE_BYTES", 1 << 14)
-    monkeypatch.setattr("frame.plugins.connectors.host_slab.PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr("frame.plugins.connectors.blocks.host_slab.PIECE_BYTES", 1 << 14)
     for _ in range(200):
         row, size = draw.randint(1, 40_000), draw.randint(1, 200_000)
         slab = HostSlab(row, size, lambda count: torch.empty(count, dtype=torch.uint8))

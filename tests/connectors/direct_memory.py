@@ -8,7 +8,7 @@ from collections import Counter
 import torch
 
 from frame.interfaces import Mark
-from frame.plugins.connectors.mapped_memory import Sharing
+from frame.plugins.connectors.blocks.mapped_memory import Sharing
 
 #: What was exported, by handle.
 _EXPORTED: dict[bytes, tuple[int, int]] = {}

@@ -26,17 +26,11 @@ from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import ConnectorWorker
-from frame.plugins.connectors import (
-    block_files,
-    nixl_agent,
-    nixl_pulls,
-    nixl_wire,
-    offload_worker,
-    peer_client,
-    peer_server,
-    peer_wire,
-)
-from frame.plugins.connectors.multi import MultiScheduler
+from frame.plugins.connectors.blocks import files as block_files, wire as peer_wire
+from frame.plugins.connectors.multi.scheduler import MultiScheduler
+from frame.plugins.connectors.nixl import agent as nixl_agent, pulls as nixl_pulls, wire as nixl_wire
+from frame.plugins.connectors.offload import worker as offload_worker
+from frame.plugins.connectors.peer import client as peer_client, server as peer_server
 from frame.testing import ConnectorSuite
 from frame.testing.connected_engine import ConnectedEngine
 from frame.testing.engines import request
@@ -293,7 +287,7 @@ class World:
         for module in (peer_wire, peer_client, peer_server, nixl_wire):
             enter(patch.object(module, "send", faulty))
         files = type("Files", (FaultyFiles,), {"faults": self.faults})
-        for name in ("disk", "disk_worker"):
+        for name in ("disk.scheduler", "disk.worker"):
             enter(patch(f"frame.plugins.connectors.{name}.BlockFiles", files))
         worker = offload_worker.OffloadWorker
         enter(patch.object(worker, "_tried", faulty_copy(self.faults, worker._tried)))

@@ -19,7 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-from frame.plugins.connectors import block_worker, nixl_agent, nixl_pulls
+from frame.plugins.connectors.blocks import worker as block_worker
+from frame.plugins.connectors.nixl import agent as nixl_agent, pulls as nixl_pulls
 from frame.testing.engines import request
 from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
 from tests.connectors.faults import Faults, Suite, sides_of

@@ -14,7 +14,7 @@ import uuid
 import torch
 
 from frame.interfaces import Mark
-from frame.plugins.connectors.mapped_memory import Sharing
+from frame.plugins.connectors.blocks.mapped_memory import Sharing
 
 
 class FileSharing(Sharing):

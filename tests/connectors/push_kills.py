@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from frame.interfaces import Mark
-from frame.plugins.connectors import push_worker
+from frame.plugins.connectors.push import worker as push_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
 from tests.connectors.kills import Process

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from frame.plugins.connectors.block_files import HEADER, INCOMING, ROOT, BlockFiles
+from frame.plugins.connectors.blocks.files import HEADER, INCOMING, ROOT, BlockFiles
 
 KEY = bytes(range(32))
 SIZE = 200

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 
 from frame.links.lost import LOST_SECONDS
-from frame.plugins.connectors.callers import Callers
+from frame.plugins.connectors.blocks.callers import Callers
 
 
 def echo(caller):

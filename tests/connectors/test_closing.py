@@ -6,12 +6,13 @@ import socket
 
 import pytest
 
-from frame.plugins.connectors import nixl_links, peer_client
-from frame.plugins.connectors.nixl_links import Links, Source
-from frame.plugins.connectors.nixl_wire import Renew, Renewed
-from frame.plugins.connectors.peer_client import PeerClient
-from frame.plugins.connectors.peer_options import Address
-from frame.plugins.connectors.peer_wire import PeerError
+from frame.plugins.connectors.blocks.wire import PeerError
+from frame.plugins.connectors.nixl import links as nixl_links
+from frame.plugins.connectors.nixl.links import Links, Source
+from frame.plugins.connectors.nixl.wire import Renew, Renewed
+from frame.plugins.connectors.peer import client as peer_client
+from frame.plugins.connectors.peer.client import PeerClient
+from frame.plugins.connectors.peer.options import Address
 
 
 @pytest.fixture

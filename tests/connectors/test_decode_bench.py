@@ -8,9 +8,9 @@ import torch
 from frame import LLM, SamplingParams
 from frame.core.plugin_host.registry import PluginError
 from frame.interfaces import BlockFormat, CacheView, RequestView
-from frame.plugins.connectors.decode_bench import DecodeBenchScheduler
-from frame.plugins.connectors.decode_bench_messages import DecodeBenchOptions
-from frame.plugins.connectors.decode_bench_worker import DecodeBenchWorker
+from frame.plugins.connectors.decode_bench.messages import DecodeBenchOptions
+from frame.plugins.connectors.decode_bench.scheduler import DecodeBenchScheduler
+from frame.plugins.connectors.decode_bench.worker import DecodeBenchWorker
 from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan

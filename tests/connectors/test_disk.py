@@ -15,10 +15,10 @@ from frame.core.interfaces.kv import CrossKV, FullKV, KVGroup, KVLayout, Sliding
 from frame.core.interfaces.sampling import SamplingParams
 from frame.core.interfaces.step import BlockAppend, NewRequest, StepPlan, TransferReport
 from frame.interfaces import BlockFormat, CacheView, Mesh, Placement
-from frame.plugins.connectors.block_messages import blocks_name
-from frame.plugins.connectors.disk import DiskScheduler
-from frame.plugins.connectors.disk_messages import DiskOptions
-from frame.plugins.connectors.disk_worker import DiskWorker
+from frame.plugins.connectors.blocks.messages import blocks_name
+from frame.plugins.connectors.disk.messages import DiskOptions
+from frame.plugins.connectors.disk.scheduler import DiskScheduler
+from frame.plugins.connectors.disk.worker import DiskWorker
 from frame.testing import make_setup
 
 BLOCK = 4

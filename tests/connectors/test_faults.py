@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-from frame.plugins.connectors import block_files, peer_client, peer_server
+from frame.plugins.connectors.blocks import files as block_files
+from frame.plugins.connectors.peer import client as peer_client, server as peer_server
 from frame.testing.fake_cache import VOCAB
 from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings, strategies as st
 
-from frame.plugins.connectors.host_arena import HostArena
+from frame.plugins.connectors.blocks.host_arena import HostArena
 
 
 def arena(num_bytes=1 << 14):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from frame.plugins.connectors import host_slab
-from frame.plugins.connectors.host_slab import HostSlab
+from frame.plugins.connectors.blocks import host_slab
+from frame.plugins.connectors.blocks.host_slab import HostSlab
 
 
 def slab_of(row_bytes, num_bytes):

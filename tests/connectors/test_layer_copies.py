@@ -7,10 +7,10 @@ import ctypes
 import pytest
 import torch
 
-from frame.plugins.connectors import layer_copies
-from frame.plugins.connectors.block_messages import Move
-from frame.plugins.connectors.layer_copies import LayerCopies
-from frame.plugins.connectors.step_worker import Part
+from frame.plugins.connectors.blocks import layer_copies
+from frame.plugins.connectors.blocks.layer_copies import LayerCopies
+from frame.plugins.connectors.blocks.messages import Move
+from frame.plugins.connectors.blocks.step_worker import Part
 from frame.plugins.platforms.cpu import HostStreams
 
 CPU = torch.device("cpu")

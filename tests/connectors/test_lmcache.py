@@ -18,14 +18,14 @@ from frame.core.config.flat import from_flat
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import encode
-from frame.plugins.connectors import lmcache_transfers
-from frame.plugins.connectors.lmcache_lookup import Lookup, Lookups
-from frame.plugins.connectors.lmcache_messages import Geometry, Prompt
-from frame.plugins.connectors.lmcache_options import LMCacheOptions
-from frame.plugins.connectors.lmcache_pool import HEADER, SharedPool, checksum, object_bytes
-from frame.plugins.connectors.lmcache_transfers import Transfers
-from frame.plugins.connectors.lmcache_wire import Client, LMCacheError
-from frame.plugins.connectors.peer_options import Address
+from frame.plugins.connectors.lmcache import transfers as lmcache_transfers
+from frame.plugins.connectors.lmcache.lookup import Lookup, Lookups
+from frame.plugins.connectors.lmcache.messages import Geometry, Prompt
+from frame.plugins.connectors.lmcache.options import LMCacheOptions
+from frame.plugins.connectors.lmcache.pool import HEADER, SharedPool, checksum, object_bytes
+from frame.plugins.connectors.lmcache.transfers import Transfers
+from frame.plugins.connectors.lmcache.wire import Client, LMCacheError
+from frame.plugins.connectors.peer.options import Address
 from frame.testing import make_setup
 from frame.testing.connector_engines import ConnectorEngines
 from frame.testing.engines import request

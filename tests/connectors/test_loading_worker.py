@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from frame.plugins.connectors.block_messages import Move
+from frame.plugins.connectors.blocks.messages import Move
 from frame.testing import ConnectorSuite
 from frame.testing.fake_cache import make_layout
 from frame.testing.fake_memory import FakeMemory

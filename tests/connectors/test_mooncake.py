@@ -11,11 +11,11 @@ import time
 import httpx
 import pytest
 
-from frame.plugins.connectors import mooncake
-from frame.plugins.connectors.mooncake_bootstrap import Source, Want, ask
-from frame.plugins.connectors.mooncake_options import MooncakeOptions
-from frame.plugins.connectors.peer_wire import PeerError
-from frame.plugins.connectors.push_facts import Facts
+from frame.plugins.connectors.blocks.wire import PeerError
+from frame.plugins.connectors.mooncake import scheduler as mooncake
+from frame.plugins.connectors.mooncake.bootstrap import Source, Want, ask
+from frame.plugins.connectors.mooncake.options import MooncakeOptions
+from frame.plugins.connectors.push.facts import Facts
 from frame.testing import ConnectorSuite
 from frame.testing.connector_states_suite import STATES
 from frame.testing.engines import request

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from frame.plugins.connectors import mooncake_engine
+from frame.plugins.connectors.mooncake import engine as mooncake_engine
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.mooncake_pairs import lacks
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine

@@ -12,9 +12,9 @@ from frame.core.config.errors import ConfigError
 from frame.core.interfaces.wire import decode, encode
 from frame.core.plugin_host.registry import PluginError
 from frame.interfaces import ConnectorScheduler, ConnectorWorker, LayerHooks, RequestView, TransferReport
-from frame.plugins.connectors.multi import MultiScheduler
-from frame.plugins.connectors.multi_messages import ChildNote, MultiOptions, MultiStep
-from frame.plugins.connectors.multi_worker import MultiWorker
+from frame.plugins.connectors.multi.messages import ChildNote, MultiOptions, MultiStep
+from frame.plugins.connectors.multi.scheduler import MultiScheduler
+from frame.plugins.connectors.multi.worker import MultiWorker
 from frame.testing import ConnectorSuite, make_setup
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.connector_suite import empty_plan

@@ -11,8 +11,13 @@ import pytest
 from msgspec import structs
 
 from frame.interfaces import Mark, decode, encode
-from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_listener, nixl_pulls
-from frame.plugins.connectors.nixl_messages import WorkerFacts
+from frame.plugins.connectors.nixl import (
+    agent as nixl_agent,
+    holds as nixl_holds,
+    listener as nixl_listener,
+    pulls as nixl_pulls,
+)
+from frame.plugins.connectors.nixl.messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

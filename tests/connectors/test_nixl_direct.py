@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from frame.plugins.connectors.mapped_memory import MAX_REGIONS, Offer, Region
-from frame.plugins.connectors.nixl_direct import Direct
-from frame.plugins.connectors.nixl_maps import Rows
+from frame.plugins.connectors.blocks.mapped_memory import MAX_REGIONS, Offer, Region
+from frame.plugins.connectors.nixl.direct import Direct
+from frame.plugins.connectors.nixl.maps import Rows
 from tests.connectors.direct_memory import FakeSharing
 
 
@@ -104,7 +104,7 @@ def test_an_offer_is_bounded(changes):
 
 
 def test_long_pieces_are_divided_and_short_ones_are_not():
-    from frame.plugins.connectors.pieces import _PIECE_BYTES, _divided
+    from frame.plugins.connectors.blocks.pieces import _PIECE_BYTES, _divided
 
     short = np.array([[10, 20, 5, 1], [30, 40, _PIECE_BYTES, 2]])
     assert _divided(short) is short

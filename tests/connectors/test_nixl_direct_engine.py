@@ -7,7 +7,7 @@ import time
 import pytest
 
 from frame.interfaces import Mark
-from frame.plugins.connectors import nixl_agent, nixl_worker
+from frame.plugins.connectors.nixl import agent as nixl_agent, worker as nixl_worker
 from frame.testing.fake_cache import make_layout
 from tests.connectors.direct_memory import FakeSharing
 from tests.connectors.nixl_pairs import Pairs, counter

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from frame.plugins.connectors import nixl_agent
+from frame.plugins.connectors.nixl import agent as nixl_agent
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine
 

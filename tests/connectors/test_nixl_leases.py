@@ -13,14 +13,14 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from frame.interfaces import encode
-from frame.plugins.connectors.nixl_holds import MAX_RENEWALS, Holds
-from frame.plugins.connectors.nixl_links import Links, Source
-from frame.plugins.connectors.nixl_listener import NixlListener
-from frame.plugins.connectors.nixl_messages import AgentFacts, LayerMemory, Notice, digest
-from frame.plugins.connectors.nixl_options import NixlOptions, is_loopback
-from frame.plugins.connectors.nixl_shapes import VERSION, BlockShape, Facts, GroupShape, LayerShape
-from frame.plugins.connectors.nixl_wire import Channel, Done, Granted, Lease, Release, answer_call, call
-from frame.plugins.connectors.peer_wire import Challenge, PeerError, send
+from frame.plugins.connectors.blocks.wire import Challenge, PeerError, send
+from frame.plugins.connectors.nixl.holds import MAX_RENEWALS, Holds
+from frame.plugins.connectors.nixl.links import Links, Source
+from frame.plugins.connectors.nixl.listener import NixlListener
+from frame.plugins.connectors.nixl.messages import AgentFacts, LayerMemory, Notice, digest
+from frame.plugins.connectors.nixl.options import NixlOptions, is_loopback
+from frame.plugins.connectors.nixl.shapes import VERSION, BlockShape, Facts, GroupShape, LayerShape
+from frame.plugins.connectors.nixl.wire import Channel, Done, Granted, Lease, Release, answer_call, call
 from frame.testing.fake_cache import make_layout
 
 CONTENT, TOKENS = b"content", array("i", range(20))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
-from frame.plugins.connectors import nixl_maps
-from frame.plugins.connectors.nixl_maps import Rows, Side, check_orders, of_rank, pieces, readers, rows
-from frame.plugins.connectors.nixl_shapes import BlockShape, Facts, GroupShape, LayerShape
+from frame.plugins.connectors.nixl import maps as nixl_maps
+from frame.plugins.connectors.nixl.maps import Rows, Side, check_orders, of_rank, pieces, readers, rows
+from frame.plugins.connectors.nixl.shapes import BlockShape, Facts, GroupShape, LayerShape
 
 ITEM = 2
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from frame.interfaces import SideQueue
-from frame.plugins.connectors import host_slab, nixl_holds, nixl_mirror
-from frame.plugins.connectors.nixl_options import NixlOptions
+from frame.plugins.connectors.blocks import host_slab
+from frame.plugins.connectors.nixl import holds as nixl_holds, mirror as nixl_mirror
+from frame.plugins.connectors.nixl.options import NixlOptions
 from frame.testing.fake_cache import make_layout
 from frame.testing.fake_memory import FakeMemory
 from tests.connectors.nixl_pairs import Pairs, counter

@@ -7,7 +7,12 @@ import random
 import pytest
 
 from frame.interfaces import BlockFormat
-from frame.plugins.connectors import nixl_agent, nixl_holds, nixl_shapes, nixl_worker
+from frame.plugins.connectors.nixl import (
+    agent as nixl_agent,
+    holds as nixl_holds,
+    shapes as nixl_shapes,
+    worker as nixl_worker,
+)
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.nixl_pairs import Pairs, counter, travelling

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from frame.plugins.connectors import nixl_worker
-from frame.plugins.connectors.nixl_holds import Holds
-from frame.plugins.connectors.nixl_messages import digest
+from frame.plugins.connectors.nixl import worker as nixl_worker
+from frame.plugins.connectors.nixl.holds import Holds
+from frame.plugins.connectors.nixl.messages import digest
 from frame.testing.connector_states_suite import STATES
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

@@ -9,10 +9,10 @@ import torch
 
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
-from frame.plugins.connectors import host_slab
-from frame.plugins.connectors.offload_check import check_options
-from frame.plugins.connectors.offload_messages import OffloadOptions
-from frame.plugins.connectors.offload_states import StateCopies
+from frame.plugins.connectors.blocks import host_slab
+from frame.plugins.connectors.offload.check import check_options
+from frame.plugins.connectors.offload.messages import OffloadOptions
+from frame.plugins.connectors.offload.states import StateCopies
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

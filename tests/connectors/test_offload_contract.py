@@ -10,7 +10,7 @@ import pytest
 
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
-from frame.plugins.connectors import offload_disk
+from frame.plugins.connectors.offload import disk as offload_disk
 from frame.testing import ConnectorSuite
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from frame.plugins.connectors import offload_disk
-from frame.plugins.connectors.block_files import BlockFiles
+from frame.plugins.connectors.blocks.files import BlockFiles
+from frame.plugins.connectors.offload import disk as offload_disk
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.test_offload import forget, lose_steps, room, suite_of, worker_of

@@ -10,7 +10,7 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.mesh import Mesh
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import TierPolicySetup
-from frame.plugins.connectors.checked_policy import CheckedPolicy
+from frame.plugins.connectors.offload.checked_policy import CheckedPolicy
 from frame.plugins.tiers.arc import ArcPolicy
 from frame.plugins.tiers.lru import LruPolicy
 from frame.testing.checkpoints import make_checkpoint

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import decode, encode
-from frame.plugins.connectors import neighbours, shelf
-from frame.plugins.connectors.offload import OffloadScheduler
-from frame.plugins.connectors.offload_check import check_options
-from frame.plugins.connectors.offload_messages import OffloadOptions
-from frame.plugins.connectors.row_forms import RowForm
-from frame.plugins.connectors.shelf_index import SLOT, SLOTS_AT
+from frame.plugins.connectors.offload import neighbours, shelf
+from frame.plugins.connectors.offload.check import check_options
+from frame.plugins.connectors.offload.messages import OffloadOptions
+from frame.plugins.connectors.offload.row_forms import RowForm
+from frame.plugins.connectors.offload.scheduler import OffloadScheduler
+from frame.plugins.connectors.offload.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.late import LateStreams

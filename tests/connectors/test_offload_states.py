@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from frame.plugins.connectors import offload_disk, offload_states
-from frame.plugins.connectors.block_files import BlockFiles
-from frame.plugins.connectors.rows_file import MARKS_AT
-from frame.plugins.connectors.shelf_index import SLOT, SLOTS_AT
+from frame.plugins.connectors.blocks.files import BlockFiles
+from frame.plugins.connectors.offload import disk as offload_disk, states as offload_states
+from frame.plugins.connectors.offload.rows_file import MARKS_AT
+from frame.plugins.connectors.offload.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.test_offload import ROW, forget, room, suite_of, worker_of

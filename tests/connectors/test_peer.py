@@ -16,11 +16,7 @@ from frame.core.config.flat import from_flat
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.interfaces import encode
-from frame.plugins.connectors import peer_server
-from frame.plugins.connectors.peer_client import PeerClient
-from frame.plugins.connectors.peer_options import Address, PeerOptions
-from frame.plugins.connectors.peer_server import HostBlocks, PeerServer
-from frame.plugins.connectors.peer_wire import (
+from frame.plugins.connectors.blocks.wire import (
     MAX_KEYS,
     Ask,
     Challenge,
@@ -32,6 +28,10 @@ from frame.plugins.connectors.peer_wire import (
     receive,
     send,
 )
+from frame.plugins.connectors.peer import server as peer_server
+from frame.plugins.connectors.peer.client import PeerClient
+from frame.plugins.connectors.peer.options import Address, PeerOptions
+from frame.plugins.connectors.peer.server import HostBlocks, PeerServer
 from frame.testing import make_setup
 from frame.testing.fake_cache import make_layout
 

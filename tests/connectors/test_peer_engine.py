@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from frame.plugins.connectors import peer_client
+from frame.plugins.connectors.peer import client as peer_client
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors import peer_prompts
 from tests.connectors.peer_prompts import CACHED, complete, make_llm, prompts
@@ -108,7 +108,7 @@ def test_matched_prompts_are_loaded_others_computed_and_a_dead_peer_is_no_loss(m
     assert cached == [40, 0]
 
     # the peer dies when the first of several fetches is there
-    monkeypatch.setattr("frame.plugins.connectors.block_worker.BATCH", 2)
+    monkeypatch.setattr("frame.plugins.connectors.blocks.worker.BATCH", 2)
     fetch = peer_client.PeerClient.fetch
 
     def fetch_once(self, keys, out):

@@ -10,13 +10,13 @@ import pytest
 from msgspec import structs
 
 from frame.interfaces import decode, encode
-from frame.plugins.connectors import push_lanes
-from frame.plugins.connectors.peer_wire import PeerError
-from frame.plugins.connectors.push_carrier import Stream
-from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_lanes import Lanes
-from frame.plugins.connectors.push_messages import Goal, Hello
-from frame.plugins.connectors.push_parcels import Parcel
+from frame.plugins.connectors.blocks.wire import PeerError
+from frame.plugins.connectors.push import lanes as push_lanes
+from frame.plugins.connectors.push.carrier import Stream
+from frame.plugins.connectors.push.facts import Facts
+from frame.plugins.connectors.push.lanes import Lanes
+from frame.plugins.connectors.push.messages import Goal, Hello
+from frame.plugins.connectors.push.parcels import Parcel
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frame.interfaces import RequestView
-from frame.plugins.connectors.nixl_messages import digest
-from frame.plugins.connectors.push_in import Arrivals
-from frame.plugins.connectors.push_messages import PushStep
+from frame.plugins.connectors.nixl.messages import digest
+from frame.plugins.connectors.push.decode_side import Arrivals
+from frame.plugins.connectors.push.messages import PushStep
 from frame.testing.fake_cache import make_layout
 
 LAYOUT = make_layout()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from frame.plugins.connectors import push_worker
+from frame.plugins.connectors.push import worker as push_worker
 from frame.testing import ConnectorSuite
 from frame.testing.connector_ends_suite import ConnectorEnds
 from frame.testing.connector_states_suite import STATES

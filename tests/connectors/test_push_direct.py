@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from frame.plugins.connectors import push_carrier, push_lanes, push_worker
+from frame.plugins.connectors.push import carrier as push_carrier, lanes as push_lanes, worker as push_worker
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from frame.plugins.connectors import push_carrier, push_lanes, push_worker
+from frame.plugins.connectors.push import carrier as push_carrier, lanes as push_lanes, worker as push_worker
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.mapped_files import FileSharing
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine

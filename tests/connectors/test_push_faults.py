@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from frame.plugins.connectors import push_worker
+from frame.plugins.connectors.push import worker as push_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.mapped_files import FileSharing

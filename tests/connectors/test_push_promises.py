@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from frame.interfaces import Mesh
-from frame.plugins.connectors.callers import is_over
-from frame.plugins.connectors.host_arena import HostArena
-from frame.plugins.connectors.mapped_memory import PROBE_BYTES, Mapper
-from frame.plugins.connectors.peer_wire import send_bytes
-from frame.plugins.connectors.push_buffer import DeviceBuffer
-from frame.plugins.connectors.push_door import Door
-from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_inbox import Inbox
-from frame.plugins.connectors.push_prompts import Row
-from frame.plugins.connectors.push_wire import (
+from frame.plugins.connectors.blocks.callers import is_over
+from frame.plugins.connectors.blocks.host_arena import HostArena
+from frame.plugins.connectors.blocks.mapped_memory import PROBE_BYTES, Mapper
+from frame.plugins.connectors.blocks.wire import send_bytes
+from frame.plugins.connectors.push.buffer import DeviceBuffer
+from frame.plugins.connectors.push.door import Door
+from frame.plugins.connectors.push.facts import Facts
+from frame.plugins.connectors.push.inbox import Inbox
+from frame.plugins.connectors.push.prompts import Row
+from frame.plugins.connectors.push.wire import (
     Ask,
     Begin,
     Drop,

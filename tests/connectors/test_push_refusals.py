@@ -13,18 +13,18 @@ import torch
 from msgspec import structs
 
 from frame.interfaces import Mesh
-from frame.plugins.connectors import nixl_wire
-from frame.plugins.connectors.host_arena import HostArena
-from frame.plugins.connectors.peer_wire import Challenge, PeerError, receive, send, send_bytes
-from frame.plugins.connectors.push_carrier import Stream
-from frame.plugins.connectors.push_door import Door
-from frame.plugins.connectors.push_facts import Facts
-from frame.plugins.connectors.push_inbox import Inbox
-from frame.plugins.connectors.push_lanes import Lanes
-from frame.plugins.connectors.push_messages import Goal
-from frame.plugins.connectors.push_parcels import Parcel
-from frame.plugins.connectors.push_prompts import Row
-from frame.plugins.connectors.push_wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
+from frame.plugins.connectors.blocks.host_arena import HostArena
+from frame.plugins.connectors.blocks.wire import Challenge, PeerError, receive, send, send_bytes
+from frame.plugins.connectors.nixl import wire as nixl_wire
+from frame.plugins.connectors.push.carrier import Stream
+from frame.plugins.connectors.push.door import Door
+from frame.plugins.connectors.push.facts import Facts
+from frame.plugins.connectors.push.inbox import Inbox
+from frame.plugins.connectors.push.lanes import Lanes
+from frame.plugins.connectors.push.messages import Goal
+from frame.plugins.connectors.push.parcels import Parcel
+from frame.plugins.connectors.push.prompts import Row
+from frame.plugins.connectors.push.wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
 from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from frame.interfaces import RequestView
-from frame.plugins.connectors import push_lanes
-from frame.plugins.connectors.push_options import PushOptions
-from frame.plugins.connectors.push_out import Pushes
+from frame.plugins.connectors.push import lanes as push_lanes
+from frame.plugins.connectors.push.options import PushOptions
+from frame.plugins.connectors.push.prefill_side import Pushes
 from frame.testing.connector_states_suite import STATES
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout

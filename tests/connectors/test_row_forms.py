@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from frame.plugins.connectors.row_forms import LayerForm, RowForm, copy_pieces, pieces_of
+from frame.plugins.connectors.offload.row_forms import LayerForm, RowForm, copy_pieces, pieces_of
 
 TOTAL, TOKENS, DIM = 4, 3, 2
 

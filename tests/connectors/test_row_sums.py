@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from frame.plugins.connectors import row_sums
-from frame.plugins.connectors.row_sums import RowSums
+from frame.plugins.connectors.offload import row_sums
+from frame.plugins.connectors.offload.row_sums import RowSums
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from frame.plugins.connectors import nixl_worker
-from frame.plugins.connectors.block_messages import state_key
-from frame.plugins.connectors.offload_worker import OffloadWorker
-from frame.plugins.connectors.peer_client import PeerClient
-from frame.plugins.connectors.push_inbox import Inbox
+from frame.plugins.connectors.blocks.messages import state_key
+from frame.plugins.connectors.nixl import worker as nixl_worker
+from frame.plugins.connectors.offload.worker import OffloadWorker
+from frame.plugins.connectors.peer.client import PeerClient
+from frame.plugins.connectors.push.inbox import Inbox
 from tests.connectors.mooncake_pairs import use_fake
 from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model

@@ -9,8 +9,8 @@ from typing import ClassVar
 from msgspec import field
 
 from frame.interfaces import ConnectorSetup, ConnectorWorkerSetup, RequestView, StepPlan, TransferReport, decode, encode
-from frame.plugins.connectors.block_messages import Move
-from frame.plugins.connectors.disk_worker import DiskWorker
+from frame.plugins.connectors.blocks.messages import Move
+from frame.plugins.connectors.disk.worker import DiskWorker
 from tests.contract.keeping import Keeper, Keeping, Message, Options
 
 

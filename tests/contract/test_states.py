@@ -15,7 +15,7 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
 from frame.interfaces import Placement
-from frame.plugins.connectors.disk_worker import DiskWorker
+from frame.plugins.connectors.disk.worker import DiskWorker
 from frame.testing import ModelSuite
 from frame.testing.engines import drain, greedy, request, running, tokens_of
 

@@ -10,7 +10,7 @@ WRONG, KEEPING = "tests.contract.wrong_connectors", "tests.contract.keeping"
 STATES = "tests.contract.keeping_states"
 KEEPER = f"{KEEPING}:Keeper"
 OPTIONS = f"{KEEPING}:Options"
-DISK = "frame.plugins.connectors.disk_messages:DiskOptions"
+DISK = "frame.plugins.connectors.disk.messages:DiskOptions"
 
 RANKS = "two ranks give the tokens of one"
 LACKING = "what one rank lacks is computed on all"
@@ -41,7 +41,7 @@ def run(target, worker, check, options=OPTIONS):
     [
         (f"{WRONG}:Rankless", f"{WRONG}:RanklessKeeper", RANKS, OPTIONS),
         (f"{WRONG}:Rankless", f"{WRONG}:RanklessKeeper", REAL, OPTIONS),
-        (f"{WRONG}:Hasty", "frame.plugins.connectors.disk_worker:DiskWorker", LACKING, DISK),
+        (f"{WRONG}:Hasty", "frame.plugins.connectors.disk.worker:DiskWorker", LACKING, DISK),
         (f"{KEEPING}:KeepingSender", f"{WRONG}:Twice", LATE, OPTIONS),
         (f"{KEEPING}:Late", f"{WRONG}:Dropping", LATE, OPTIONS),
         (f"{KEEPING}:KeepingSender", f"{WRONG}:Patient", NEVER, OPTIONS),
@@ -55,7 +55,7 @@ def run(target, worker, check, options=OPTIONS):
         (f"{STATES}:Stateless", f"{STATES}:StateKeeper", RELOAD, OPTIONS),
         (f"{STATES}:Older", f"{STATES}:StateKeeper", PREFIX, OPTIONS),
         (f"{STATES}:KeepingLive", f"{STATES}:TardyKeeper", PREFIX, OPTIONS),
-        ("frame.plugins.connectors.disk:DiskScheduler", f"{STATES}:BelievingDisk", DAMAGED, DISK),
+        ("frame.plugins.connectors.disk.scheduler:DiskScheduler", f"{STATES}:BelievingDisk", DAMAGED, DISK),
     ],
 )
 def test_a_wrong_connector_fails_the_check_meant_for_it(target, worker, check, options):

@@ -13,7 +13,7 @@ from frame.interfaces import (
     TransferReport,
     encode,
 )
-from frame.plugins.connectors.disk import DiskScheduler
+from frame.plugins.connectors.disk.scheduler import DiskScheduler
 from tests.contract.keeping import STORES, Keeper, Keeping, Late, Options, Store, store_of
 
 #: By folder: loads that were made, and loads that are being made.

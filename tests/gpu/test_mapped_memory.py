@@ -14,8 +14,8 @@ BYTES = 64 << 20
 
 
 def test_a_process_writes_to_another_ones_buffer() -> None:
-    from frame.plugins.connectors.mapped_memory import PROBE_BYTES, CudaSharing
-    from frame.plugins.connectors.push_buffer import DeviceBuffer
+    from frame.plugins.connectors.blocks.mapped_memory import PROBE_BYTES, CudaSharing
+    from frame.plugins.connectors.push.buffer import DeviceBuffer
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -56,7 +56,7 @@ def write(pipe: multiprocessing.connection.Connection) -> None:
     """Maps what it is offered, proves that, and writes half from the device and half from host memory."""
     import numpy as np
 
-    from frame.plugins.connectors.mapped_memory import PROBE_BYTES, CudaSharing, Mapper
+    from frame.plugins.connectors.blocks.mapped_memory import PROBE_BYTES, CudaSharing, Mapper
 
     device = torch.device("cuda", 1 % torch.cuda.device_count())
     sharing = CudaSharing(device)

@@ -9,7 +9,7 @@ import torch
 
 from frame.interfaces import BlockFormat, CacheView, StateRun
 from frame.layers import StateLayer
-from frame.plugins.connectors.nixl_shapes import divided
+from frame.plugins.connectors.nixl.shapes import divided
 
 
 def layer(runs: dict[str, list[tuple[int, int, int]]] | None) -> StateLayer:

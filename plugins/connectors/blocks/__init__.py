@@ -1,0 +1,1 @@
+"""What connectors share that keep blocks of prompts: both sides, memory, copies and connections."""

@@ -1,0 +1,1 @@
+"""Prompts that count as loaded and are not computed, for load tests of decodes."""

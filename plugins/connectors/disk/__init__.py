@@ -1,0 +1,1 @@
+"""Prompt blocks in a folder that engines share."""

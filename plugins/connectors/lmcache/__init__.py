@@ -1,0 +1,1 @@
+"""Prompt blocks at an LMCache server of this machine."""

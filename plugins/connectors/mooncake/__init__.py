@@ -1,0 +1,1 @@
+"""Prompt blocks that Mooncake's transfer engine writes to the decode engine."""

@@ -1,0 +1,153 @@
+"""How a decode engine finds a prefill engine by the address in its parameters, and tells where its blocks go.
+
+`GET /query` at that address says who the engine is and where it listens, as proxies for vLLM's connector expect. There
+the decode engine, which must know the secret, says which prompt it wants, and at which address it takes blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+import msgspec
+
+from ..blocks.callers import Callers
+from ..blocks.wire import PeerError
+from ..nixl.wire import call
+from ..push.facts import Facts
+from ..push.inbox import MAX_CALLERS, listen
+from ..push.wire import Meet, No, Ready, meet_caller
+
+_SECONDS = 5.0
+_MAX_HEAD, _MAX_ANSWER = 16 << 10, 64 << 10
+
+
+class Want(msgspec.Struct, frozen=True, tag=True):
+    """The prompt for which `digest` stands is to be sent to `host` and `port`; or, with port 0, need not be sent."""
+
+    digest: bytes
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != 32 or not 0 < len(self.host) <= 512 or not 0 <= self.port < 65536:
+            raise ValueError("it wants no prompt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a request's parameters say that its prompt is computed; `engine` is "" where they do not say by whom."""
+
+    engine: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Source | None:
+        """From the parameters of a request; None where they lack something, or name it wrongly."""
+        engine, address = params.get("remote_engine_id") or "", params.get("remote_bootstrap_addr")
+        if address is None:
+            address = f"http://{params.get('bootstrap_server_host')}:{params.get('bootstrap_server_port')}"
+        if not isinstance(engine, str) or not isinstance(address, str) or max(len(engine), len(address)) > 512:
+            return None
+        try:
+            found = urllib.parse.urlsplit(address)
+            host, port = found.hostname, found.port
+        except ValueError:
+            return None
+        whole = found.scheme == "http" and found.path in ("", "/") and not (found.query or found.username)
+        return cls(engine, host, port) if whole and host and port else None
+
+
+class Bootstrap:
+    """A prefill engine's two listeners, until `close`: `port` for everyone, and one for those who know the secret.
+
+    `want` is called with each prompt that a decode engine wants, and says whether it may be sent. `facts` are those of
+    the first worker. Raises `ValueError` when an address cannot be used.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, engine: str, secret: bytes, facts: Facts, want: Callable[[Want], bool]
+    ) -> None:
+        self._secret = secret
+        self._facts = {0: facts}
+        self._want = want
+        front = listen(host, port, "mooncake")
+        back = listen(host, 0, "mooncake")
+        self.port = int(front.getsockname()[1])
+        name = f"[{host}]" if ":" in host else host
+        place = f"tcp://{name}:{back.getsockname()[1]}"
+        body = json.dumps({"0": {"engine_id": engine, "worker_addr": {"0": {"0": place}}}}).encode()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._answer = f"{head}Connection: close\r\n\r\n".encode() + body
+        self._callers = [
+            Callers(front, self._tell, most=MAX_CALLERS, name="mooncake"),
+            Callers(back, self._listen, most=MAX_CALLERS, name="mooncake"),
+        ]
+
+    def close(self) -> None:
+        """Closes the listeners and all connections."""
+        for callers in self._callers:
+            callers.close()
+
+    def _tell(self, caller: socket.socket) -> None:
+        head, latest = b"", time.monotonic() + _SECONDS
+        while b"\r\n\r\n" not in head:
+            caller.settimeout(max(latest - time.monotonic(), 1e-3))
+            data = caller.recv(4096)
+            head += data
+            if not data or len(head) > _MAX_HEAD:
+                return
+        path = head.split(b" ", 2)[1] if head.startswith(b"GET ") else b""
+        found = path.split(b"?")[0] == b"/query"
+        caller.sendall(self._answer if found else b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    def _listen(self, caller: socket.socket) -> None:
+        channel = meet_caller(caller, self._secret, self._facts, _SECONDS).channel
+        channel.send(Ready(), _SECONDS)
+        kept = self._want(channel.receive(Want, _SECONDS))
+        channel.send(Ready() if kept else No("the prompt was computed, and is not kept"), _SECONDS)
+
+
+def ask(source: Source, secret: bytes, facts: Facts, want: Want, seconds: float) -> bool:
+    """Tells the engine at `source` what is wanted; each answer may take so long. Raises `PeerError`.
+
+    Returns False where the prompt was computed there and is not kept.
+    """
+    try:
+        port = _query(source, seconds)
+        with socket.create_connection((source.host, port), timeout=seconds) as connection:
+            channel = call(connection, secret, seconds)
+            channel.send(Meet(facts, 0), seconds)
+            answer = channel.receive(Ready | No, seconds)
+            if isinstance(answer, No):
+                raise PeerError(answer.reason)
+            channel.send(want, seconds)
+            return isinstance(channel.receive(Ready | No, seconds), Ready)
+    except (OSError, HTTPException) as error:
+        raise PeerError(f"no answer: {error}") from None
+
+
+def _query(source: Source, seconds: float) -> int:
+    """The port for those who know the secret; its host is the one that was asked, whatever the answer says."""
+    connection = HTTPConnection(source.host, source.port, timeout=seconds)
+    try:
+        connection.request("GET", "/query")
+        answer = connection.getresponse()
+        body = answer.read(_MAX_ANSWER)
+    finally:
+        connection.close()
+    try:
+        engines = [one for one in json.loads(body).values() if source.engine in ("", one["engine_id"])]
+        port = urllib.parse.urlsplit(engines[0]["worker_addr"]["0"]["0"]).port if engines else 0
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise PeerError("it does not say where it listens") from None
+    if not port:
+        raise PeerError("it is another engine")
+    return port

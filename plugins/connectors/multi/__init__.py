@@ -1,0 +1,1 @@
+"""Several connectors as one."""

@@ -1,0 +1,1 @@
+"""Prompt blocks that decode engines read from a prefill engine's memory, through NIXL."""

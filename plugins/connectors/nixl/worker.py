@@ -1,0 +1,293 @@
+"""The worker side of the nixl connector: lets other engines read its blocks, and reads theirs into its own.
+
+Reads run beside the steps, in the agent's thread. What did not arrive, or not while the lease lasted, is reported as
+failed, and this engine computes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
+
+from ..blocks.mapped_memory import sharing_of
+from .agent import Agent, Read
+from .direct import Direct
+from .maps import Rows, Side, of_rank, readers, rows
+from .messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
+from .mirror import Mirror
+from .options import NixlOptions
+from .shapes import BlockShape, Facts, LayerShape, RankShape, divided
+
+logger = logging.getLogger("frame.connectors.nixl")
+
+#: Devices whose memory NIXL reaches.
+_REACHED = ("cpu", "cuda")
+#: Other engines whose facts are kept.
+_MAX_FITS = 64
+
+
+@dataclass(eq=False)
+class Loading:
+    """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not.
+
+    `put` is passed once what arrived in host memory is on the device.
+    """
+
+    load: Load
+    start: float
+    reads: int
+    arrived: bool = True
+    put: Mark = field(default_factory=Mark)
+
+
+class NixlWorker(ConnectorWorker):
+    """See the module."""
+
+    moves_states = True
+
+    def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
+        super().__init__(setup, options)
+        self._options = options
+        self._num_direct = 0  # reads past NIXL of this agent that were reported
+        self._queue = setup.streams.side_queue()
+        self._agent: Agent | None = None
+        self._facts: WorkerFacts | None = None
+        self._untold: WorkerFacts | None = None
+        self._loads: dict[str, Loading] = {}
+        self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
+        self._fits: dict[bytes, Fit] = {}  # of engines that blocks were read of
+        self._mirror: Mirror | None = None
+        self._putting: list[Loading] = []  # from host memory to the device
+        self._giving: dict[str, Mark] = {}  # requests whose blocks go to host memory
+
+    def register(self, caches: Mapping[str, CacheView]) -> None:
+        self._end_agent()
+        self._mirror = None
+        if not caches and self._facts is not None:
+            return
+        layers, regions, memory = [], dict[int, Tensor](), "DRAM"
+        views = [(name, caches[name]) for group in self.layout.groups for name in group.layers if name in caches]
+        if self._options.host_buffer or any(view.bytes.device.type not in _REACHED for _, view in views):
+            self._mirror = Mirror(dict(views), self.setup.memory.pinned, self._queue)
+        told = list[tuple[str, CacheView]]()
+        for name, view in views:
+            blocks = view.bytes if self._mirror is None else self._mirror.layers[name]
+            memory = "DRAM" if blocks.device.type == "cpu" else "VRAM"
+            for part, one in divided(name, view, blocks):
+                count, size = one.bytes.shape
+                device = blocks.device.index or 0
+                layers.append(LayerMemory(one.bytes.data_ptr(), size, device, blocks.stride(0), count))
+                told.append((part, one))
+            storage = blocks.untyped_storage()
+            regions[storage.data_ptr()] = blocks  # layers of several groups may share it
+        # NIXL knows agents by name, and memory that comes back after sleep lies elsewhere
+        name = f"{self.setup.engine_id}:{self.rank}:{secrets.token_hex(8)}"
+        sizes = [(address, blocks.untyped_storage().nbytes()) for address, blocks in regions.items()]
+        direct = partial(self._share, list(regions.values()))
+        config = self._options.backend_config(self.setup.address)
+        self._agent = Agent(name, layers, sizes, memory=memory, backend_config=config, direct=direct)
+        again = self._facts is not None
+        buffered = self._mirror is not None
+        self._facts = WorkerFacts(machine(), RankShape.of(told), self._agent.facts, buffered)
+        self._untold = self._facts if again else None
+
+    def _share(self, regions: Sequence[Tensor]) -> Direct | None:
+        """How others of this machine reach the memory of this worker's device; None where they do not."""
+        device = regions[0].device if regions else torch.device("cpu")
+        sharing = sharing_of(device) if self._options.direct else None
+        return None if sharing is None else Direct(sharing, machine(), regions)
+
+    def handshake(self) -> bytes:
+        return encode(self._facts)
+
+    def begin_step(self, message: bytes) -> None:
+        if not message or self._agent is None:
+            return
+        step = decode(message, NixlStep)
+        self._agent.await_notices(step.holds)
+        for owner, deadline in step.deadlines.items():
+            self._agent.extend(owner, deadline)
+        if self._mirror is not None:
+            for owner, blocks in step.given.items():
+                self._giving[owner] = self._mirror.fetch(blocks)
+        for load in step.loads:
+            self._begin(self._agent, load)
+
+    def end_step(self, finished: Sequence[str]) -> TransferReport:
+        ended, notices = ([], []) if self._agent is None else self._agent.take()
+        ended += self._lost
+        self._lost = []
+        received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
+        for loading in self._ended(ended):
+            owner = loading.load.owner
+            blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
+            received.append(owner)
+            if loading.arrived:
+                _count(counters, "nixl_loaded_blocks", len(blocks))
+                _count(counters, "nixl_loaded_bytes", self._num_bytes(loading.load))
+                if self.rank % self.setup.mesh.engine_size == 0:  # the others read at the same time
+                    _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
+            else:
+                failed.append(owner)
+                failed_blocks += blocks
+                _count(counters, "nixl_failed_blocks", len(blocks))
+        if self._agent is not None:
+            _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
+            self._num_direct = self._agent.num_direct
+        given = [owner for owner, mark in list(self._giving.items()) if mark.done() and self._passed(owner, mark)]
+        notes = []
+        if notices or failed or given or self._untold is not None:
+            note = NixlNote(notices=notices, failed=failed, given=given, facts=self._untold)
+            notes.append((self.rank, encode(note)))
+            self._untold = None
+        return TransferReport(
+            received=received,
+            failed_blocks=failed_blocks,
+            counters=counters,
+            notes=notes,
+        )
+
+    def close(self) -> None:
+        self._end_agent()
+        self._queue.close()
+
+    def _end_agent(self) -> None:
+        """Ends all reads, and the copies to and from host memory."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent, self._num_direct = None, 0
+        for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
+            with suppress(Exception):
+                mark.wait()
+
+    def _ended(self, reads: Sequence[tuple[str, bool]]) -> list[Loading]:
+        """Loads that are over, of which these reads have ended now."""
+        ended = []
+        for owner, arrived in reads:
+            loading = self._loads[owner]
+            loading.reads -= 1
+            loading.arrived &= arrived
+            if loading.reads > 0:
+                continue
+            del self._loads[owner]
+            if self._mirror is not None and loading.arrived:
+                loading.put = self._mirror.put(loading.load.ours)
+                self._putting.append(loading)
+            else:
+                ended.append(loading)
+        over = [loading for loading in self._putting if loading.put.done()]
+        self._putting = [loading for loading in self._putting if loading not in over]
+        for loading in over:
+            try:
+                loading.put.wait()
+            except Exception:
+                logger.exception("blocks could not be copied from host memory")
+                loading.arrived = False
+        return ended + over
+
+    def _passed(self, owner: str, mark: Mark) -> bool:
+        """Whether a request's blocks are in host memory; what is not is never read."""
+        del self._giving[owner]
+        try:
+            mark.wait()
+        except Exception:
+            logger.exception("blocks could not be copied to host memory")
+            return False
+        return True
+
+    def _begin(self, agent: Agent, load: Load) -> None:
+        fit = self._fit(load.fit)
+        from_ranks = readers(fit.pieces)
+        mine = from_ranks[self.rank]
+        self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
+        if not mine or not _covers(load, fit.theirs, mine):
+            self._lost += [(load.owner, not mine)] * max(1, len(mine))
+            return
+        self._queue.run(_nothing)
+        mark = self._queue.mark()
+        first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
+        for number, rank in enumerate(mine, first):
+            notice = Notice(load.ticket, number, count).packed()
+            wanted = partial(self._rows, load, fit, rank)
+            agent.read(Read(load.owner, load.agents[rank], wanted, notice, load.deadline, mark))
+
+    def _fit(self, data: bytes) -> Fit:
+        if data not in self._fits:
+            if len(self._fits) >= _MAX_FITS:
+                self._fits.clear()
+            self._fits[data] = decode(data, Fit)
+        return self._fits[data]
+
+    def _rows(self, load: Load, fit: Fit, rank: int) -> Rows:
+        """What to read from that rank of the other engine."""
+        own, peer, facts = self._facts, load.agents[rank], fit.theirs
+        if own is None:
+            raise ValueError("this worker has no memory")
+        tables = [np.array(blocks, np.int64) for blocks in load.ours]
+        theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
+        alike = dict[tuple[Side, Side, tuple[int, int], int, int], list[tuple[int, int]]]()
+        for piece in of_rank(fit.pieces[self.rank], rank):
+            here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
+            ours, other = own.agent.layers[piece.ours], peer.layers[piece.theirs]
+            sides = (
+                _side(here, ours, own.shape.blocks[here.block], self.layout.groups[here.group].block_size),
+                _side(there, other, facts.blocks[there.block], facts.groups[there.group].block_size),
+            )
+            kind = (*sides, (piece.first, piece.last), here.group, there.group)
+            alike.setdefault(kind, []).append((ours.address, other.address))
+        parts = []
+        for (one, another, heads, group, their_group), addresses in alike.items():
+            # a state, which has one block, stands for all of them
+            start = load.stop - one.block_size if self.layout.groups[group].keeps_states else load.start
+            tokens = range(start, load.stop)
+            parts.append(rows(one, another, heads, tokens, tables[group], theirs[their_group]).at(addresses))
+        return Rows.join(parts)
+
+    def _num_bytes(self, load: Load) -> int:
+        if self._facts is None:
+            return 0
+        counts = [sum(block > 0 for block in blocks) for blocks in load.ours]
+        layers = zip(self._facts.shape.layers, self._facts.agent.layers, strict=True)
+        return sum(memory.size * counts[layer.group] for layer, memory in layers)
+
+
+def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
+    """Whether all blocks to be read are there: ids that are none of the peer's blocks name other memory."""
+    for blocks, group in zip(load.blocks, theirs.groups, strict=True):
+        if len(blocks) != len(group.places(load.start, load.stop)) or min(blocks) < 0:
+            return False
+    most = [max(blocks) for blocks in load.blocks]
+    for rank in ranks:
+        layers = load.agents[rank].layers
+        if len(layers) != len(theirs.ranks[rank]):
+            return False
+        for shape, memory in zip(theirs.ranks[rank], layers, strict=True):
+            whole = memory.size == theirs.blocks[shape.block].num_bytes <= memory.stride
+            if not whole or most[shape.group] >= memory.count:
+                return False
+    return True
+
+
+def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
+    """How a layer's blocks lie, from its address on."""
+    return Side(block, block_size, layer.first, 0, memory.stride)
+
+
+def _count(counters: dict[str, float], name: str, value: float) -> None:
+    if value:
+        counters[name] = counters.get(name, 0.0) + value
+
+
+def _nothing() -> None:
+    pass

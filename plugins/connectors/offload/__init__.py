@@ -1,0 +1,1 @@
+"""Prompt blocks in this machine's memory, and on a disk behind it."""

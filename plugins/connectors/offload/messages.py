@@ -1,0 +1,171 @@
+"""The options of the offload connector, and what its two sides tell each other. Knows no tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from ..blocks.messages import BlockStep, Move
+
+#: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
+#: memory from elsewhere, and those that leave it for the disk; the last three are of states.
+Kind = Literal["load", "save", "fetch", "leave", "save state", "fetch state", "leave state"]
+#: For the name of a shelf: this engine's own.
+HERE = "."
+
+
+class OffloadOptions(BaseModel):
+    """Settings of the offload connector."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: float = Field(
+        4.0,
+        gt=0,
+        le=1 << 20,
+        description="GiB of host memory for blocks, of all workers of an engine together; set by kv_offloading_size.",
+    )
+    policy: str = Field("lru", description="Tier policy plugin, which says which blocks go when others need room.")
+    block_size: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="Tokens of a block of the tier, a multiple of the cache's; 0: as many as there.",
+    )
+    shared: bool = Field(
+        False,
+        description="Keep the blocks in shared memory, where engines of this machine find each other's, and an engine "
+        "those of one that was killed.",
+    )
+    shared_folder: Path = Field(
+        Path("/dev/shm"),  # noqa: S108
+        description="The folder of shared memory, in which a folder of this user is made.",
+    )
+    keep: bool = Field(False, description="Leave what is in shared memory there for the next engine after a clean end.")
+    disk_folder: str = Field(
+        "",
+        description="Where blocks go that host memory has no room for; made when missing; empty: nowhere.",
+    )
+    disk_size: float = Field(
+        64.0,
+        gt=0,
+        le=1 << 30,
+        description="GiB that the folder may hold; the blocks unused for longest go first.",
+    )
+    disk_threads: int = Field(4, ge=1, le=64, description="Threads of each worker that fetch blocks; one more writes.")
+
+    @field_validator("shared_folder")
+    @classmethod
+    def _make_absolute(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _check_needs(self) -> OffloadOptions:
+        if self.keep and not self.shared:
+            raise ValueError("keep has no effect without shared: only what is in shared memory can be left there")
+        if "disk_size" in self.model_fields_set and not self.disk_folder:
+            raise ValueError("disk_size has no effect without disk_folder")
+        return self
+
+    @property
+    def disk(self) -> Path | None:
+        """The folder of the disk, if there is one."""
+        return Path(self.disk_folder).expanduser().absolute() if self.disk_folder else None
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of what is on the disk, in bytes."""
+        return int(self.disk_size * (1 << 30))
+
+    @property
+    def num_bytes(self) -> int:
+        """The size in bytes."""
+        return int(self.size * (1 << 30))
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True):
+    """A block of the tier that is to come to `row` and the rows behind it, as many as a block has, or to leave them.
+
+    `generation` is that of its slot. It comes from `their_slot` of another engine's `shelf`, whose generation is
+    `theirs`, or from the disk, where that is empty; in the `HERE` shelf it is there and to be checked.
+    """
+
+    key: bytes
+    row: int
+    generation: int = 0
+    shelf: str = ""
+    their_slot: int = 0
+    theirs: int = 0
+
+
+class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
+    """`load_rows` and `save_rows` are the rows of host memory of `loads` and `saves`; -1: there is none.
+
+    `join`: blocks that are being saved get other content in this step or by its loads. `lookups` are tokens that were
+    asked for and `hits` those found, since the message before; `used_bytes` of `size_bytes` hold blocks. `waiting` are
+    the requests whose loads earlier messages asked for and no report has ended, by their numbers. `fetches` are blocks
+    that come from elsewhere, before they are loaded, and `leaves` those that are written to the disk. `unsaved` blocks
+    were left out since the message before, because earlier ones are not written yet; `lost` ones went without having
+    been written to the disk. `save_marks` are the key and the generation of each row of `save_rows` in shared memory.
+    States, which lie in rows of their own, are apart: `state_loads` in `state_load_rows`, and `states`, to be saved, in
+    `state_rows` with `state_marks`; `state_fetches` and `state_leaves` are as those of blocks.
+    """
+
+    load_rows: list[int] = msgspec.field(default_factory=list)
+    save_rows: list[int] = msgspec.field(default_factory=list)
+    join: bool = False
+    lookups: int = 0
+    hits: int = 0
+    used_bytes: int = 0
+    size_bytes: int = 0
+    waiting: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    state_loads: list[Move] = msgspec.field(default_factory=list)
+    state_load_rows: list[int] = msgspec.field(default_factory=list)
+    state_rows: list[int] = msgspec.field(default_factory=list)
+    state_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    state_fetches: list[Fetch] = msgspec.field(default_factory=list)
+    state_leaves: list[Fetch] = msgspec.field(default_factory=list)
+    fetches: list[Fetch] = msgspec.field(default_factory=list)
+    leaves: list[Fetch] = msgspec.field(default_factory=list)
+    save_marks: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    unsaved: int = 0
+    lost: int = 0
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Rows of host memory of a worker: how many there are, and how many bytes each takes; none where that is 0.
+
+    `identity` is the name of those in shared memory, if there are such; rows of a `family` hold the same layers, but
+    perhaps other heads.
+    """
+
+    num_rows: int = 0
+    row_bytes: int = 0
+    identity: bytes = b""
+    family: bytes = b""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """A worker's handshake: its rows of tokens and of states, and how blocks lie on its device.
+
+    `mark` is the name of a file that it left in the disk's folder.
+    """
+
+    tokens: Rows
+    states: Rows
+    formats: str = ""
+    mark: str = ""
+
+
+class OffloadNote(msgspec.Struct, omit_defaults=True):
+    """What became of messages, by their numbers, on one worker.
+
+    `breaks`: how many of its steps failed. `ended`: what has ended of which message, with the places of those that did
+    not succeed, or None where that is all.
+    """
+
+    breaks: int
+    ended: list[tuple[Kind, int, list[int] | None]] = []

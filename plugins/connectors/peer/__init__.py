@@ -1,0 +1,1 @@
+"""Prompt blocks that other engines hold."""
