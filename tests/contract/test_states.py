@@ -15,6 +15,7 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
 from frame.interfaces import Placement
+from frame.kept_weights.holder import NoHolder
 from frame.plugins.connectors.disk.worker import DiskWorker
 from frame.testing import ModelSuite
 from frame.testing.engines import drain, greedy, request, running, tokens_of
@@ -95,7 +96,7 @@ class TestStates(ModelSuite):
         config, registry = self.model_config(max_num_batched_tokens=64, max_num_seqs=4), self.registry()
         opened = open_device(config, registry, Placement(), "")
         before = opened.platform.memory().snapshot()
-        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
+        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before, NoHolder())
         profile_step(config, opened.checkpoint, loaded, opened.platform)
         state = loaded.build.caches["model.state"].kv_cache
         assert state is not None

@@ -14,6 +14,7 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.profile import profile_step
 from frame.interfaces import Mesh, Placement
+from frame.kept_weights.holder import NoHolder
 from frame.plugins.models.encoder_decoder import Stack
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.encoder_decoders import make_encoder_decoder
@@ -43,6 +44,6 @@ def _profile(folder: Path, mesh: Mesh, **given: Any) -> None:
     registry = Registry.load()
     opened = open_device(config, registry, Placement(mesh=mesh), "")
     before = opened.platform.memory().snapshot()
-    loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
+    loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before, NoHolder())
     choose_backends(loaded.build.caches, config, registry, loaded.build.own_caches)
     profile_step(config, opened.checkpoint, loaded, opened.platform)

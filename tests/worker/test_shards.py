@@ -27,6 +27,7 @@ from frame.core.worker.start.model_loading import load_model
 from frame.core.worker.start.open_device import open_device
 from frame.core.worker.start.trial_steps import TrialSteps
 from frame.interfaces import Groups, LogitsProcessor, Mesh, Placement, SamplingParams, UnconnectedGroup
+from frame.kept_weights.holder import NoHolder
 from frame.kernels import sampling as kernels
 from frame.layers import Head
 from frame.plugins.platforms.cpu_ops import CpuOps
@@ -381,7 +382,7 @@ def test_trial_steps_without_the_other_ranks_draw_tokens_of_the_vocabulary(
     for rank in range(2):
         opened = open_device(config, registry, Placement(rank=rank, local_rank=rank, mesh=Mesh(tensor=2)), "")
         before = opened.platform.memory().snapshot()
-        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before)
+        loaded = load_model(config, opened.checkpoint, opened.platform, registry, opened.groups, before, NoHolder())
         chosen = choose_backends(loaded.build.caches, config, registry, loaded.build.own_caches)
         TrialSteps(opened, loaded, chosen).run()
     assert drawn
