@@ -57,6 +57,7 @@ UNITS = {
     "linear_rows._some_rows": {"HMMA"},
     "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
+    "decode_narrow._narrow_decode": {"HMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
@@ -86,6 +87,7 @@ UNITS = {
 SPILLS = {
     "prefill._prefill_attention_kernel": 0,
     "decode._decode_attention_kernel": 96,
+    "decode_narrow._narrow_decode": 0,
     "attention._paged_attention_kernel": 111,  # deterministic, 8-bit caches: one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
