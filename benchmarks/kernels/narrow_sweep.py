@@ -125,8 +125,11 @@ def measure(shape: str, end: float) -> dict[str, Any]:
     torch.cuda.empty_cache()
     case = Case(lengths, E4M3)
     now, same, exact = microseconds([case.now] * 4), case.now(), case.expected()
-    print(f"{shape}: bf16 {bf16:.1f} us, {2 * size / bf16 / 1e6:.2f} TB/s; now {now:.1f} us, "
-          f"{size / now / 1e6:.2f} TB/s, ratio {bf16 / now:.2f}, error {error(same[:1], exact):.1e}, {case.plan.decode}", flush=True)  # fmt: skip
+    print(
+        f"{shape}: bf16 {bf16:.1f} us, {2 * size / bf16 / 1e6:.2f} TB/s; now {now:.1f} us, "
+        f"{size / now / 1e6:.2f} TB/s, ratio {bf16 / now:.2f}, error {error(same[:1], exact):.1e}, {case.plan.decode}",
+        flush=True,
+    )
     times = []
     for launch, sorts in candidates(lengths):
         if time.monotonic() > end:

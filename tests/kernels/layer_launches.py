@@ -23,6 +23,7 @@ from frame.kernels import (
     expert_exchange,
     experts,
     experts_hopper,
+    few_adapters,
     join,
     linear,
     linear_hopper,
@@ -436,6 +437,8 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"fragments of nibbles by {group}, zeros, 5 rows"] = partial(
             fragments, 5, torch.int32, group, Fragments(1, 1, 4, 2), zeros=True
         )
+    for tokens, rank in ((64, 16), (17, 32), (8, 64)):
+        found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     return found
 
 
@@ -573,16 +576,17 @@ def copied_blocks(unit: int, dtype: torch.dtype | None = None) -> None:
     block_copies.copy_pieces(_empty(1000, 4, dtype=torch.int64), 64 << 10, unit, finite=finite, dtype=dtype)
 
 
-def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
-    """What the adapters of a layer of three parts add, with 8 slots."""
+def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype, *, few: bool = False) -> None:
+    """What the adapters of a layer of three parts add, with 8 slots; `few`: by the kernels of few slots."""
     spans = _empty(-(-outputs // adapters.SPAN), 3, dtype=torch.int32)
     weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
     numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
-    adapters.add_adapters(
+    (few_adapters if few else adapters).add_adapters(
         _empty(tokens, outputs, dtype=dtype), _empty(tokens, 4096, dtype=dtype), weights, SlotGroups(*numbers)
     )
-    few = _empty(9, dtype=torch.int32)
-    adapters.spread_slots(numbers[0], few, few[:4], few[:5], tokens)
+    of_rows = _empty(9, dtype=torch.int32)
+    if not few:
+        adapters.spread_slots(numbers[0], of_rows, of_rows[:4], of_rows[:5], tokens)
 
 
 def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:

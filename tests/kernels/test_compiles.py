@@ -78,6 +78,8 @@ UNITS = {
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
+    "few_adapters._down_few": {"HMMA"},
+    "few_adapters._up_few": {"HMMA"},
     "expert_adapters._down": {"HMMA"},
     "expert_adapters._up": {"HMMA"},
 }
@@ -125,6 +127,8 @@ SPILLS = {
     "quantized._rounded_product": 0,
     "adapters._down": 0,
     "adapters._up": 0,
+    "few_adapters._down_few": 0,
+    "few_adapters._up_few": 0,
     "expert_adapters._down": 0,
     "expert_adapters._up": 0,
 }
