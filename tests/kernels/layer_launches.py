@@ -17,6 +17,7 @@ from frame.kernels import (
     block_copies,
     coded_experts,
     coded_fragments,
+    coded_ring,
     coded_rows,
     coded_warpgroups,
     expert_adapters,
@@ -40,6 +41,7 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
@@ -421,6 +423,14 @@ def warpgroups(rows: int, codes: torch.dtype, group: int, sizes: Warpgroups, *, 
     coded_warpgroups.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
 
 
+def ringed(codes: torch.dtype, depth: int, sizes: Ring) -> None:
+    """A product of one row with codes from a ring of copies."""
+    nibbles = codes == torch.int32
+    weight = _empty(6144, depth // 8 if nibbles else depth, dtype=codes)
+    scales = _empty(6144, depth // 128, dtype=F16) if nibbles else _empty(6144, 1, dtype=F32)
+    coded_ring.product(_empty(1, depth), weight, scales, _empty(6144), sizes)
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -437,6 +447,9 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"fragments of nibbles by {group}, zeros, 5 rows"] = partial(
             fragments, 5, torch.int32, group, Fragments(1, 1, 4, 2), zeros=True
         )
+    for name, codes in (("nibbles", torch.int32), ("fp8", torch.float8_e4m3fn)):
+        for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
+            found[f"ring of {name}, {depth} inputs"] = partial(ringed, codes, depth, sizes)
     for tokens, rank in ((64, 16), (17, 32), (8, 64)):
         found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     return found

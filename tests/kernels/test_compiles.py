@@ -75,6 +75,7 @@ UNITS = {
     "coded_rows._some_rows": {"HGMMA", "QGMMA"},  # the latter of 8-bit floats
     "coded_fragments._fragments": {"HMMA"},
     "coded_warpgroups._warpgroups": {"HGMMA"},
+    "coded_ring._ring": {"HMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -123,6 +124,7 @@ SPILLS = {
     "coded_rows._some_rows": 0,
     "coded_fragments._fragments": 0,
     "coded_warpgroups._warpgroups": 0,
+    "coded_ring._ring": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
@@ -161,7 +163,7 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
     if (
-        one.name.startswith(("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper."))
+        one.name.startswith(("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring."))
         and "UTMALDG" not in one.instructions
     ):
         found.append("no bulk copy")
