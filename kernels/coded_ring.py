@@ -1,12 +1,12 @@
 """Products of one row with nibbles or 8-bit floats whose codes come through a ring of bulk copies, for Hopper.
 
 What limits `frame.kernels.coded_fragments` with one row is that loads wait in registers: few bytes are on their way,
-none while a program begins or ends. Here a program goes from tile to tile of 16 outputs, and the copies of its next steps
-are always on their way, the first of them while the kernel before this one ends. Scales come with the codes, since
-plain loads would wait behind all of them. The row is brought into float16 once for each program, divided by a power of
-two, and in the order in which masks alone take nibbles out of a word: a nibble in the lowest bits of a float16 whose
-steps are 1 or 16 there is 1024 and itself, or 16 times itself, and a product of the row with what is too much is added
-by the matrix unit. Codes are as in `frame.kernels.quantized`.
+none while a program begins or ends. Here a program goes from tile to tile of 16 outputs, and the copies of its next
+steps are always on their way, the first of them while the kernel before this one ends. Scales come with the codes,
+since plain loads would wait behind all of them. The row is brought into float16 once for each program, divided by a
+power of two, and in the order in which masks alone take nibbles out of a word: a nibble in the lowest bits of a float16
+whose steps are 1 or 16 there is 1024 and itself, or 16 times itself, and a product of the row with what is too much is
+added by the matrix unit. Codes are as in `frame.kernels.quantized`.
 """
 
 from __future__ import annotations
