@@ -19,7 +19,7 @@ from frame.core.interfaces.attention import (
     SharedPrefix,
 )
 from frame.interfaces import BackendSetup, ContextShare
-from frame.kernels import decode_narrow
+from frame.kernels import decode_narrow, latent_hopper
 from frame.kernels.decode_narrow import NarrowLaunch
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
@@ -187,8 +187,19 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
     for launch in (NarrowLaunch(2, 1), NarrowLaunch(2, 4, False), NarrowLaunch(1, 16, registers=144)):
         moved = "" if launch.converts else ", bits moved"
         found[f"narrow decodes, {launch.groups} groups{moved}"] = partial(narrow, launch)
+    for heads, splits in ((16, 4), (128, 1), (128, 2)):
+        found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, heads, splits)
     found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2, 2), head_scales=True)
     return found
+
+
+def latents(heads: int, splits: int, rows: int = 8) -> None:
+    """Latent attention by the Hopper kernel."""
+    query, latent = _empty(rows, heads, 576, dtype=BF16), _empty(rows, 576, dtype=BF16)
+    latent_hopper.latent_decode(
+        query, latent, _empty(64, 16, 576, dtype=BF16), _empty(rows, dtype=torch.int64), _int32(rows), _int32(rows),
+        _int32(rows, 512), scale=0.1, splits=splits,
+    )  # fmt: skip
 
 
 def narrow(launch: NarrowLaunch, rows: int = 64, *, head_scales: bool = False) -> None:

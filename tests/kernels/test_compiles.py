@@ -60,6 +60,7 @@ UNITS = {
     "decode_narrow._narrow_decode": {"HMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
+    "latent_hopper._latent_hopper": {"HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "latent_sparse._latent_sparse": {"HMMA", "HGMMA"},
     "latent_index._index_scores": {"HMMA", "HGMMA"},
@@ -95,6 +96,7 @@ SPILLS = {
     "cascade._prefix_attention_kernel": 8,
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
+    "latent_hopper._latent_hopper": 24,  # four of them in a loop, for addresses
     "latent_prefill._latent_prefill": 0,
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
@@ -163,7 +165,9 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
     if (
-        one.name.startswith(("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring."))
+        one.name.startswith(
+            ("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.")
+        )
         and "UTMALDG" not in one.instructions
     ):
         found.append("no bulk copy")
