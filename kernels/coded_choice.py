@@ -102,7 +102,7 @@ def ring_for(outputs: int, depth: int, *, nibbles: bool) -> Ring | None:
     return _nearest(ONE_ROW.get(nibbles, {}), outputs, depth)
 
 
-def _nearest(known: Mapping[tuple[int, int], S | None], outputs: int, depth: int) -> S | None:
+def _nearest(known: Mapping[tuple[int, int], S], outputs: int, depth: int) -> S | None:
     if not known:
         return None
 
