@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .activation import silu_times
 from .barriers import barrier as real_barrier
 from .chain import await_previous, chained
 from .coded_fragments import _nothing, _plain_float, _with
@@ -31,6 +32,8 @@ from .portable import INTERPRETED, gl, gluon, mma_v2
 
 barrier = gl.barrier if INTERPRETED else real_barrier
 _ASM = tl.constexpr(not INTERPRETED)
+#: (weight, eps, offset) of `rms_norm`.
+Norm = tuple[Tensor, float, float]
 #: Outputs of a tile, warps of a program, and words of codes that a warp reads of each output in a step.
 BLOCK_N, WARPS, WORDS = 16, 8, 32
 #: Of eight nibbles of a word the pairs 0 and 4, 1 and 5, 2 and 6, 3 and 7, each as 1024 + n or 1024 + 16 n.
@@ -115,54 +118,101 @@ def _both(values, SIZE: tl.constexpr):
 
 
 @gluon.jit
-def _begin(codes, scales, tiles, scale_tiles, ready, at, first, programs, STEPS: tl.constexpr, STAGES: tl.constexpr,
-           NIBBLES: tl.constexpr):  # fmt: skip
-    """Begins the copies of the program's step `at`."""
+def _begin(
+    codes, scales, tiles, scale_tiles, ready, at, first, programs, outputs,
+    STEPS: tl.constexpr, STAGES: tl.constexpr, COPIES: tl.constexpr, NIBBLES: tl.constexpr,
+):  # fmt: skip
+    """Begins the copies of the program's step `at`: of 16 outputs, or of 8 and as many factors."""
     stage, step = at % STAGES, at % STEPS
-    output = (first + at // STEPS * programs) * 16
+    output = (first + at // STEPS * programs) * (16 // COPIES)
     bar = ready.index(stage)
     mbarrier.expect(bar, 8 * 16 * 128 + (512 if NIBBLES else 0))
-    tma.async_copy_global_to_shared(codes, [step * 8, output, 0], bar, tiles.index(stage))
-    if NIBBLES:
-        tma.async_copy_global_to_shared(scales, [output, step * 16], bar, scale_tiles.index(stage))
+    for copy in gl.static_range(COPIES):
+        own, place = output + copy * outputs, stage * COPIES + copy
+        tma.async_copy_global_to_shared(codes, [step * 8, own, 0], bar, tiles.index(place))
+        if NIBBLES:
+            tma.async_copy_global_to_shared(scales, [own, step * 16], bar, scale_tiles.index(place))
+
+
+@gluon.jit
+def _row(x, norm, lane, dim, STEPS: tl.constexpr, WIDE: tl.constexpr, OFFSET: tl.constexpr):
+    """The steps of the row that is multiplied, in float32: of x, or of the norm of x and a residual."""
+    residual, gain, eps, offset, normed, total = norm
+    found = _nothing()
+    for step in gl.static_range(STEPS):
+        values = gl.load(x + step * WIDE + lane)
+        if residual is not None:
+            values += gl.load(residual + step * WIDE + lane)
+            if gl.program_id(0) == 0:
+                gl.store(total + step * WIDE + lane, values)
+        found = _with(found, values)
+    rows = _nothing()
+    if residual is None:
+        for step in gl.static_range(STEPS):
+            rows = _with(rows, found[step].to(gl.float32))
+    else:
+        squares = found[0].to(gl.float32) * found[0].to(gl.float32)
+        for step in gl.static_range(1, STEPS):
+            wide = found[step].to(gl.float32)
+            squares += wide * wide
+        size = gl.rsqrt(gl.sum(squares, 0) / dim + eps)
+        for step in gl.static_range(STEPS):
+            wide = found[step].to(gl.float32) * size
+            own = gl.load(gain + step * WIDE + lane)
+            if OFFSET:
+                row = (wide * (own.to(gl.float32) + offset)).to(found[step].dtype)
+            else:
+                row = own * wide.to(found[step].dtype)
+            if normed is not None:
+                if gl.program_id(0) == 0:
+                    gl.store(normed + step * WIDE + lane, row)
+            rows = _with(rows, row.to(gl.float32))
+    return rows
 
 
 @gluon.jit
 def _ring(
-    x, codes, code_source, scales, scale_source, bias, out, outputs, tiles_of_all, factor,
-    NIBBLES: tl.constexpr, BIAS: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.constexpr,
-    WORDS: tl.constexpr, LINE: tl.constexpr, STEP: tl.constexpr, NUMBERS: tl.constexpr, SUMS: tl.constexpr,
+    x, norm, codes, code_source, scales, scale_source, bias, out, outputs, tiles_of_all, factor,
+    NIBBLES: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, OFFSET: tl.constexpr, STEPS: tl.constexpr,
+    STAGES: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, HALF_WORDS: tl.constexpr, LINE: tl.constexpr,
+    STEP: tl.constexpr, NUMBERS: tl.constexpr, HALF_NUMBERS: tl.constexpr, SUMS: tl.constexpr, GATE: tl.constexpr,
     CHAINED: tl.constexpr, num_warps: tl.constexpr,
 ):  # fmt: skip
     RIGHT: tl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     LEFT: tl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OUTPUTS: tl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, SUMS))
     WIDE: tl.constexpr = 16 * COLUMNS  # columns of a step
+    COPIES: tl.constexpr = 2 if GATED else 1
+    EACH: tl.constexpr = 16 // COPIES
     first, programs = gl.program_id(0), gl.num_programs(0)
-    total = (tiles_of_all - first + programs - 1) // programs * STEPS
+    steps_of_all = (tiles_of_all - first + programs - 1) // programs * STEPS
     if _ASM:
-        tiles = gl.allocate_shared_memory(gl.int32, [STAGES, 8, 16, 32], gl.NVMMASharedLayout(128, 32, 3))
-        scale_tiles = gl.allocate_shared_memory(gl.float16, [STAGES, 16, 16], gl.NVMMASharedLayout(32, 16, 2))
+        tiles = gl.allocate_shared_memory(
+            gl.int32, [STAGES * COPIES, 8, EACH, 32], gl.NVMMASharedLayout(128, 32, 3)
+        )  # fmt: skip
+        kind: tl.constexpr = scales.dtype.element_ty if NIBBLES else gl.float16
+        scale_tiles = gl.allocate_shared_memory(kind, [STAGES * COPIES, EACH, 16], gl.NVMMASharedLayout(32, 16, 2))
         ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        rows = gl.allocate_shared_memory(gl.float16, [STEPS, 8, 2 * COLUMNS, 1],
-                                         gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))  # fmt: skip
+        rows = gl.allocate_shared_memory(
+            gl.float16, [STEPS, 8, 2 * COLUMNS, 1], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        )  # fmt: skip
         for slot in gl.static_range(STAGES):
             mbarrier.init(ready.index(slot), count=1)
         fence_async_shared()
         for slot in gl.static_range(STAGES):
-            if slot < total:
-                _begin(code_source, scale_source, tiles, scale_tiles, ready, slot, first, programs, STEPS, STAGES,
-                       NIBBLES)  # fmt: skip
+            if slot < steps_of_all:
+                _begin(
+                    code_source, scale_source, tiles, scale_tiles, ready, slot, first, programs, outputs,
+                    STEPS, STAGES, COPIES, NIBBLES,
+                )  # fmt: skip
     await_previous(CHAINED)
 
     # the row as float16, the largest of which becomes 2 ** 14 and some, so that sixteenths are exact, too
     lane = gl.arange(0, WIDE, LINE)
-    found = _nothing()
-    largest = gl.full([WIDE], 0.0, gl.float32, LINE)
-    for step in gl.static_range(STEPS):
-        values = gl.load(x + step * WIDE + lane).to(gl.float32)
-        largest = gl.maximum(largest, gl.abs(values))
-        found = _with(found, values)
+    found = _row(x, norm, lane, STEPS * WIDE, STEPS, WIDE, OFFSET)
+    largest = gl.abs(found[0])
+    for step in gl.static_range(1, STEPS):
+        largest = gl.maximum(largest, gl.abs(found[step]))
     exponent = gl.max(largest, 0).to(gl.int32, bitcast=True) >> 23
     exponent = gl.minimum(gl.maximum(exponent, 27), 254)
     small = ((268 - exponent) << 23).to(gl.float32, bitcast=True)
@@ -189,8 +239,9 @@ def _ring(
     at = first * 0
     for tile in range(first, tiles_of_all, programs):
         acc = nothing
-        output = tile * 16 + gl.arange(0, 16, OUTPUTS)
-        there = output < outputs
+        number = gl.arange(0, 16, OUTPUTS)
+        there = tile * EACH + number % EACH < outputs
+        output = tile * EACH + number % EACH + number // EACH * outputs  # factors are behind all others
         scale = factor
         if not NIBBLES:
             scale = gl.load(scales + output, mask=there, other=0.0).to(gl.float32) * unit
@@ -198,22 +249,34 @@ def _ring(
             if _ASM:
                 stage = at % STAGES
                 mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
-                words = tiles.index(stage).load(WORDS)
                 part = rows.index(turn).load(STEP)
+                if GATED:
+                    words = gl.join(
+                        tiles.index(stage * 2).load(HALF_WORDS), tiles.index(stage * 2 + 1).load(HALF_WORDS)
+                    )
+                    words = gl.reshape(gl.permute(words, (0, 3, 1, 2)), (8, 16, 32))
+                else:
+                    words = tiles.index(stage).load(WORDS)
             else:
-                warp = gl.arange(0, 8)[:, None, None]
-                row = tile * 16 + gl.arange(0, 16)[None, :, None]
-                word = warp * 32 + gl.arange(0, 32)[None, None, :] + turn * 256
-                words = gl.load(codes + row * (STEPS * 256) + word, mask=row < outputs, other=0)
+                row = gl.arange(0, 16)
+                row = tile * EACH + row % EACH + row // EACH * outputs
+                real = (gl.arange(0, 16) % EACH + tile * EACH < outputs)[None, :]
+                word = gl.arange(0, 8)[:, None, None] * 32 + gl.arange(0, 32)[None, None, :] + turn * 256
+                words = gl.load(codes + row[None, :, None] * (STEPS * 256) + word, mask=real[:, :, None], other=0)
                 part = kept[turn]
             halves, parts = _both(words, 16), _both(part, COLUMNS)
             if NIBBLES:
-                if _ASM:
-                    own = scale_tiles.index(stage).permute((1, 0)).load(NUMBERS)
+                if not _ASM:
+                    chunk = gl.arange(0, 16)[:, None] + turn * 16
+                    own = gl.load(scales + row[None, :] * (STEPS * 16) + chunk, mask=real, other=0.0)
+                elif GATED:
+                    own = gl.join(
+                        scale_tiles.index(stage * 2).permute((1, 0)).load(HALF_NUMBERS),
+                        scale_tiles.index(stage * 2 + 1).permute((1, 0)).load(HALF_NUMBERS),
+                    )  # fmt: skip
+                    own = gl.reshape(gl.permute(own, (0, 2, 1)), (16, 16))
                 else:
-                    number = gl.arange(0, 16)[:, None] + turn * 16
-                    row = tile * 16 + gl.arange(0, 16)[None, :]
-                    own = gl.load(scales + row * (STEPS * 16) + number, mask=row < outputs, other=0.0)
+                    own = scale_tiles.index(stage).permute((1, 0)).load(NUMBERS)
                 owns = gl.split(gl.permute(gl.reshape(own, (8, 2, 16)), (0, 2, 1)))
             for half in gl.static_range(2):
                 left = _weights(halves[half], SUMS, NIBBLES)
@@ -226,9 +289,11 @@ def _ring(
                     acc = mma_v2(left, right, acc)
             barrier()  # all warps have read the tiles that the next copies overwrite
             if _ASM:
-                if at + STAGES < total:
-                    _begin(code_source, scale_source, tiles, scale_tiles, ready, at + STAGES, first, programs, STEPS,
-                           STAGES, NIBBLES)  # fmt: skip
+                if at + STAGES < steps_of_all:
+                    _begin(
+                        code_source, scale_source, tiles, scale_tiles, ready, at + STAGES, first, programs, outputs,
+                        STEPS, STAGES, COPIES, NIBBLES,
+                    )  # fmt: skip
             at += 1
         result = gl.sum(acc, 0)
         if NIBBLES:
@@ -237,10 +302,16 @@ def _ring(
             result *= scale[:, None]
         if BIAS:
             result += gl.load(bias + output, mask=there, other=0.0).to(gl.float32)[:, None]
-        column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
-        gl.store(
-            out + output[:, None] + column * 0, result.to(out.dtype.element_ty), mask=there[:, None] & (column == 0)
-        )
+        dtype: tl.constexpr = out.dtype.element_ty
+        if GATED:
+            gate, up = gl.split(gl.permute(gl.reshape(result, (2, 8, 8)), (1, 2, 0)))
+            gated = silu_times(gl.convert_layout(gate, GATE), gl.convert_layout(up, GATE), dtype)
+            column = gl.arange(0, 8, gl.SliceLayout(0, GATE))[None, :]
+            place_of = tile * 8 + gl.arange(0, 8, gl.SliceLayout(1, GATE))[:, None]
+            gl.store(out + place_of + column * 0, gated.to(dtype), mask=(place_of < outputs) & (column == 0))
+        else:
+            column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(0, SUMS)))[None, :]
+            gl.store(out + output[:, None] + column * 0, result.to(dtype), mask=there[:, None] & (column == 0))
 
 
 @lru_cache(maxsize=2)
@@ -253,6 +324,14 @@ def _layouts(columns: int) -> dict[str, object]:
             [[0, 0, 1], [0, 0, 2], [0, 8, 0], [0, 0, 16]], [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]],
             warps, [], [8, 16, 32],
         ),
+        "HALF_WORDS": gl.DistributedLinearLayout(
+            [[0, 0, 1], [0, 0, 2], [0, 0, 16]], [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]], warps, [],
+            [8, 8, 32],
+        ),
+        "HALF_NUMBERS": gl.DistributedLinearLayout(
+            [[1, 0]], [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]], [[2, 0], [4, 0], [8, 0]], [], [16, 8]
+        ),
+        "GATE": gl.BlockedLayout([1, 1], [8, 4], [8, 1], [1, 0]),
         "LINE": gl.BlockedLayout([columns // 16], [32], [8], [0]),
         "STEP": gl.DistributedLinearLayout(
             [*of_thread, [0, columns, 0]],
@@ -267,38 +346,61 @@ def _layouts(columns: int) -> dict[str, object]:
 
 
 def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None) -> bool:
-    """Whether `product` takes the weight: nibbles with float16 scales of 128 columns, e4m3 with scales of rows."""
+    """Whether `product` takes the weight: nibbles with 16-bit scales of 128 columns, e4m3 with scales of rows."""
     nibbles = codes.dtype == torch.int32
     depth = codes.shape[-1] * (8 if nibbles else 1)
     whole = codes.is_contiguous() and scales.is_contiguous() and codes.data_ptr() % 16 == 0
     if nibbles:
-        known = block == (1, 128) and zeros is None and scales.dtype == torch.float16 and scales.data_ptr() % 16 == 0
+        known = block == (1, 128) and zeros is None and scales.dtype.itemsize == 2 and scales.data_ptr() % 16 == 0
     else:
-        known = codes.dtype == torch.float8_e4m3fn and block[0] == 1 and scales.shape[-1] == 1
+        known = codes.dtype == torch.float8_e4m3fn and block[0] == 1 and scales.shape[-1] == 1 and zeros is None
     columns = WARPS * WORDS * (8 if nibbles else 4)
     return whole and known and depth % columns == 0 and depth // columns <= 32
 
 
-def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, sizes: Ring) -> Tensor:
-    """x Wᵀ + b for one row x [1, K] of 16 bits and codes [N, K], or nibbles int32 [N, K / 8], that `fits`."""
-    outputs, nibbles = len(codes), codes.dtype == torch.int32
+def product(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, sizes: Ring, *, gated: bool = False
+) -> Tensor:  # fmt: skip
+    """x Wᵀ + b for one row x [1, K] of 16 bits and codes [N, K], or nibbles int32 [N, K / 8], that `fits`.
+
+    With `gated`, the result is silu(a) · b of its halves a, b, each of them rounded first.
+    """
+    return _launch(x, (None, None, 0.0, 0.0, None, None), codes, scales, bias, sizes, gated)
+
+
+def norm_product(
+    x: Tensor, residual: Tensor, norm: Norm, codes: Tensor, scales: Tensor, bias: Tensor | None, sizes: Ring, *,
+    gated: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """(`product` of normed, normed unless `gated`, x + residual), where normed is `add_rms_norm` of the two."""
+    gain, eps, offset = norm
+    normed, total = None if gated else torch.empty_like(x), torch.empty_like(x)
+    given = residual, gain, float(eps), float(offset), normed, total
+    return _launch(x, given, codes, scales, bias, sizes, gated), normed, total
+
+
+def _launch(
+    x: Tensor, norm: tuple[Any, ...], codes: Tensor, scales: Tensor, bias: Tensor | None, sizes: Ring, gated: bool
+) -> Tensor:
+    rows, nibbles, copies = len(codes), codes.dtype == torch.int32, 2 if gated else 1
+    outputs, each = rows // copies, BLOCK_N // copies
     words = codes.view(torch.int32)
     steps = words.shape[-1] // (WARPS * WORDS)
     columns = WORDS // 2 * (8 if nibbles else 4)
     out = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(outputs, BLOCK_N)
+    tiles = triton.cdiv(outputs, each)
     programs = min(tiles, sizes.programs * num_multiprocessors(x.device))
     sources: list[Any] = [None, None]
     if not INTERPRETED:
-        parts = words.as_strided((words.shape[1] // 32, outputs, 32), (32, words.stride(0), 1))
+        parts = words.as_strided((words.shape[1] // 32, rows, 32), (32, words.stride(0), 1))
         kind = gl.NVMMASharedLayout(128, 32, 3)
-        sources[0] = TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [8, BLOCK_N, 32], kind)
+        sources[0] = TensorDescriptor(parts, list(parts.shape), list(parts.stride()), [8, each, 32], kind)
         if nibbles:
             kind = gl.NVMMASharedLayout(32, 16, 2)
-            sources[1] = TensorDescriptor(scales, list(scales.shape), list(scales.stride()), [BLOCK_N, 16], kind)
+            sources[1] = TensorDescriptor(scales, list(scales.shape), list(scales.stride()), [each, 16], kind)
     _ring[(programs,)](
-        x, words, sources[0], scales, sources[1], bias, out, outputs, tiles, 1.0,
-        NIBBLES=nibbles, BIAS=bias is not None, STEPS=steps, STAGES=sizes.stages, COLUMNS=columns,
-        num_warps=WARPS, **_layouts(columns), **chained(x.device),
+        x, norm, words, sources[0], scales, sources[1], bias, out, outputs, tiles, 1.0,
+        NIBBLES=nibbles, BIAS=bias is not None, GATED=gated, OFFSET=norm[3] != 0.0, STEPS=steps, STAGES=sizes.stages,
+        COLUMNS=columns, num_warps=WARPS, **_layouts(columns), **chained(x.device),
     )  # fmt: skip
     return out

@@ -423,12 +423,16 @@ def warpgroups(rows: int, codes: torch.dtype, group: int, sizes: Warpgroups, *, 
     coded_warpgroups.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
 
 
-def ringed(codes: torch.dtype, depth: int, sizes: Ring) -> None:
+def ringed(codes: torch.dtype, depth: int, sizes: Ring, *, gated: bool = False, normed: bool = False) -> None:
     """A product of one row with codes from a ring of copies."""
     nibbles = codes == torch.int32
     weight = _empty(6144, depth // 8 if nibbles else depth, dtype=codes)
-    scales = _empty(6144, depth // 128, dtype=F16) if nibbles else _empty(6144, 1, dtype=F32)
-    coded_ring.product(_empty(1, depth), weight, scales, _empty(6144), sizes)
+    scales = _empty(6144, depth // 128) if nibbles else _empty(6144, 1, dtype=F32)
+    given = weight, scales, _empty(6144), sizes
+    if normed:
+        coded_ring.norm_product(_empty(1, depth), _empty(1, depth), (_empty(depth), 1e-5, 0.0), *given, gated=gated)
+    else:
+        coded_ring.product(_empty(1, depth), *given, gated=gated)
 
 
 def fragment_launches() -> dict[str, Callable[[], None]]:
@@ -450,6 +454,9 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
     for name, codes in (("nibbles", torch.int32), ("fp8", torch.float8_e4m3fn)):
         for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
             found[f"ring of {name}, {depth} inputs"] = partial(ringed, codes, depth, sizes)
+        for gated in (False, True):
+            told = ", gated" if gated else ""
+            found[f"ring of {name}, norm{told}"] = partial(ringed, codes, 4096, Ring(4, 2), gated=gated, normed=True)
     for tokens, rank in ((64, 16), (17, 32), (8, 64)):
         found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     return found
