@@ -193,6 +193,11 @@ def fits(y: Tensor, x: Tensor, weights: Any) -> bool:
     )
 
 
+def add_few(y: Tensor, x: Tensor, weights: Any, groups: Any, sizes: dict[str, Any]) -> Tensor | None:
+    """`add_adapters` with such sizes; None where there is no kernel."""
+    return add_adapters(y, x, weights, groups, **sizes) if fits(y, x, weights) else None
+
+
 def add_adapters(
     y: Tensor, x: Tensor, weights: Any, groups: Any, *, piece: int = PIECE, most: int = TOKENS,
     registers: int = 0, chains: bool = False,

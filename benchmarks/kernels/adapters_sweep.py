@@ -52,12 +52,12 @@ class Case:
             for part, (end, size) in enumerate(zip(ends, parts, strict=True))
             for first in range(end - size, end, adapters.SPAN)
         ]
-        table = torch.tensor(spans, dtype=torch.int32)
+        table = torch.tensor(spans, dtype=torch.int32, device=device)
         runs = tuple((end - size, end, part) for part, (end, size) in enumerate(zip(ends, parts, strict=True)))
         self.weights = [
             reference.AdapterWeights(
                 torch.randn(SLOTS, len(parts) * RANK, inputs, device=device, dtype=BF16) / 64,
-                torch.randn(SLOTS, outputs, RANK, device=device, dtype=BF16) / 4, table.to(device), runs,
+                torch.randn(SLOTS, outputs, RANK, device=device, dtype=BF16) / 4, table, runs,
             )
             for _ in range(count)
         ]  # fmt: skip

@@ -103,6 +103,25 @@ def test_sums_of_few_slots(parts: str, slots: tuple[int, ...], rank: int, inputs
     assert torch.equal(found[untouched], y[untouched])
 
 
+def test_tables_choose_the_kernels_of_few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, asked = Draw(torch.float16), []
+    (y, x, weights, groups), _ = adapters_case(draw, (1, 0, 2), ((40, 0),), 16)
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    moved = replace(weights, **{name: getattr(weights, name).to(DEVICE) for name in ("down", "up", "spans")})
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+
+    def found(*given: object) -> object:
+        asked.append(given[1:])
+        return few_adapters.add_few
+
+    monkeypatch.setattr(kernels, "hopper_kernel", found)
+    for table in ({2: {}}, {2: {}, 16: {"piece": 1024}}):
+        monkeypatch.setattr(kernels, "FEW", table)
+        out = kernels.add_adapters(y.clone().to(DEVICE), x.to(DEVICE), moved, there).cpu()
+        torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
+    assert asked == [("few_adapters", "add_few")]
+
+
 def test_spans_are_those_of_the_kernel() -> None:
     assert lora.SPAN == kernels.SPAN == few_adapters.SPAN
 
