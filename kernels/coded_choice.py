@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from . import coded_fragments, coded_warpgroups
+from . import coded_fragments, coded_ring, coded_warpgroups
 from .coded_fragments import MOST_ROWS, Fragments, bucket
+from .coded_ring import Ring
 from .coded_warpgroups import Warpgroups
 
-Sizes = Fragments | Warpgroups
+Sizes = Fragments | Warpgroups | Ring
+S = TypeVar("S")
+#: By whether codes are nibbles, as `MEASURED`, of one row that comes alone; empty until a GPU has measured it.
+#: `benchmarks/kernels/ring_sweep.py` prints it.
+ONE_ROW: dict[bool, dict[tuple[int, int], Ring | None]] = {}
 #: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
 #: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` printed it, on an H200.
 MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {
@@ -86,7 +93,16 @@ MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {
 @lru_cache(maxsize=4096)
 def sizes_for(rows: int, outputs: int, depth: int, *, nibbles: bool) -> Sizes | None:
     """Those of the most similar product that was measured; None where another kernel was quicker, or none was."""
-    known = MEASURED.get((nibbles, bucket(rows)), {})
+    return _nearest(MEASURED.get((nibbles, bucket(rows)), {}), outputs, depth)
+
+
+@lru_cache(maxsize=4096)
+def ring_for(outputs: int, depth: int, *, nibbles: bool) -> Ring | None:
+    """As `sizes_for`, of one row by the ring of copies."""
+    return _nearest(ONE_ROW.get(nibbles, {}), outputs, depth)
+
+
+def _nearest(known: Mapping[tuple[int, int], S], outputs: int, depth: int) -> S | None:
     if not known:
         return None
 
@@ -101,6 +117,8 @@ def product(
     sizes: Sizes,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + b by the kernel that the sizes are of."""
+    if isinstance(sizes, Ring):
+        return coded_ring.product(x, codes, scales, bias, sizes)
     if isinstance(sizes, Fragments):
         return coded_fragments.product(x, codes, scales, block, zeros, bias, sizes)
     return coded_warpgroups.product(x, codes, scales, block, zeros, bias, sizes)
@@ -112,5 +130,10 @@ def quickest(
     """`product` with the sizes that were measured; None where another kernel was quicker, or takes the weight alone."""
     if not 0 < len(x) <= MOST_ROWS or not coded_fragments.fits(codes, scales, block):
         return None
-    sizes = sizes_for(len(x), len(codes), x.shape[1], nibbles=codes.dtype == torch.int32)
+    nibbles = codes.dtype == torch.int32
+    if len(x) == 1 and ONE_ROW and coded_ring.fits(codes, scales, block, zeros):
+        ring = ring_for(len(codes), x.shape[1], nibbles=nibbles)
+        if ring is not None:
+            return product(x, codes, scales, block, zeros, bias, ring)
+    sizes = sizes_for(len(x), len(codes), x.shape[1], nibbles=nibbles)
     return None if sizes is None else product(x, codes, scales, block, zeros, bias, sizes)

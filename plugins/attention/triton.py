@@ -19,6 +19,7 @@ from torch import Tensor
 from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams, PrefixCosts
 from frame.kernels import attention as kernels, cascade, decode as decode_kernel
 from frame.kernels.decode import DecodeLaunch
+from frame.kernels.hopper import is_hopper
 from frame.kernels.row_order import longest_first
 
 from .reasons import Capabilities, reasons
@@ -39,6 +40,8 @@ PREFIX_LAUNCH_BYTES, PREFIX_TILE, PREFIX_WIDE_TILE = 85e6, 1.42, 2.5
 MAX_PREFIX_GROUPS = 8
 #: Programs for each multiprocessor, up to which rows are split until about two programs run on each.
 FEW = 0.25
+#: The same for decodes over a cache of e4m3 by a kernel of their own.
+MIN_NARROW_SPLIT = 256
 #: Few new tokens of long rows: parts of their keys are no shorter, and make so many programs for each multiprocessor.
 MIN_PROMPT_SPLIT, PROMPT_PROGRAMS = 256, 2
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
@@ -77,12 +80,30 @@ SPLIT_RULES = (
 
 
 @dataclass(frozen=True)
+class NarrowRule:
+    """As `SplitRule`, of decodes over a cache of e4m3 by `frame.kernels.decode_narrow`.
+
+    Tiles have so many `groups` of 16 keys, threads at most so many `registers`; `converts` is as for `NarrowLaunch`.
+    """
+
+    programs: float
+    parts: int
+    groups: int
+    registers: int = 0
+    converts: bool = True
+
+
+#: Empty until a GPU has measured them (`benchmarks/kernels/narrow_sweep.py`): such decodes take `SPLIT_RULES`.
+NARROW_RULES: tuple[NarrowRule, ...] = ()
+
+
+@dataclass(frozen=True)
 class TritonPlan:
     """The batch, and what attends to its rows: `decode` to the first `num_decodes`, which have one token each.
 
     The rest takes the launch `mixed`, or the Hopper kernel if that is None, over `pages` where the cache has 8 bits.
     `covers_all`: rows own every token. Where `prefix` is given, decodes attend to the tokens that they share together.
-    `order` is that of `decode`'s rows.
+    `order` is that of `decode`'s rows. Where `narrow` is given, it attends to decodes in the place of `decode`.
     """
 
     batch: GroupBatch
@@ -93,6 +114,7 @@ class TritonPlan:
     prefix: cascade.PrefixLaunch | None = None
     order: Tensor | None = None
     pages: WidePages | None = None
+    narrow: Any = None
 
 
 class TritonAttention(AttentionBackend):
@@ -109,6 +131,7 @@ class TritonAttention(AttentionBackend):
         self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         self._widens = spec.kv_dtype != spec.dtype
+        self._narrow = _narrow_kernel(spec) if NARROW_RULES else None
         # Captured steps keep the one that they were captured with.
         self._arrivals: list[Tensor] = []
 
@@ -156,7 +179,10 @@ class TritonAttention(AttentionBackend):
             if not fast or (self._widens and pages is None):
                 mixed = self.prompt_launch(lens[num_decodes:], batch.host_seq_lens[num_decodes:])
         covers_all = covers_all or num_decodes == batch.num_tokens
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, self._order(batch, num_decodes), pages)
+        order, narrow = self._order(batch, num_decodes), None
+        if num_decodes and self._narrow and prefix is None and not (spec.deterministic or batch.deterministic):
+            narrow = self._narrow_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order, pages, narrow)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
@@ -170,7 +196,20 @@ class TritonAttention(AttentionBackend):
             # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
             scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
             kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:], **scales, share=share)
-        if plan.decode is not None:
+        if plan.narrow is not None and self._narrow is not None:
+            given = query[:n], key[:n], value[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n]
+            self._narrow.decode_attention(
+                *given,
+                batch.block_table[:n],
+                scale=self.spec.scale,
+                out=out[:n],
+                launch=plan.narrow,
+                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
+                key_scale=layer.key_scale,
+                value_scale=layer.value_scale,
+                order=plan.order,
+            )
+        elif plan.decode is not None:
             decode_kernel.decode_attention(
                 query[:n],
                 key[:n],
@@ -257,6 +296,15 @@ class TritonAttention(AttentionBackend):
         launch = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits, long_tiles=long_tiles)
         return replace(launch, min_span=rule.min_span if splits > 1 else 0)
 
+    def _narrow_launch(self, num_rows: int, max_seq_len: int) -> Any:
+        share = self._share(num_rows)
+        rule = next((rule for rule in NARROW_RULES if share <= rule.programs), None)
+        if rule is None or self._narrow is None:
+            return None
+        parts = max(1, min(rule.parts, max_seq_len // MIN_NARROW_SPLIT))
+        splits = 1 << (parts.bit_length() - 1) if parts < rule.parts else parts
+        return self._narrow.NarrowLaunch(rule.groups, splits, rule.converts, 0, rule.registers)
+
     def prompt_launch(self, query_lens: np.ndarray, seq_lens: np.ndarray) -> kernels.Launch:
         """Sizes for rows of several new tokens, int [rows], and of all tokens. Few programs divide the keys of rows."""
         spec = self.spec
@@ -331,6 +379,21 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
     if persistent is None:
         persistent = spec.head_dim <= 128
     return partial(prefill.prefill_attention, persistent=persistent)
+
+
+def _narrow_kernel(spec: AttentionSpec) -> Any:
+    """The module of decodes over a cache of e4m3 for this layer on this device; None where there is none."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    plain = not (spec.window or spec.soft_cap or spec.sinks or spec.alibi or spec.returns_lse)
+    if not plain or spec.context.ranks > 1 or not (interpreted or is_hopper(torch.device(spec.device_type))):
+        return None
+    try:
+        from frame.kernels import decode_narrow
+    except ImportError:
+        return None
+    groups = spec.num_heads // spec.num_kv_heads
+    fits = decode_narrow.fits(spec.head_dim, groups, spec.block_size, spec.dtype, spec.kv_dtype)
+    return decode_narrow if fits else None
 
 
 def _num_multiprocessors(device_type: str) -> int:

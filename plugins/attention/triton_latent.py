@@ -7,6 +7,7 @@ Knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from frame.interfaces import BackendSetup, GroupBatch, LatentBackend, LatentParams, LatentSpec
 from frame.kernels import latent_decode as decode_kernels
+from frame.kernels.hopper import hopper_kernel
 from frame.kernels.latent_decode import LatentLaunch, latent_decode, write_latents
 from frame.kernels.latent_prefill import latent_prefill
 
@@ -27,6 +29,9 @@ from .triton import converts_e4m3
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
+#: Up to how many heads -> programs for each multiprocessor of `frame.kernels.latent_hopper`, rising; empty until a GPU
+#: has measured them (`benchmarks/kernels/latent_sweep.py`). The first that has room is taken for single tokens.
+HOPPER_PROGRAMS: dict[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -190,12 +195,29 @@ class TritonLatent(LatentBackend):
         batch, n, launch = step.batch, step.num_decodes, step.decode
         if launch is None:
             raise ValueError("a step without single tokens has no launch for them")
+        absorbed = layer.absorb(query[:n])
+        given = latent[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n], self._numbers(n, query.device)
+        if HOPPER_PROGRAMS and (hopper := self._by_hopper(absorbed, kv_cache)) is not None:
+            kernel, splits = hopper
+            return layer.values_of(
+                kernel(absorbed, *given, batch.block_table[:n], scale=self.spec.scale, splits=splits(batch.max_seq_len))
+            )
         mixed = latent_decode(
-            layer.absorb(query[:n]), latent[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n],
-            self._numbers(n, query.device), batch.block_table[:n],
-            rank=self.spec.rank, scale=self.spec.scale, launch=launch,
-        )  # fmt: skip
+            absorbed, *given, batch.block_table[:n], rank=self.spec.rank, scale=self.spec.scale, launch=launch
+        )
         return layer.values_of(mixed)
+
+    def _by_hopper(
+        self, absorbed: Tensor, kv_cache: Tensor
+    ) -> tuple[Callable[..., Tensor], Callable[[int], int]] | None:
+        """The Hopper kernel and how many parts rows of a length have, where the table has one for so many heads."""
+        count, heads, _ = absorbed.shape
+        waves = next((waves for most, waves in HOPPER_PROGRAMS.items() if heads <= most), None)
+        serves, kernel = (hopper_kernel(absorbed.device, "latent_hopper", name) for name in ("serves", "latent_decode"))
+        if waves is None or serves is None or kernel is None or not serves(absorbed, kv_cache, self.spec.rank):
+            return None
+        most = max(1, waves * self._multiprocessors // (count * -(-heads // 64)))
+        return kernel, lambda length: max(1, min(most, decode_kernels.MAX_PARTS, length // MIN_PART))
 
     def _attend_long(
         self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, step: LatentStep, out: Tensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frame.core.ops import adapters as reference
-from frame.kernels import adapters as kernels
+from frame.kernels import adapters as kernels, few_adapters
 from frame.plugins.adapters import lora
 from frame.testing.op_cases import Draw, adapters_case
 
@@ -73,8 +73,57 @@ def test_wide_inputs_are_summed_in_pieces() -> None:
     assert torch.equal(again, batched[:1]) or (INTERPRETED and torch.allclose(again, batched[:1]))
 
 
+@pytest.mark.parametrize(("parts", "slots", "rank", "inputs", "how"), [
+    ("three", (2, 0, 1, 2, 0, 4), 16, 1160, {}), ("one", (0,), 16, 512, {}), ("joined", (3,), 16, 17000, {}),
+    ("three", (1, 0, 3, 12) * 20, 16, 512, {}), ("joined", (1, 0, 3, 2) * 9, 32, 520, {"most": 32}),
+    ("one", (1, 0, 3, 2) * 9, 64, 1600, {"piece": 1024, "most": 16}), ("joined", (1, 2), 16, 64, {"chains": True}),
+])  # fmt: skip
+def test_sums_of_few_slots(parts: str, slots: tuple[int, ...], rank: int, inputs: int, how: dict) -> None:
+    draw = Draw(dtype := torch.float16 if INTERPRETED else torch.bfloat16)
+    (y, _, weights, groups), _ = adapters_case(draw, slots, PARTS[parts], rank)
+    x, count = draw.floats(len(slots), inputs + 8)[:, :inputs], max(weights.down.shape[0], max(slots))
+    down = draw.floats(count, weights.down.shape[1], inputs) / inputs**0.5
+    up = draw.floats(count, *weights.up.shape[1:])
+    up[count // 2] = float("inf") if count // 2 + 1 not in slots else up[count // 2]  # of no token here
+    y = draw.floats(len(slots), -(-y.shape[1] // 8) * 8)[:, : y.shape[1]]
+    weights = replace(weights, down=down.to(dtype), up=up.to(dtype))
+    groups = reference.SlotGroups.allocate(len(slots), count, torch.device("cpu"))
+    groups.slots.copy_(torch.tensor(slots))
+    reference.group_slots(groups, len(slots))
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    moved = replace(weights, down=weights.down.to(DEVICE), up=weights.up.to(DEVICE), spans=weights.spans.to(DEVICE))
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+    target = torch.empty(len(slots), -(-y.shape[1] // 8) * 8, dtype=y.dtype, device=DEVICE)[:, : y.shape[1]]
+    target.copy_(y)
+    given = x.to(DEVICE) if INTERPRETED else torch.nn.functional.pad(x, (0, 8)).to(DEVICE)[:, :inputs]
+    assert few_adapters.fits(target, given, moved)
+    found = few_adapters.add_adapters(target, given, moved, there, **how).cpu()
+    torch.testing.assert_close(found, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    untouched = torch.tensor(slots) == 0
+    assert torch.equal(found[untouched], y[untouched])
+
+
+def test_tables_choose_the_kernels_of_few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, asked = Draw(torch.float16), []
+    (y, x, weights, groups), _ = adapters_case(draw, (1, 0, 2), ((40, 0),), 16)
+    expected = reference.add_adapters(y.clone(), x, weights, groups)
+    moved = replace(weights, **{name: getattr(weights, name).to(DEVICE) for name in ("down", "up", "spans")})
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+
+    def found(*given: object) -> object:
+        asked.append(given[1:])
+        return few_adapters.add_few
+
+    monkeypatch.setattr(kernels, "hopper_kernel", found)
+    for table in ({2: {}}, {2: {}, 16: {"piece": 1024}}):
+        monkeypatch.setattr(kernels, "FEW", table)
+        out = kernels.add_adapters(y.clone().to(DEVICE), x.to(DEVICE), moved, there).cpu()
+        torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)
+    assert asked == [("few_adapters", "add_few")]
+
+
 def test_spans_are_those_of_the_kernel() -> None:
-    assert lora.SPAN == kernels.SPAN
+    assert lora.SPAN == kernels.SPAN == few_adapters.SPAN
 
 
 @pytest.mark.parametrize(("counts", "padding"), [((1,), 0), ((3, 700, 1, 0), 5), ((1, 1, 1), 2)])

@@ -11,7 +11,7 @@ import torch
 from frame.core.ops import Ops, attention as reference
 from frame.interfaces import BackendSetup
 from frame.plugins.attention import triton as triton_attention, triton_wide
-from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.attention.triton import NarrowRule, TritonAttention
 from tests.plugins.attention.batches import check, make_case, spec_of, split_rows
 
 pytestmark = pytest.mark.gpu
@@ -84,6 +84,24 @@ def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> Non
     split_rows(monkeypatch, 4, 0)
     spec = spec_of(device_type=DEVICE, dtype=DTYPE, kv_dtype=torch.float8_e4m3fn, head_dim=128, block_size=16)
     check(TritonAttention, make_case(TritonAttention, spec, [(300, 1), (0, 1)], scales=(0.5, 2.0)), CLOSE, CLOSE)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_decodes_by_a_kernel_of_their_own_where_rules_say_so(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not INTERPRETED and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs Hopper")
+    monkeypatch.setattr(triton_attention, "NARROW_RULES", (NarrowRule(1e9, splits, 2),))
+    monkeypatch.setattr(triton_attention, "MIN_NARROW_SPLIT", 32)
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    given = {"device_type": DEVICE, "dtype": dtype, "kv_dtype": torch.float8_e4m3fn, "head_dim": 128, "block_size": 16}
+    for rows in ([(150, 1), (0, 1), (31, 1)], [(90, 1), (0, 5)]):
+        case = make_case(TritonAttention, spec_of(**given), rows, scales=(0.5, 2.0))
+        plan = TritonAttention(BackendSetup(spec_of(**given), Ops())).plan(case.batch)
+        assert plan.narrow is not None
+        check(TritonAttention, case, 1e-2, 3e-2)
+    for other in ({"window": 40}, {"sinks": True}, {"dtype": torch.float32}, {"deterministic": True}):
+        backend = TritonAttention(BackendSetup(spec_of(**{**given, **other}), Ops()))
+        assert backend.plan(case.batch).narrow is None
 
 
 def test_a_deterministic_row_has_the_same_bits_in_other_batches() -> None:

@@ -19,6 +19,8 @@ from frame.core.interfaces.attention import (
     SharedPrefix,
 )
 from frame.interfaces import BackendSetup, ContextShare
+from frame.kernels import decode_narrow, latent_hopper
+from frame.kernels.decode_narrow import NarrowLaunch
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
 
@@ -182,4 +184,30 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
     for name in ("e4m3 cache", "e4m3 cache, scales of heads"):  # over pages of 16 bits
         heads = "scales of heads" in name
         found[f"{name}, wide Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, head_scales=heads)
+    for launch in (NarrowLaunch(2, 1), NarrowLaunch(2, 4, False), NarrowLaunch(1, 16, registers=144)):
+        moved = "" if launch.converts else ", bits moved"
+        found[f"narrow decodes, {launch.groups} groups{moved}"] = partial(narrow, launch)
+    for heads, splits in ((16, 4), (128, 1), (128, 2)):
+        found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, heads, splits)
+    found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2, 2), head_scales=True)
     return found
+
+
+def latents(heads: int, splits: int, rows: int = 8) -> None:
+    """Latent attention by the Hopper kernel."""
+    query, latent = _empty(rows, heads, 576, dtype=BF16), _empty(rows, 576, dtype=BF16)
+    latent_hopper.latent_decode(
+        query, latent, _empty(64, 16, 576, dtype=BF16), _empty(rows, dtype=torch.int64), _int32(rows), _int32(rows),
+        _int32(rows, 512), scale=0.1, splits=splits,
+    )  # fmt: skip
+
+
+def narrow(launch: NarrowLaunch, rows: int = 64, *, head_scales: bool = False) -> None:
+    """Decodes over a cache of e4m3 in registers."""
+    query, key = (_empty(rows, heads, 128, dtype=BF16) for heads in (32, 8))
+    cache = _empty(2, 64, 16, 8, 128, dtype=E4M3)
+    by_head = {"key_scale": _empty(8, dtype=F32), "value_scale": _empty(8, dtype=F32)} if head_scales else {}
+    decode_narrow.decode_attention(
+        query, key, key, cache, _empty(rows, dtype=torch.int64), _int32(rows), _int32(rows, 512), scale=0.1,
+        out=query, launch=launch, arrivals=_int32(8 * rows), order=_int32(rows), **by_head,
+    )  # fmt: skip

@@ -17,12 +17,14 @@ from frame.kernels import (
     block_copies,
     coded_experts,
     coded_fragments,
+    coded_ring,
     coded_rows,
     coded_warpgroups,
     expert_adapters,
     expert_exchange,
     experts,
     experts_hopper,
+    few_adapters,
     join,
     linear,
     linear_hopper,
@@ -39,6 +41,7 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
 from frame.kernels.experts_hopper import GroupedTile
@@ -420,6 +423,18 @@ def warpgroups(rows: int, codes: torch.dtype, group: int, sizes: Warpgroups, *, 
     coded_warpgroups.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
 
 
+def ringed(codes: torch.dtype, depth: int, sizes: Ring, *, gated: bool = False, normed: bool = False) -> None:
+    """A product of one row with codes from a ring of copies."""
+    nibbles = codes == torch.int32
+    weight = _empty(6144, depth // 8 if nibbles else depth, dtype=codes)
+    scales = _empty(6144, depth // 128) if nibbles else _empty(6144, 1, dtype=F32)
+    given = weight, scales, _empty(6144), sizes
+    if normed:
+        coded_ring.norm_product(_empty(1, depth), _empty(1, depth), (_empty(depth), 1e-5, 0.0), *given, gated=gated)
+    else:
+        coded_ring.product(_empty(1, depth), *given, gated=gated)
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -436,6 +451,14 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"fragments of nibbles by {group}, zeros, 5 rows"] = partial(
             fragments, 5, torch.int32, group, Fragments(1, 1, 4, 2), zeros=True
         )
+    for name, codes in (("nibbles", torch.int32), ("fp8", torch.float8_e4m3fn)):
+        for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
+            found[f"ring of {name}, {depth} inputs"] = partial(ringed, codes, depth, sizes)
+        for gated in (False, True):
+            told = ", gated" if gated else ""
+            found[f"ring of {name}, norm{told}"] = partial(ringed, codes, 4096, Ring(4, 2), gated=gated, normed=True)
+    for tokens, rank in ((64, 16), (17, 32), (8, 64)):
+        found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     return found
 
 
@@ -573,16 +596,17 @@ def copied_blocks(unit: int, dtype: torch.dtype | None = None) -> None:
     block_copies.copy_pieces(_empty(1000, 4, dtype=torch.int64), 64 << 10, unit, finite=finite, dtype=dtype)
 
 
-def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype) -> None:
-    """What the adapters of a layer of three parts add, with 8 slots."""
+def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype, *, few: bool = False) -> None:
+    """What the adapters of a layer of three parts add, with 8 slots; `few`: by the kernels of few slots."""
     spans = _empty(-(-outputs // adapters.SPAN), 3, dtype=torch.int32)
     weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
     numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
-    adapters.add_adapters(
+    (few_adapters if few else adapters).add_adapters(
         _empty(tokens, outputs, dtype=dtype), _empty(tokens, 4096, dtype=dtype), weights, SlotGroups(*numbers)
     )
-    few = _empty(9, dtype=torch.int32)
-    adapters.spread_slots(numbers[0], few, few[:4], few[:5], tokens)
+    of_rows = _empty(9, dtype=torch.int32)
+    if not few:
+        adapters.spread_slots(numbers[0], of_rows, of_rows[:4], of_rows[:5], tokens)
 
 
 def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:

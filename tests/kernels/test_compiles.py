@@ -57,8 +57,10 @@ UNITS = {
     "linear_rows._some_rows": {"HMMA"},
     "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
+    "decode_narrow._narrow_decode": {"HMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
+    "latent_hopper._latent_hopper": {"HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "latent_sparse._latent_sparse": {"HMMA", "HGMMA"},
     "latent_index._index_scores": {"HMMA", "HGMMA"},
@@ -74,9 +76,12 @@ UNITS = {
     "coded_rows._some_rows": {"HGMMA", "QGMMA"},  # the latter of 8-bit floats
     "coded_fragments._fragments": {"HMMA"},
     "coded_warpgroups._warpgroups": {"HGMMA"},
+    "coded_ring._ring": {"HMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
+    "few_adapters._down_few": {"HMMA"},
+    "few_adapters._up_few": {"HMMA"},
     "expert_adapters._down": {"HMMA"},
     "expert_adapters._up": {"HMMA"},
 }
@@ -86,10 +91,12 @@ UNITS = {
 SPILLS = {
     "prefill._prefill_attention_kernel": 0,
     "decode._decode_attention_kernel": 96,
+    "decode_narrow._narrow_decode": 0,
     "attention._paged_attention_kernel": 111,  # deterministic, 8-bit caches: one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
+    "latent_hopper._latent_hopper": 24,  # four of them in a loop, for addresses
     "latent_prefill._latent_prefill": 0,
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
@@ -119,10 +126,13 @@ SPILLS = {
     "coded_rows._some_rows": 0,
     "coded_fragments._fragments": 0,
     "coded_warpgroups._warpgroups": 0,
+    "coded_ring._ring": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
     "adapters._up": 0,
+    "few_adapters._down_few": 0,
+    "few_adapters._up_few": 0,
     "expert_adapters._down": 0,
     "expert_adapters._up": 0,
 }
@@ -155,7 +165,9 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
     if (
-        one.name.startswith(("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper."))
+        one.name.startswith(
+            ("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.")
+        )
         and "UTMALDG" not in one.instructions
     ):
         found.append("no bulk copy")
