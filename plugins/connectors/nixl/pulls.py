@@ -93,11 +93,12 @@ class Pulls:
             return (None, False) if time.monotonic() < pull.patience else (0, False)
         if pull.grant is None and (grant := pull.asked.result()) is not None:
             pull.grant = grant
-            self._granted[request.request_id] = pull
-        if pull.grant is None or time.monotonic() > pull.grant.deadline - MARGIN_SECONDS:
-            return 0, False
         stop = self._stop(pull, request)
-        return (stop - num_computed, True) if self._covers(pull.grant, pull.num_tokens, stop) else (0, False)
+        if pull.grant is None or not self._covers(pull.grant, pull.num_tokens, stop):
+            self._granted.pop(request.request_id, None)
+            return 0, False
+        self._granted[request.request_id] = pull
+        return (0, False) if time.monotonic() > pull.grant.deadline - MARGIN_SECONDS else (stop - num_computed, True)
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> Load | None:
         """As `ConnectorScheduler.allocated`; what the workers shall read. Of the rest the other engine is told."""
