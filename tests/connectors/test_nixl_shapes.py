@@ -14,7 +14,7 @@ from frame.plugins.connectors.nixl import (
     worker as nixl_worker,
 )
 from frame.testing.engines import request
-from frame.testing.fake_cache import make_layout
+from frame.testing.fake_cache import expected_tokens, make_layout
 from tests.connectors.nixl_pairs import Pairs, counter, travelling
 
 pytest.importorskip("nixl")
@@ -192,6 +192,23 @@ def test_a_window_that_begins_before_the_blocks_that_are_kept_is_computed(pairs)
             found.append(pairs.decode(here, f"d{length}", prompt, pairs.prefill(there, f"p{length}", prompt)))
         pairs.rest(there, here)
     assert found == [0, 0, 41, 35]
+
+
+def test_a_replayed_request_reads_whole_blocks_only_where_its_window_before_them_is_kept(pairs):
+    """It reads less than was granted, and so tokens of the window that the prefill engine may have given back."""
+    shape, prompt, found = {"windows": (0, 6)}, pairs.prompt(48), []
+    want = expected_tokens(prompt, 8)
+    for tokens in (4, 64):
+        there, here = engines(
+            pairs, {**shape, "block_size": 2}, {**shape, "block_size": 8}, max_num_batched_tokens=tokens
+        )
+        again = request("d", prompt, 8)
+        again.kv_transfer, again.output_ids = pairs.prefill(there, "p", prompt), want[:3]
+        here.add(again)
+        pairs.finish(here, "d")
+        assert here.tokens("d") == want[3:]
+        found.append(here.num_cached("d"))
+    assert found == [0, 40]
 
 
 def test_a_long_block_of_which_the_other_side_kept_a_part_is_not_taken(pairs):

@@ -91,12 +91,14 @@ class Pulls:
             pull.asked = self._threads.submit(self._ask, pull)
         if not pull.asked.done():
             return (None, False) if time.monotonic() < pull.patience else (0, False)
-        if pull.grant is None and (grant := pull.asked.result()) is not None and self._covers(grant, pull.num_tokens):
+        if pull.grant is None and (grant := pull.asked.result()) is not None:
             pull.grant = grant
-            self._granted[request.request_id] = pull
-        if pull.grant is None or time.monotonic() > pull.grant.deadline - MARGIN_SECONDS:
+        stop = self._stop(pull, request)
+        if pull.grant is None or not self._covers(pull.grant, pull.num_tokens, stop):
+            self._granted.pop(request.request_id, None)
             return 0, False
-        return self._stop(pull, request) - num_computed, True
+        self._granted[request.request_id] = pull
+        return (0, False) if time.monotonic() > pull.grant.deadline - MARGIN_SECONDS else (stop - num_computed, True)
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> Load | None:
         """As `ConnectorScheduler.allocated`; what the workers shall read. Of the rest the other engine is told."""
@@ -216,8 +218,8 @@ class Pulls:
         asked = (pull for pull in self._pulls.values() if pull is not None and pull.asked is not None and not pull.over)
         return any(pull.source == source for pull in (*asked, *self._loading.values()))
 
-    def _covers(self, grant: Grant, num_tokens: int) -> bool:
-        """Whether the blocks are there that tokens from `num_tokens` on read.
+    def _covers(self, grant: Grant, num_tokens: int, stop: int) -> bool:
+        """Whether those blocks of the first `num_tokens` tokens are there that tokens from `stop` on read.
 
         Whole ones of this engine's: what one holds can be found by its hash, whichever part of it was needed now.
         """
@@ -227,7 +229,7 @@ class Pulls:
                 return False
         for here, there in grant.met.groups:
             ours = self._layout.groups[here]
-            first = ours.specs[0].first_needed(num_tokens) // ours.block_size * ours.block_size
+            first = ours.specs[0].first_needed(stop) // ours.block_size * ours.block_size
             if not all(grant.blocks[there][first // groups[there].block_size :]):
                 return False
         return True
