@@ -16,6 +16,7 @@ from frame.interfaces import Mesh
 from frame.plugins.connectors.blocks.host_arena import HostArena
 from frame.plugins.connectors.blocks.wire import Challenge, PeerError, receive, send, send_bytes
 from frame.plugins.connectors.nixl import wire as nixl_wire
+from frame.plugins.connectors.push import worker as push_worker
 from frame.plugins.connectors.push.carrier import Stream
 from frame.plugins.connectors.push.door import Door
 from frame.plugins.connectors.push.facts import Facts
@@ -302,3 +303,14 @@ def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(port
     ports.states("gone")
     assert ports.inbox.arena.used_bytes == 0
     lanes.close()
+
+
+def test_memory_for_sending_that_holds_no_block_is_refused(tmp_path, monkeypatch):
+    pairs = Pairs(tmp_path)
+    arena = push_worker.HostArena
+    monkeypatch.setattr(push_worker, "HostArena", lambda num_bytes, pinned: arena(256, pinned))
+    try:
+        with pytest.raises(ValueError, match="send_buffer_bytes of the push connector must hold the largest block of"):
+            pairs.engine(make_layout(block_size=64))
+    finally:
+        pairs.close()

@@ -167,8 +167,14 @@ class PushWorker(ConnectorWorker):
             check_room(sum(wanted), "lower buffer_bytes and send_buffer_bytes")
             sends = [HostArena(options.send_buffer_bytes, pinned)] if role != "consumer" else []
             takes = [HostArena(options.buffer_bytes, pinned)] if role != "producer" else []
+            largest = max((row.num_bytes for row in rows), default=0)
+            if sends and sends[0].num_bytes < largest:
+                raise ValueError(
+                    f"send_buffer_bytes of the {self.title} connector must hold the largest block of a layer, which "
+                    f"has {largest} bytes, got {options.send_buffer_bytes}, of which {sends[0].num_bytes} are used"
+                )
             self._carrier, session = self.open_carrier([*sends, *takes])
-            buffer = self._open_direct(device)
+            buffer = self._open_direct(device, largest)
             facts, groups = Facts.of(self.layout, self.setup.mesh, formats), [row.group for row in rows]
             for arena in sends:
                 self._open_sendings(arena, self._secret, facts, groups)
@@ -190,8 +196,11 @@ class PushWorker(ConnectorWorker):
                 self._loadings = Loadings(groups, stage, inbox=self._inbox, queue=self._load_queue, title=self.title)
         self._hello = Hello(machine(), formats, 0 if self._inbox is None else self._inbox.port)
 
-    def _open_direct(self, device: torch.device) -> DeviceBuffer | None:
-        """Prepares that blocks go from device to device; returns where they are taken, None where they are not."""
+    def _open_direct(self, device: torch.device, largest: int) -> DeviceBuffer | None:
+        """Prepares that blocks, of `largest` bytes at most, go from device to device.
+
+        Returns where they are taken, None where they are not.
+        """
         options, role = self._options, self.setup.role
         if not isinstance(options, PushOptions) or not options.direct:
             return None
@@ -200,6 +209,8 @@ class PushWorker(ConnectorWorker):
             if sharing is None:
                 return None
             if role != "consumer":
+                if options.send_device_bytes < largest:
+                    raise ValueError(f"send_device_bytes is {options.send_device_bytes}, a block of a layer {largest}")
                 self._open_near(sharing, options)
             return DeviceBuffer(sharing, machine(), options.device_bytes, MAX_CALLERS) if role != "producer" else None
         except (RuntimeError, ValueError) as error:
