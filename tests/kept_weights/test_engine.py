@@ -109,6 +109,7 @@ def test_other_files_or_settings_are_loaded(tmp_path, keeper, caplog):
     other = make_checkpoint(tmp_path / "other", "qwen3", seed=1)
     assert served(other, keeper) != want
     assert (FOUND in caplog.text, caplog.text.count(LOADED)) == (False, 4)
+    assert caplog.text.count("loaded anew: they are of other files or settings") == 3
 
 
 @pytest.mark.parametrize("wide", [{}, {"hidden_size": 512, "intermediate_size": 1024}], ids=["plain", "packed"])

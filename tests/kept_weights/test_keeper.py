@@ -65,6 +65,7 @@ def test_another_key_gives_the_memory_back(keeper):
     before = open_files()
     keep(keeper)
     keep(keeper, rank=1, count=2)
+    assert ask(keeper.address, Ask(0, "b")) == (exchange.Kept(other=True), [])
     assert ask(keeper.address, Ask(0, "b")) == (exchange.Kept(), [])
     until(lambda: (open_files() - before, keeper.num_bytes) == (2, 2))
     ask(keeper.address, Drop(1))
@@ -85,7 +86,7 @@ def test_nobody_finds_what_is_suspended(keeper):
     assert (answer.table, len(files)) == (b"other", 3)
     closed(files)
     ask(keeper.address, Suspend(0))
-    assert ask(keeper.address, Ask(0, "b")) == (exchange.Kept(), [])
+    assert ask(keeper.address, Ask(0, "b")) == (exchange.Kept(other=True), [])
     assert keeper.num_bytes == 0
     for message in (Suspend(0), Renew(0, "b", b"")):
         with pytest.raises(ConnectionError):

@@ -111,7 +111,7 @@ class WeightKeeper:
                 self._make_room(len(message.sizes))
                 files = receive_files(channel, len(message.sizes))
                 self._held[message.rank] = _Held(message.key, message.table, message.sizes, files)
-            channel.send(Kept())
+            channel.send(Kept(other=isinstance(message, Ask) and held is not None))
 
     def _make_room(self, count: int) -> None:
         """Lets this process have so many more files open, as far as it may."""

@@ -49,10 +49,14 @@ class Drop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Kept(msgspec.Struct, tag=True, frozen=True):
-    """Keeper to worker: the answer to each; to `Ask` what was found, empty if nothing was; its files follow."""
+    """Keeper to worker: the answer to each; to `Ask` what was found, empty if nothing was; its files follow.
+
+    `other` says that what was kept had another key, or was half changed, and is given back.
+    """
 
     table: bytes = b""
     sizes: list[int] = []
+    other: bool = False
 
 
 ToKeeper = Ask | Keep | Suspend | Renew | Drop

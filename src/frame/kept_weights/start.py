@@ -43,6 +43,9 @@ def weight_holder(config: FrameConfig, folder: Path, platform: Platform, placeme
         if memory is None:
             raise ValueError(f"platform {platform.setup.plugin or platform.device_type!r} has no such memory")
         kept = msgspec.msgpack.decode(answer.table, type=WeightTable) if pieces else None
+        if answer.other:
+            why = "they are of other files or settings, or half changed"
+            logger.warning("rank %d: weights were kept, and are loaded anew: %s", rank, why)
     except (OSError, RuntimeError, ValueError) as error:
         with contextlib.suppress(OSError, ValueError):
             ask(address, Drop(rank))  # or it would lie there unused

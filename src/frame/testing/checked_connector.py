@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from frame.core.interfaces.connector import ConnectorScheduler, RequestView
@@ -18,7 +19,7 @@ _METRIC = re.compile("[a-z][a-z0-9_]{0,63}")
 class CheckedConnector(ConnectorScheduler):
     """Raises `AssertionError` at the call that breaks a rule. `matched`, `ended` and `resets` hold what was answered.
 
-    `loads` counts the loads of each request.
+    `loads` counts the loads of each request. `faults` has what calls raised, which an engine only logs.
     """
 
     def __init__(self, inner: ConnectorScheduler) -> None:
@@ -29,11 +30,16 @@ class CheckedConnector(ConnectorScheduler):
         self.sent: set[str] = set()
         self.resets: list[bool] = []
         self.loads: Counter[str] = Counter()
+        self.faults: list[str] = []
 
     def connect(self, handshakes: Mapping[int, bytes]) -> None:
         self.inner.connect(handshakes)
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        with self._noted("matched_tokens"):
+            return self._matched_tokens(request, num_computed)
+
+    def _matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         answer: Any = self.inner.matched_tokens(request, num_computed)
         assert isinstance(answer, tuple), f"matched_tokens must give (n, later), gave {answer!r}"
         assert len(answer) == 2, f"matched_tokens must give (n, later), gave {answer!r}"
@@ -56,11 +62,19 @@ class CheckedConnector(ConnectorScheduler):
         return again
 
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
+        with self._noted("allocated"):
+            self._allocated(request, block_ids, num_external)
+
+    def _allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         assert request.request_id not in self.ended, "frame's own fault: blocks for a request that ended"
         self.loads[request.request_id] += num_external > 0
         self.inner.allocated(request, block_ids, num_external)
 
     def build_message(self, plan: StepPlan) -> bytes:
+        with self._noted("build_message"):
+            return self._build_message(plan)
+
+    def _build_message(self, plan: StepPlan) -> bytes:
         before = encode(plan)
         message = self.inner.build_message(plan)
         assert encode(plan) == before, "build_message must not change the plan"
@@ -68,6 +82,10 @@ class CheckedConnector(ConnectorScheduler):
         return message
 
     def finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        with self._noted("finished"):
+            return self._finished(request, block_ids)
+
+    def _finished(self, request: RequestView, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         assert request.request_id not in self.ended, "frame's own fault: finished came twice"
         answer: Any = self.inner.finished(request, block_ids)
         assert isinstance(answer, tuple), f"finished must give (hold, parameters), gave {answer!r}"
@@ -108,3 +126,11 @@ class CheckedConnector(ConnectorScheduler):
 
     def close(self) -> None:
         self.inner.close()
+
+    @contextmanager
+    def _noted(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.faults.append(f"{method}: {error or type(error).__name__}")
+            raise

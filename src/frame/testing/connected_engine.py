@@ -134,7 +134,8 @@ class ConnectedEngine:
 
     def check(self, *names: str) -> None:
         """Every request (or those named) has the tokens of an undisturbed run, and every block is back."""
-        faults = [f"rank {side.rank}: {fault}" for side in self.sides for fault in side.faults]
+        faults = list(dict.fromkeys(self.connector.faults))
+        faults += [f"rank {side.rank}: {fault}" for side in self.sides for fault in side.faults]
         assert not faults, "; ".join(faults)
         for name in names or self.requests:
             one = self.requests[name]
