@@ -167,7 +167,10 @@ class EngineSupervisor:
         with contextlib.suppress(OSError):  # it died; `death` says how
             await engine.channel.send(self._blame.begin)
         while True:
-            match await engine.channel.receive():
+            message = None
+            with contextlib.suppress(OSError):  # it died before it had read what was sent
+                message = await engine.channel.receive()
+            match message:
                 case Stage(name=name, seconds=seconds):
                     await self._news(Stage(name, seconds, self.rank))
                 case Prepared():

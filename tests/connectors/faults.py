@@ -420,6 +420,8 @@ class World:
         while not done():
             assert time.monotonic() < latest, self.stuck()
             self.step(1)
+            if time.monotonic() > latest - _PATIENCE_SECONDS / 2 and self.halves:
+                self.pass_abandoned()  # the others wait for the blocks of loads that perhaps began
             count += 1
             if count > 20:
                 time.sleep(0.0002 if count < 200 else 0.002)
@@ -457,14 +459,24 @@ class World:
 
     def give_up_abandoned(self):
         """Waits for loads of failed steps; those that a worker side may never have begun are given up."""
-        halves = [one for one in self.faults.happened if one.place == "step" and one.kind in ("truncate", "drop")]
         latest = time.monotonic() + 4 * _ANSWER_SECONDS
         for place, engine in enumerate(self.engines):
             lifecycle = engine.engine.scheduler.lifecycle
-            while lifecycle.abandoned and not halves:
+            while lifecycle.abandoned and not self.halves:
                 assert time.monotonic() < latest, f"loads of {list(lifecycle.abandoned)} never end"
                 self.until(functools.partial(engine.ended, self.add(place, [1, 2], 1)))
                 time.sleep(0.01)
+        self.pass_abandoned()
+
+    @property
+    def halves(self):
+        """Faults behind which it stays unknown whether a worker side began its loads."""
+        return [one for one in self.faults.happened if one.place == "step" and one.kind in ("truncate", "drop")]
+
+    def pass_abandoned(self):
+        """Lets the minutes pass for which blocks of such loads stay out of use."""
+        for engine in self.engines:
+            lifecycle = engine.engine.scheduler.lifecycle
             with patch.object(lifecycle, "_abandoned_until", 0.0):
                 lifecycle.await_abandoned(missed=True)
 

@@ -155,7 +155,7 @@ def test_streams_go_on_with_the_same_text_in_an_engine_that_takes_the_place(clus
             streams = [asyncio.create_task(stream(llm, name, seen)) for name in ("a", "b")]
             await seen.wait()
             engines = [one for one in children(os.getpid(), "frame engine") if one not in ending]
-            victims = before[1:] if victim == "worker" else engines
+            victims = before[1:] if victim == "worker" else sorted(engines)[:1]  # a later one stands by
             assert len(victims) == 1
             os.kill(victims[0], signal.SIGKILL)
             assert await asyncio.wait_for(asyncio.gather(*streams), 60) == [expected, expected]
