@@ -101,8 +101,13 @@ class Channel:
         socket.send_fds(self._socket, [b"\0"], descriptors)
 
     def receive_descriptors(self, count: int) -> list[int]:
-        """The files of the peer's `send_descriptors`, which are this process's to close; raises `OSError` without."""
+        """The files of the peer's `send_descriptors`, which are this process's to close; raises `OSError` without.
+
+        Programs that this process starts do not get them.
+        """
         _, descriptors, _, _ = socket.recv_fds(self._socket, 1, count)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
         if len(descriptors) != count:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
+from frame.core.interfaces.model import Model
 from frame.core.plugin_host.registry import Registry
 from frame.kept_weights import holder, placing
+from frame.kept_weights.checksum import checksum
 from frame.kept_weights.keeper import WeightKeeper
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import greedy, prompts, running
@@ -184,6 +187,34 @@ def test_weights_that_somebody_wrote_to_are_found_out(tmp_path, keeper, caplog):
     damage(folder)
     assert served(folder, keeper) == want
     assert FOUND in caplog.text
+
+
+def test_small_weights_that_change_whenever_they_are_finished_are_found_out(tmp_path, keeper, caplog, monkeypatch):
+    finish = Model.finish_load
+
+    def doubling(model):
+        for name, parameter in model.named_parameters():
+            if parameter.nbytes < 256:
+                assert name.endswith("norm.weight"), name
+                parameter.data.mul_(2)
+        finish(model)
+
+    monkeypatch.setattr(Model, "finish_load", doubling)
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    want = served(folder, keeper)
+    assert served(folder, keeper) == want
+    assert "are loaded anew: its layers change weights whenever they are finished" in caplog.text
+    assert FOUND not in caplog.text
+    assert not keeper.num_bytes
+
+
+@pytest.mark.parametrize("distance", [8, 512, 65536, 80000])
+def test_a_checksum_finds_what_was_moved(distance):
+    part = torch.arange(1 << 16, dtype=torch.int64).view(torch.uint8)
+    moved = part.clone()
+    moved[:8], moved[distance : distance + 8] = part[distance : distance + 8], part[:8]
+    assert checksum([part]) == checksum([part.clone()])
+    assert checksum([part]) != checksum([moved])
 
 
 def test_what_cannot_be_kept_is_loaded_with_a_reason(tmp_path, keeper, caplog):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from frame.kept_weights import exchange
+from frame.kept_weights import exchange, keeper as keeping
 from frame.kept_weights.exchange import ask
 from frame.kept_weights.keeper import WeightKeeper
 from frame.kept_weights.messages import MAX_PIECES, Ask, Drop, Keep, Renew, Suspend
@@ -122,3 +124,47 @@ def test_files_that_do_not_come_are_no_weights(keeper, monkeypatch):
     with pytest.raises((ConnectionError, BrokenPipeError)):
         ask(keeper.address, Keep(0, "a", b"", [1] * (MAX_PIECES + 1)), [])
     until(lambda: (open_files(), keeper.num_bytes) == (before, 0))
+
+
+def test_programs_that_are_started_do_not_get_the_files(keeper):
+    keep(keeper)
+    _, files = ask(keeper.address, Ask(0, "a"))
+    assert not any(os.get_inheritable(file) for file in (*files, *keeper._held[0].files))
+    closed(files)
+
+
+def begun(keeper):
+    """A connection of somebody whom the keeper listens to."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = open_files()
+    connection.connect(f"\0{keeper.address[1:]}")
+    until(lambda: open_files() > before)
+    return connection
+
+
+def test_it_listens_again_after_too_many_files_were_open(keeper, monkeypatch, caplog):
+    monkeypatch.setattr(keeping, "_AGAIN_SECONDS", 0.05)
+    keep(keeper)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with begun(keeper) as connection:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            connection.shutdown(socket.SHUT_WR)
+            until(lambda: "it tries again" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    _, files = ask(keeper.address, Ask(0, "a"))
+    assert len(files) == 3
+    closed(files)
+
+
+def test_who_finds_many_waiting_waits(keeper, monkeypatch):
+    keep(keeper)
+    with begun(keeper) as first, ExitStack() as waiting:
+        for _ in range(17):
+            other = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            other.connect(f"\0{keeper.address[1:]}")
+        monkeypatch.setattr(exchange.time, "sleep", lambda seconds: (waiting.close(), first.close()))
+        _, files = ask(keeper.address, Ask(0, "a"))
+    assert len(files) == 3
+    closed(files)

@@ -73,11 +73,11 @@ class CudaHeldMemory(HeldMemory):
             self._unmap.atexit = False
             for piece in pieces:
                 self._map(self._imported(piece), piece.num_bytes)
-            #: bytes that were there before
-            self.found_bytes = self._mapped
             if not pieces:
                 self._grow()
                 self._export()  # here it may fail without harm
+            #: bytes that were there before, or are mapped from the start
+            self.found_bytes = self._mapped
         except BaseException:
             self.release()
             raise
@@ -146,11 +146,12 @@ class CudaHeldMemory(HeldMemory):
     def _map(self, handle: int, size: int) -> None:
         address, given = ctypes.c_uint64(self._first + self._mapped), ctypes.c_uint64(handle)
         num_bytes, zero = ctypes.c_size_t(size), ctypes.c_uint64(0)
-        self._check("cuMemMap", address, num_bytes, ctypes.c_size_t(0), given, zero)
-        self._sizes.append(size)
-        self._mapped += size
+        status = self._calls.cuMemMap(address, num_bytes, ctypes.c_size_t(0), given, zero)
         if handle not in self._handles:  # imported: the mapping keeps it
             self._check("cuMemRelease", given)
+        check("cuMemMap", status)
+        self._sizes.append(size)
+        self._mapped += size
         access = AccessDesc(self._location, 3)
         self._check("cuMemSetAccess", address, num_bytes, ctypes.byref(access), ctypes.c_size_t(1))
 

@@ -41,7 +41,7 @@ class CudaMemory(Memory):
 
     @property
     def _found_bytes(self) -> int:
-        """Those that were held before this process began, and that it uses."""
+        """Those that were held before the device was looked at: what earlier processes left, or what it began with."""
         return 0 if self.held is None else self.held.found_bytes
 
     def snapshot(self) -> MemorySnapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -36,15 +37,26 @@ def receive_files(channel: Channel, count: int) -> list[int]:
     return files
 
 
+def _connect(connection: socket.socket, address: str) -> None:
+    latest = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            connection.connect(f"\0{address[1:]}")
+            return
+        except ConnectionRefusedError:
+            raise ConnectionRefusedError("nobody on this machine keeps them") from None
+        except BlockingIOError:  # as many as may wait for the keeper do
+            if time.monotonic() > latest:
+                raise TimeoutError("too many wait for the keeper of weights") from None
+            time.sleep(0.01)
+
+
 def ask(address: str, question: ToKeeper, files: Sequence[int] = ()) -> tuple[Kept, list[int]]:
     """What the keeper at `address` answers, and the files that come with it; raises `OSError` or `ValueError`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closing(Channel(connection, Kept, MAX_BYTES)) as channel:
         connection.settimeout(_PATIENCE_SECONDS)
-        try:
-            connection.connect(f"\0{address[1:]}")
-        except ConnectionRefusedError:
-            raise ConnectionRefusedError("nobody on this machine keeps them") from None
+        _connect(connection, address)
         if not same_user(connection):
             raise PermissionError("another user listens there")
         channel.send(question)

@@ -133,7 +133,8 @@ class WeightHolder(NoHolder):
         for place, copy in self._copies(copies):
             tensors[place.name].data.copy_(copy)
         model.finish_load()  # of what is made of weights; layers with a method have nothing to finish
-        if self._checksum(copies) != kept.checksum:
+        changed = any(not _same(tensors[place.name], copy) for place, copy in self._copies(copies))
+        if changed or self._checksum(copies) != kept.checksum:
             self._against = "its layers change weights whenever they are finished"
             self._refuse(self._against)
             return None
@@ -267,6 +268,11 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 
 def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _same(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether a tensor has the bits of its copy."""
+    return torch.equal(_plain(tensor).contiguous().view(-1).view(torch.uint8), copy.view(-1).view(torch.uint8))
 
 
 def _plain(tensor: Tensor) -> Tensor:

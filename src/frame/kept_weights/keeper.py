@@ -23,6 +23,8 @@ logger = logging.getLogger("frame.server")
 
 #: Seconds that a worker may take for its side of a question.
 _PATIENCE_SECONDS = 10.0
+#: Seconds until it listens again where a connection could not be accepted.
+_AGAIN_SECONDS = 1.0
 #: Files that this process may have open for other things.
 _OTHER_FILES = 256
 
@@ -48,6 +50,7 @@ class WeightKeeper:
         self.address = f"@frame-weights-{secrets.token_hex(16)}"
         self._held: dict[int, _Held] = {}
         self._lock = threading.Lock()
+        self._closing = threading.Event()
         self._listener = listen(self.address)
         self._thread = threading.Thread(target=self._serve, name="weight-keeper", daemon=True)
         self._thread.start()
@@ -66,6 +69,7 @@ class WeightKeeper:
 
     def close(self) -> None:
         """Gives all memory back, and listens no more. May be called twice."""
+        self._closing.set()
         with contextlib.suppress(OSError):  # closed
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * _PATIENCE_SECONDS)
@@ -77,11 +81,13 @@ class WeightKeeper:
             held.close()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:  # closed, or the process has too many files open
+                if not self._closing.wait(_AGAIN_SECONDS):
+                    logger.warning("the keeper of weights cannot be reached: %s; it tries again", error)
+                continue
             connection.settimeout(_PATIENCE_SECONDS)
             channel = Channel(connection, ToKeeper, MAX_BYTES)
             try:

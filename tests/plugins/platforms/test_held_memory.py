@@ -70,7 +70,7 @@ def test_memory_of_the_device_is_given_back():
     driver = FakeDriver()
     memory = OnFake(torch.device("cpu"), 1 << 30, (), driver)
     memory.take(300 << 20)
-    assert (memory.num_bytes, memory.found_bytes) == (512 << 20, 0)
+    assert memory.num_bytes == 512 << 20
     pieces = memory.pieces()
     assert not driver.handles  # files and mappings keep it
     assert [piece.num_bytes >> 20 for piece in pieces] == [32, 32, 64, 128, 256]
@@ -79,6 +79,23 @@ def test_memory_of_the_device_is_given_back():
     del memory
     gc.collect()
     assert driver.mapped == 0
+
+
+class Full(FakeDriver):
+    def cuMemMap(self, *arguments):
+        return 1
+
+
+def test_memory_that_cannot_be_mapped_is_given_back():
+    first = made("cuda")
+    first.take(1)
+    pieces = sent(first.pieces())
+    first.release()
+    for given in (pieces, ()):
+        driver = Full()
+        with pytest.raises(held.PeerMemoryError):
+            OnFake(torch.device("cpu"), 1 << 30, given, driver)
+        assert not driver.handles
 
 
 def test_a_device_that_cannot_says_so():
@@ -123,5 +140,19 @@ def test_the_kv_cache_takes_what_held_weights_leave(monkeypatch):
         assert memory.snapshot().held == 16 << 30
         return memory.kv_bytes(start, 0.9, 16 << 30, 0)
 
+    def beside(takes_held):
+        """The cache's bytes beside 512 MiB of weights, where libraries take 500 MiB after the start."""
+        memory = module.CudaMemory(torch.device("cuda", 0))
+        if takes_held:
+            memory.held = OnFake(torch.device("cpu"), 1 << 30, (), FakeDriver())
+        mapped = lambda: memory.held.num_bytes if takes_held else 0  # noqa: E731
+        used.update(torch=0, others=(3 << 30) + mapped())
+        start = memory.snapshot()
+        if takes_held:
+            memory.held.take(500 << 20)
+        used.update(torch=0 if takes_held else 512 << 20, others=(3 << 30) + (500 << 20) + mapped())
+        return memory.kv_bytes(start, 0.9, 512 << 20, 0)
+
+    assert beside(True) == beside(False)
     weights = 16 << 30
     assert room(0, 0, weights) == room(0, weights, 0) == room(weights, weights, 0)
