@@ -134,17 +134,18 @@ def test_programs_that_are_started_do_not_get_the_files(keeper):
 
 
 def begun(keeper):
-    """A connection of somebody whom the keeper listens to."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """A connection of somebody whom the keeper listens to, when it has kept three files."""
     before = open_files()
+    keep(keeper)
+    until(lambda: open_files() == before + 3)  # it has hung up
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(f"\0{keeper.address[1:]}")
-    until(lambda: open_files() > before)
+    until(lambda: open_files() == before + 5)
     return connection
 
 
 def test_it_listens_again_after_too_many_files_were_open(keeper, monkeypatch, caplog):
     monkeypatch.setattr(keeping, "_AGAIN_SECONDS", 0.05)
-    keep(keeper)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with begun(keeper) as connection:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
@@ -159,7 +160,6 @@ def test_it_listens_again_after_too_many_files_were_open(keeper, monkeypatch, ca
 
 
 def test_who_finds_many_waiting_waits(keeper, monkeypatch):
-    keep(keeper)
     with begun(keeper) as first, ExitStack() as waiting:
         for _ in range(17):
             other = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
