@@ -93,7 +93,9 @@ def test_who_asks_first_gets_blocks_while_the_prompt_is_computed(pairs, fake):
     pairs.add(here, "d", pairs.prompt(40), pairs.takes(there))
     pairs.until(lambda: there.connector.inner.sends._wants, here)
     pairs.add(there, "p", pairs.prompt(40), pairs.asks(here), 1)
-    pairs.until(lambda: fake.writes, there)
+    for _ in range(3):  # of eight that compute the prompt
+        there.step()
+    pairs.until(lambda: fake.writes)
     assert not there.ended("p")
     pairs.rest(there, here)
     assert here.num_cached("d") == 36
@@ -210,7 +212,9 @@ def test_memory_is_kept_while_a_sender_may_write_to_it(pairs, fake):
     pairs.add(here, "d", pairs.prompt(40), pairs.takes(there))
     pairs.until(lambda: there.connector.inner.sends._wants, here)
     pairs.add(there, "p", pairs.prompt(40), pairs.asks(here), 1)
-    pairs.until(lambda: fake.writes, there)
+    for _ in range(3):  # of eight that compute the prompt
+        there.step()
+    pairs.until(lambda: fake.writes)
     here.engine.abort(["d"])
     here.run(request("other", pairs.prompt(8, seed=3)))
     assert inbox(here).claim(b"") is None
@@ -221,17 +225,19 @@ def test_memory_is_kept_while_a_sender_may_write_to_it(pairs, fake):
 
 
 def test_memory_is_kept_for_a_while_when_a_sender_is_gone(pairs, fake):
-    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine(options={"expiry_seconds": 1})
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine(options={"expiry_seconds": 4})
     pairs.add(here, "d", pairs.prompt(40), pairs.takes(there))
     pairs.until(lambda: there.connector.inner.sends._wants, here)
     pairs.add(there, "p", pairs.prompt(40), pairs.asks(here), 1)
-    pairs.until(lambda: fake.writes, there)
+    for _ in range(3):  # of eight that compute the prompt
+        there.step()
+    pairs.until(lambda: fake.writes)
     there.close()
     pairs.made.remove(there)
     pairs.until(lambda: here.ended("d"), here)
     here.check("d")
     assert inbox(here).arena.used_bytes > 0
-    time.sleep(1.1)
+    time.sleep(4.1)
     here.run(request("other", pairs.prompt(8, seed=3)))
     assert inbox(here).arena.used_bytes == 0
 
