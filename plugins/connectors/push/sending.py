@@ -110,11 +110,13 @@ class Sendings:
         """Called when a layer has run: copies of it what this step has filled."""
         group = self._groups[number]
         for sending, chunk, ids in self._chunks:
-            if chunk.blocks[group] and not sending.parcel.over:
+            if not chunk.blocks[group] or sending.parcel.over:
+                continue
+            if (room := self._room(sending, number, len(chunk.blocks[group]))) is not None:
                 found = ids[group]
                 if found is None:  # whose layers have the same blocks
                     found = ids[group] = self._ids(np.array(chunk.blocks[group], np.int64))
-                self._stage(sending, number, chunk.firsts[group], found)
+                self._stage(sending, number, chunk.firsts[group], found, room)
 
     def end(self) -> None:
         """Called when a step's layers have run."""
@@ -162,22 +164,24 @@ class Sendings:
         if sending is not None:
             self._lanes.drop(sending.parcel)
 
-    def _stage(self, sending: Sending, number: int, first: int, ids: Tensor) -> bool:
-        """Copies blocks of a layer, from place `first` of the prompt, to be sent; False where there is no room."""
-        cache = self.caches[number]
+    def _room(self, sending: Sending, number: int, count: int) -> tuple[Arena, Tensor] | None:
+        """Memory for so many blocks of a layer, uint8 [count, block bytes], behind its arena; None without room."""
         near = self._near if self._lanes.from_device(sending.parcel) else None
         arena = self._arena if near is None else near
-        memory = arena.take(len(ids) * cache.shape[1])
-        if memory is None:
-            return False
+        size = self.caches[number].shape[1]
+        memory = arena.take(count * size)
+        return None if memory is None else (arena, memory.view(count, size))
+
+    def _stage(self, sending: Sending, number: int, first: int, ids: Tensor, room: tuple[Arena, Tensor]) -> None:
+        """Copies blocks of a layer, from place `first` of the prompt, to be sent."""
+        cache, (arena, memory) = self.caches[number], room
         start = first - sending.firsts[self._groups[number]]
-        staged = Staged(number, start, first, memory.view(len(ids), cache.shape[1]), ids, arena)
+        staged = Staged(number, start, first, memory, ids, arena)
         self._queue.run(partial(_copy, cache, staged))
         staged.mark = sending.mark = self._queue.mark()
         self._copied = True
         sending.staged[number][start : start + len(ids)] = True
         self._lanes.send(sending.parcel, staged)
-        return True
 
     def _send_rest(self, owner: str, sending: Sending, blocks: list[list[int]]) -> None:
         """Copies what is not on its way yet of a request that ended, as far as there is room."""
@@ -190,17 +194,15 @@ class Sendings:
             for start, end in _gaps(there):
                 while start < end:
                     count = end - start
-                    while count and not self._stage_some(sending, number, start, blocks[group][start : start + count]):
+                    while (room := self._room(sending, number, count)) is None:
                         count //= 2
-                    if not count:
-                        return
+                        if not count:
+                            return
+                    ids = self._ids(np.array(blocks[group][start : start + count], np.int64))
+                    self._stage(sending, number, sending.firsts[group] + start, ids, room)
                     start += count
         sending.deadline = float("inf")
         self._lanes.end(sending.parcel)
-
-    def _stage_some(self, sending: Sending, number: int, start: int, blocks: list[int]) -> bool:
-        first = sending.firsts[self._groups[number]] + start
-        return self._stage(sending, number, first, self._ids(np.array(blocks, np.int64)))
 
     def _answer_lost(self, held: Sequence[str]) -> None:
         """A step that fails is not heard of here: whoever waits for what it should have begun is told so."""
