@@ -228,6 +228,26 @@ def _add(acc, weight, words, SUMS: tl.constexpr, CONVERTS: tl.constexpr):
 
 
 @gluon.jit
+def _store_token(tokens, cache, scales, rows, row, kv_head, LAYER: tl.constexpr, LINE: tl.constexpr):
+    """Puts key and value of a row's token into its slot, if it has one, where the program's threads see them."""
+    PAGE: tl.constexpr = LAYER.block_size
+    slot = gl.load(rows.slots + row)
+    if slot >= 0:
+        dim = gl.arange(0, 128, LINE)
+        place = slot // PAGE * cache.stride_block + slot % PAGE * cache.stride_token + kv_head * cache.stride_head
+        token = row.to(gl.int64)
+        by = inverses_of(scales, kv_head, True)
+        dtype: tl.constexpr = cache.key.dtype.element_ty
+        source = token * tokens.stride_key + kv_head * 128 + dim
+        key = to_cache(gl.load(tokens.key + source), by[0], dtype, LAYER.limit)
+        source = token * tokens.stride_value + kv_head * 128 + dim
+        value = to_cache(gl.load(tokens.value + source), by[1], dtype, LAYER.limit)
+        gl.store(cache.key + place + dim, key)
+        gl.store(cache.value + place + dim, value)
+    barrier()
+
+
+@gluon.jit
 def _join(out, partial, lse, first_head, used, LAYER: tl.constexpr, ROOM: tl.constexpr, PARTS: tl.constexpr):
     """out = Σ 2^(lse_i - peak) partial_i / Σ 2^(lse_i - peak) over the first `used` parts, two at a time."""
     HEADS: tl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, PARTS))
@@ -294,22 +314,13 @@ def _narrow_decode(
         if split == 0:
             gl.store(out + target, gl.zeros([128, 8], out.dtype.element_ty, SUMS), mask=real)
     elif split < used:
-        if high == seq_len:  # this split reads the new token, so it stores it first
-            slot = gl.load(rows.slots + row)
-            if slot >= 0:
-                dim = gl.arange(0, 128, LINE)
-                place = slot // PAGE * cache.stride_block + slot % PAGE * cache.stride_token
-                place += kv_head * cache.stride_head
-                token = row.to(gl.int64)
-                by = inverses_of(scales, kv_head, True)
-                dtype: tl.constexpr = cache.key.dtype.element_ty
-                source = token * tokens.stride_key + kv_head * 128 + dim
-                key = to_cache(gl.load(tokens.key + source), by[0], dtype, LAYER.limit)
-                source = token * tokens.stride_value + kv_head * 128 + dim
-                value = to_cache(gl.load(tokens.value + source), by[1], dtype, LAYER.limit)
-                gl.store(cache.key + place + dim, key)
-                gl.store(cache.value + place + dim, value)
-            barrier()
+        # a program without splits has no condition that is always true: the compiler fails in branches that it knows
+        # are never taken
+        if SPLIT:
+            if high == seq_len:  # this split reads the new token, so it stores it first
+                _store_token(tokens, cache, scales, rows, row, kv_head, LAYER, LINE)
+        else:
+            _store_token(tokens, cache, scales, rows, row, kv_head, LAYER, LINE)
 
         head = gl.arange(0, 16, gl.SliceLayout(1, QUERIES))
         feature = _feature(gl.arange(0, 128, gl.SliceLayout(0, QUERIES)))
@@ -373,19 +384,22 @@ def _narrow_decode(
 
         whole = gl.sum(total, 1)
         acc *= gl.convert_layout(value_scale / whole, gl.SliceLayout(0, SUMS))[None, :]
-        if used == 1:
-            gl.store(out + target, acc.to(out.dtype.element_ty), mask=real)
+        if SPLIT:
+            if used == 1:
+                gl.store(out + target, acc.to(out.dtype.element_ty), mask=real)
+            else:
+                part = (first_head + out_head)[None, :] * ROOM + split
+                gl.store(partial + part * 128 + out_dim[:, None], acc, mask=real)
+                own_head = gl.arange(0, 8, gl.SliceLayout(1, HEADS))
+                place = lse + (first_head + own_head) * ROOM + split
+                gl.store(place, peak + gl.log2(whole), mask=own_head < LAYER.groups)
+                barrier()
+                arrival = arrivals + row * gl.num_programs(1) + kv_head
+                if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
+                    gl.store(arrival, 0)  # for the next launch
+                    _join(out, partial, lse, first_head, used, LAYER, ROOM, PARTS)
         else:
-            part = (first_head + out_head)[None, :] * ROOM + split
-            gl.store(partial + part * 128 + out_dim[:, None], acc, mask=real)
-            own_head = gl.arange(0, 8, gl.SliceLayout(1, HEADS))
-            place = lse + (first_head + own_head) * ROOM + split
-            gl.store(place, peak + gl.log2(whole), mask=own_head < LAYER.groups)
-            barrier()
-            arrival = arrivals + row * gl.num_programs(1) + kv_head
-            if gl.atomic_add(arrival, 1, sem="acq_rel") == used - 1:
-                gl.store(arrival, 0)  # for the next launch
-                _join(out, partial, lse, first_head, used, LAYER, ROOM, PARTS)
+            gl.store(out + target, acc.to(out.dtype.element_ty), mask=real)
 
 
 @lru_cache(maxsize=1)

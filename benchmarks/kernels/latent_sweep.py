@@ -41,7 +41,8 @@ DECODES = [(64, 8192), (8, 32768), (128, 8192), (256, 1024), (1, 32768)]
 #: By heads of a tile: (latents of a tile, warps, stages). From three stages on the block table is fetched ahead, too;
 #: from five on two tiles are on their way.
 TILES = {
-    16: [(32, 4, 2), (32, 4, 3), (32, 4, 5), (32, 8, 3), (32, 8, 5), (64, 8, 3), (16, 4, 3), (16, 4, 5)],
+    16: [(32, 4, 2), (32, 4, 4), (32, 4, 5), (32, 4, 6), (64, 8, 3), (16, 4, 5)],
+    32: [(32, 8, 2), (32, 8, 3), (32, 4, 5), (32, 8, 5)],
     64: [(64, 8, 2), (32, 8, 2), (32, 8, 3), (32, 4, 3)],
 }
 
@@ -74,8 +75,10 @@ class Case:
         assert now is not None
         found = [(f"now {now}", partial(self.plain, now))]
         most = min(MAX_PARTS, self.length // 128)
+        programs = self.rows * -(-self.heads // now.block_h)
+        full = {min(most, max(1, each * 132 // programs)) for each in (1, 2, 3, 4)}  # multiprocessors without a rest
         for block_n, warps, stages in TILES[now.block_h]:
-            for splits in sorted({max(1, now.splits // 2), now.splits, min(most, now.splits * 2)}):
+            for splits in sorted({now.splits, *full}):
                 launch = LatentLaunch(now.block_h, block_n, splits, warps, stages)
                 found.append((str(launch), partial(self.plain, launch)))
         programs = self.rows * -(-self.heads // latent_hopper.HEADS)

@@ -54,7 +54,8 @@ B200 = Chip("NVIDIA B200", (10, 0), 148, 227 << 10)
 class Build:
     """A compiled kernel: what it needs, the matrix and copy instructions in it.
 
-    `spills` are accesses to memory for want of registers, `size` is the number of its instructions.
+    `spills` are accesses to memory for want of registers, `size` is the number of its instructions, `settled` the
+    number of branches whose condition is a constant.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Build:
     shared_bytes: int
     instructions: frozenset[str]
     size: int
+    settled: int
 
 
 class _Pretended(TorchFunctionMode):
@@ -128,7 +130,7 @@ def compile_all(chip: Chip, launch: Callable[[], Any]) -> list[Build]:
     """Every kernel that `launch` launches, in order, each once."""
     with pretending(chip) as made:
         launch()
-    return [_examined(name, kernel.asm["cubin"], kernel.metadata.shared) for name, kernel in dict.fromkeys(made)]
+    return [_examined(name, kernel) for name, kernel in dict.fromkeys(made)]
 
 
 def launched(chip: Chip, launch: Callable[[], Any]) -> set[str]:
@@ -139,9 +141,9 @@ def launched(chip: Chip, launch: Callable[[], Any]) -> set[str]:
 
 
 @cache
-def _examined(name: str, cubin: bytes, shared_bytes: int) -> Build:
+def _examined(name: str, kernel: Any) -> Build:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(kernel.asm["cubin"])
         file.flush()
         usage = _tool("-res-usage", file.name)
         code = _tool("-sass", file.name)
@@ -153,7 +155,8 @@ def _examined(name: str, cubin: bytes, shared_bytes: int) -> Build:
         len(re.findall(r"\b(?:STL|LDL)\b", code)),
         len(re.findall(r"^ +/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)),
     )
-    return Build(name, int(registers[1]), spills, shared_bytes, found, size)
+    settled = len(re.findall(r"\bscf\.if %(?:true|false)\b", kernel.asm["ttgir"]))
+    return Build(name, int(registers[1]), spills, kernel.metadata.shared, found, size, settled)
 
 
 def _tool(option: str, file: str) -> str:

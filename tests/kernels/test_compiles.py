@@ -153,6 +153,8 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     found = []
     if one.shared_bytes > chip.shared_bytes:
         found.append(f"{one.shared_bytes} bytes of shared memory")
+    if one.settled:  # what a build of Triton with assertions fails on: it knows no addresses in a branch never taken
+        found.append(f"{one.settled} branches by a constant")
     wide = "float32" in name
     if chip is H200 and not wide and UNFIT not in name and one.spills > SPILLS.get(one.name, one.spills):
         found.append(f"{one.spills} accesses to memory for want of registers")
