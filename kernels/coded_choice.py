@@ -23,6 +23,18 @@ ONE_ROW: dict[tuple[int, int], Ring | None] = {
     (4096, 4096): Ring(3, 2),
     (28672, 4096): Ring(4, 2),
     (4096, 14336): Ring(5, 2),
+    (3072, 4096): Ring(5, 2),
+    (4096, 2048): None,
+    (14336, 4096): Ring(4, 2),
+    (4096, 7168): Ring(4, 2),
+    (4096, 1024): None,
+    (1024, 2048): Ring(8, 1),
+    (6144, 1024): Ring(3, 3),
+    (1024, 3072): Ring(8, 1),
+    (7168, 5120): Ring(4, 2),
+    (5120, 5120): Ring(3, 3),
+    (34816, 5120): Ring(5, 2),
+    (5120, 17408): Ring(2, 4),
 }
 #: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
 #: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` printed it, on an H200.

@@ -44,7 +44,7 @@ SHAPES = [
 #: (steps on their way, programs of a multiprocessor): with less than half of its shared memory the next kernel's
 #: programs come in beside it.
 RINGS = [
-    Ring(4, 1), Ring(5, 1), Ring(8, 1), Ring(12, 1), Ring(2, 2), Ring(3, 2), Ring(4, 2), Ring(5, 2), Ring(2, 3),
+    Ring(4, 1), Ring(5, 1), Ring(8, 1), Ring(2, 2), Ring(3, 2), Ring(4, 2), Ring(5, 2), Ring(2, 3),
     Ring(3, 3), Ring(2, 4),
 ]  # fmt: skip
 LAYERS = 6

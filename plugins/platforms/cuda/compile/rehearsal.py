@@ -132,20 +132,23 @@ def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileM
     return mode
 
 
-def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> None:
+def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> bool:
     """Calls `run`, whose results mean nothing, and compiles the kernels that it would launch, if Triton can do so.
 
     `ahead` waits for another process that compiles the same kernels, and says whether it succeeded. Code that reads on
     the host what an unlaunched kernel should have written may raise: the rest is then left to the first real run, which
-    raises again if the fault is its own.
+    raises again if the fault is its own. Returns whether all kernels were met.
     """
     if not can_rehearse():
-        return
+        return False
+    whole = True
 
     def as_far_as_it_goes() -> None:
+        nonlocal whole
         try:
             run()
         except Exception as error:
+            whole = False
             logger.debug("the rehearsal ended early: %s", error, exc_info=error)
 
     with Zeros():
@@ -153,6 +156,7 @@ def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -
     start = time.perf_counter()
     mode.load()
     logger.info("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
+    return whole
 
 
 def can_rehearse() -> bool:
