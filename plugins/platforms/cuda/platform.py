@@ -191,7 +191,7 @@ class CudaPlatform(Platform):
 class CudaKernels(Kernels):
     """Triton's kernels, compiled many at a time."""
 
-    #: Whether an engine of this process has begun to.
+    #: Whether an engine of this process has begun to, or had no need to.
     _compiled_ahead: ClassVar[bool] = False
 
     def __init__(self, platform: CudaPlatform) -> None:
@@ -210,8 +210,8 @@ class CudaKernels(Kernels):
             return
         self._start = KnownStart(self._platform.setup.steps_key, self._platform.device)
         self._known = self._start.is_noted()
-        if not CudaKernels._compiled_ahead and not self._known:
-            CudaKernels._compiled_ahead = True
+        first, CudaKernels._compiled_ahead = not CudaKernels._compiled_ahead, True
+        if first and not self._known:
             from .compile.absent_cuda import CompilingAhead
 
             for name in _ATTENTION:

@@ -221,14 +221,16 @@ def test_only_the_first_engine_of_a_process_compiles_ahead_in_a_fork(worker, mon
 
 def test_a_start_as_an_earlier_one_looks_for_no_kernels(worker, monkeypatch, tmp_path):
     """Until the configuration, the device or a library is another one."""
-    ran, chip = [], ["NVIDIA H200"]
+    ran, forked, chip = [], [], ["NVIDIA H200"]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: SimpleNamespace(wait=lambda: True))
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: forked.append(1) or SimpleNamespace(wait=lambda: True))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: chip[0])
     monkeypatch.setattr(CudaPlatform, "settle_products", lambda _: None)
 
-    def start(key, fails=False):
+    def start(key, fails=False, first=True):
+        monkeypatch.setattr(CudaKernels, "_compiled_ahead", not first)
+
         def run(*, brief=False):
             ran.append(brief)
             if fails:
@@ -246,8 +248,12 @@ def test_a_start_as_an_earlier_one_looks_for_no_kernels(worker, monkeypatch, tmp
 
     assert start("a", fails=True) == [False, False]
     assert start("a") == [False, False]
+    assert len(forked) == 2
     assert start("a") == [True]
-    assert start("b") == [False, False]
+    assert CudaKernels._compiled_ahead  # a further engine must not fork beside the first one's context
+    assert len(forked) == 2
+    assert start("b", first=False) == [False, False]
+    assert len(forked) == 2
     assert start("") == start("") == [False, False]
     chip[0] = "NVIDIA H100 80GB HBM3"
     assert start("a") == [False, False]
