@@ -231,6 +231,7 @@ class CudaKernels(Kernels):
         with without_lines():
             if self._known:
                 logger.info("kernels: those of an earlier start")
+                read_triton()()  # else two threads would hash the files
                 run(brief=True)
                 self._platform.settle_products()
                 return
