@@ -110,5 +110,8 @@ def files_of(options: OffloadOptions) -> BlockFiles:
 
 
 def file_key(key: bytes, part: int, parts: int) -> bytes:
-    """What a part of a block of the tier is called on the disk; where it is all, as the `disk` connector calls it."""
-    return key if parts == 1 else key + part.to_bytes(4, "little")
+    """What a part of a block of the tier is called on the disk; where it is all, as the `disk` connector calls it.
+
+    Blocks of several sizes may end at the same token, and so have the same key.
+    """
+    return key if parts == 1 else key + part.to_bytes(4, "little") + parts.to_bytes(4, "little")
