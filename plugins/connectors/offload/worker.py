@@ -75,11 +75,11 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         if caches and self._slab is None and self._states is None:
             device, states = next(iter(caches.values())).bytes.device, share_of_states(self.layout, self._share)
+            owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
             if states:
-                owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
-                form = state_form(self.states, caches, self.layout, owner)
+                form = state_form(self.states, caches, owner)
                 self._states = StateCopies(self.setup, self.states, self._make_slab(device, form, states, STATES))
-            form = form_of(self.tokens.parts, caches, self.layout)
+            form = form_of(self.tokens.parts, caches, owner)
             self._slab = self._make_slab(device, form, self._share - states, "")
             if self._slab is not None:
                 self._copies = RowCopies(self._slab, device, self.setup.streams)
