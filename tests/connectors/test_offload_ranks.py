@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from frame.plugins.connectors.offload.worker import OffloadWorker
 from tests.connectors.state_models import complete, engine_of, prompts, write_model
 
 TWO = {"tensor_parallel_size": 2, "executor": "threads"}
@@ -34,3 +37,59 @@ def test_shared_memory_is_read_from_one_rank_by_two_and_back(family, tmp_path):
             counters = here.stats().connector_counters
             assert counters["offload_shared_read_bytes"] > 0
             assert not {"offload_failed_blocks", "offload_shared_failed_blocks"} & set(counters)
+
+
+def press(engine, given, label):
+    """Says the prompts one by one, and then so many others that all has gone to the disk; returns the tokens."""
+    tokens, connector = [], engine.scheduler._transfers.connector
+    for number, prompt in enumerate([*given, *prompts(200, (90, 91, 92, 93, 94, 17, 18, 19))]):
+        tokens += complete(engine, [prompt], f"{label}{number}-")[0]
+        latest = time.monotonic() + 60
+        while connector.waits and time.monotonic() < latest:
+            complete(engine, [[5, 6]], f"{label}{number}-{time.monotonic()}-")
+            time.sleep(0.002)
+    assert "offload_disk_lost_blocks" not in engine.stats().connector_counters
+    return tokens[: len(given)]
+
+
+def leave(model, options, given, want, monkeypatch, settings):
+    """Has an engine whose host memory holds little leave the prompts on the disk."""
+    make = OffloadWorker._make_slab
+
+    def small(worker, device, form, size, kind):
+        return make(worker, device, form, (8 if kind else 64) * form.row_bytes, kind)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OffloadWorker, "_make_slab", small)
+        with engine_of(model, "offload", options, **settings) as engine:
+            assert press(engine, given, "first") == want
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_disk_is_read_from_one_rank_by_two_and_back(family, tmp_path, monkeypatch):
+    model, given = write_model(tmp_path / "model", family), [prompts(shift, SIZES) for shift in (0, 50)]
+    with engine_of(model) as engine:
+        want = [complete(engine, some, f"{number}-")[0] for number, some in enumerate(given)]
+    options = {"size": 0.02, "disk_folder": str(tmp_path / "disk"), "disk_size": 0.1}
+    for number, (there, here) in enumerate([({}, TWO), (TWO, {})]):
+        leave(model, options, given[number], want[number], monkeypatch, there)
+        with engine_of(model, "offload", options, **here) as engine:
+            assert complete(engine, given[number], "again") == (want[number], found(FAMILIES[family]))
+            counters = engine.stats().connector_counters
+            assert counters["offload_disk_read_bytes"] > 0
+            assert not {"offload_failed_blocks", "offload_disk_failed_blocks"} & set(counters)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", ["qwen3-next", "llama"])
+def test_the_disk_is_read_from_stages_by_ranks_and_back(family, tmp_path, monkeypatch):
+    model, given = write_model(tmp_path / "model", family), prompts(0, SIZES)
+    with engine_of(model) as engine:
+        want = complete(engine, given)[0]
+    stages = {"pipeline_parallel_size": 2, "executor": "threads"}
+    for there, here in ((stages, {}), (stages, TWO), (TWO, stages)):
+        options = {"size": 0.02, "disk_folder": str(tmp_path / f"{len(list(tmp_path.iterdir()))}"), "disk_size": 0.1}
+        leave(model, options, given, want, monkeypatch, there)
+        with engine_of(model, "offload", options, **here) as engine:
+            assert complete(engine, given, "again") == (want, found(8))
+            assert not {"offload_failed_blocks", "offload_disk_failed_blocks"} & set(engine.stats().connector_counters)

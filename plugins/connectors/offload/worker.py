@@ -13,12 +13,16 @@ from functools import partial
 from typing import get_args
 
 import torch
+from msgspec.structs import replace
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
 from ..blocks.host_slab import HostSlab, check_room
 from ..blocks.messages import BlockStep, Move
 from ..blocks.step_worker import StepWorker
+from .disk import files_of
+from .disk_forms import DiskForms
+from .foreign_files import ForeignFiles
 from .foreign_rows import write_form
 from .loads import ComingLoads
 from .messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
@@ -54,6 +58,8 @@ class OffloadWorker(StepWorker):
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
         self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
+        self._forms = {"": RowForm(0, []), STATES: RowForm(0, [])}
+        self._others: dict[str, ForeignFiles] = {}
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
         self._skipped: list[int] = []  # messages that never came
@@ -63,8 +69,8 @@ class OffloadWorker(StepWorker):
         self._num_parts = max(1, options.block_size // self.layout.grain)
         self._mover = TierMover(
             options,
-            Store(self._num_parts, lambda: self._slab),
-            Store(1, lambda: None if self._states is None else self._states.slab),
+            Store(self._num_parts, lambda: self._slab, lambda: self._others.get("")),
+            Store(1, lambda: None if self._states is None else self._states.slab, lambda: self._others.get(STATES)),
         )
         self._coming = ComingLoads(self._mover, self.fail)
         self._gauges: dict[str, float] = {}
@@ -93,7 +99,10 @@ class OffloadWorker(StepWorker):
     def handshake(self) -> bytes:
         states = None if self._states is None else self._states.slab
         tokens, kept = (
-            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind])
+            replace(
+                Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind]),
+                form=None if self._options.disk is None else self._forms[kind],
+            )
             for slab, kind in ((self._slab, ""), (states, STATES))
         )
         return encode(Hello(tokens, kept, self.formats, self._mover.mark()))
@@ -221,6 +230,11 @@ class OffloadWorker(StepWorker):
     def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int, kind: str) -> HostSlab | None:
         """Rows of a form; None where this stage of a pipeline keeps nothing of that kind."""
         options, setup = self._options, self.setup
+        self._forms[kind] = form
+        if options.disk is not None and form.row_bytes:
+            files = files_of(options)
+            forms = DiskForms(files, space_name(self.layout, 1 if kind else self._num_parts), kind)
+            self._others[kind] = ForeignFiles(files, forms, form)
         if not options.shared:
             return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned) if form.row_bytes else None
         if self._shelf is None:
