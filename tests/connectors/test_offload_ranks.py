@@ -1,36 +1,48 @@
-"""Real engines on one rank and on two that find each other's states and blocks in the offload tier."""
+"""Real engines on one rank, on two and in two stages that find each other's states and blocks in the offload tier."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 
 from frame.plugins.connectors.offload.worker import OffloadWorker
 from tests.connectors.state_models import complete, engine_of, prompts, write_model
 
+ONE = {}
 TWO = {"tensor_parallel_size": 2, "executor": "threads"}
+TWO_STAGES = {"pipeline_parallel_size": 2, "executor": "threads"}
 SIZES = (90, 33, 64, 9)
 #: Families whose layers keep states, and the tokens of which a prefix with a copy is a multiple.
 FAMILIES = {
     "mamba2": 16, "mamba": 16, "qwen3-next": 8, "lfm2": 8, "kimi-linear": 8, "minimax": 8, "falcon-h1": 8,
     "olmo-hybrid": 8, "llama": 8,
 }  # fmt: skip
-CASES = [name if name == "qwen3-next" else pytest.param(name, marks=pytest.mark.matrix) for name in FAMILIES]
+STAGES = [
+    pytest.param(family, sizes, marks=pytest.mark.matrix)
+    for family in ("qwen3-next", "llama")
+    for sizes in ((ONE, TWO_STAGES), (TWO, TWO_STAGES))
+]
+CASES = [
+    pytest.param(family, (ONE, TWO), marks=[] if family == "qwen3-next" else [pytest.mark.matrix])
+    for family in FAMILIES
+] + STAGES
 
 
 def found(grain):
     return [(size - 1) // grain * grain for size in SIZES]
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_shared_memory_is_read_from_one_rank_by_two_and_back(family, tmp_path):
+@pytest.mark.parametrize(("family", "sizes"), CASES)
+def test_shared_memory_is_read_from_one_rank_by_two_and_back(family, sizes, tmp_path):
     model, given = write_model(tmp_path / "model", family), [prompts(shift, SIZES) for shift in (0, 50)]
     with engine_of(model) as engine:
         want = [complete(engine, some, f"{number}-")[0] for number, some in enumerate(given)]
     (tmp_path / "shm").mkdir()
     options = {"size": 0.02, "shared": True, "shared_folder": str(tmp_path / "shm")}
-    with engine_of(model, "offload", options) as one, engine_of(model, "offload", options, **TWO) as two:
+    made = [partial(engine_of, model, "offload", options, **size) for size in sizes]
+    with made[0]() as one, made[1]() as two:
         for number, (there, here) in enumerate([(one, two), (two, one)]):
             assert complete(there, given[number], f"first{number}")[0] == want[number]
             assert complete(here, given[number], f"again{number}") == (want[number], found(FAMILIES[family]))
@@ -65,31 +77,16 @@ def leave(model, options, given, want, monkeypatch, settings):
             assert press(engine, given, "first") == want
 
 
-@pytest.mark.parametrize("family", CASES)
-def test_the_disk_is_read_from_one_rank_by_two_and_back(family, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("family", "sizes"), CASES)
+def test_the_disk_is_read_from_one_rank_by_two_and_back(family, sizes, tmp_path, monkeypatch):
     model, given = write_model(tmp_path / "model", family), [prompts(shift, SIZES) for shift in (0, 50)]
     with engine_of(model) as engine:
         want = [complete(engine, some, f"{number}-")[0] for number, some in enumerate(given)]
     options = {"size": 0.02, "disk_folder": str(tmp_path / "disk"), "disk_size": 0.1}
-    for number, (there, here) in enumerate([({}, TWO), (TWO, {})]):
+    for number, (there, here) in enumerate([sizes, sizes[::-1]]):
         leave(model, options, given[number], want[number], monkeypatch, there)
         with engine_of(model, "offload", options, **here) as engine:
             assert complete(engine, given[number], "again") == (want[number], found(FAMILIES[family]))
             counters = engine.stats().connector_counters
             assert counters["offload_disk_read_bytes"] > 0
             assert not {"offload_failed_blocks", "offload_disk_failed_blocks"} & set(counters)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("family", ["qwen3-next", "llama"])
-def test_the_disk_is_read_from_stages_by_ranks_and_back(family, tmp_path, monkeypatch):
-    model, given = write_model(tmp_path / "model", family), prompts(0, SIZES)
-    with engine_of(model) as engine:
-        want = complete(engine, given)[0]
-    stages = {"pipeline_parallel_size": 2, "executor": "threads"}
-    for there, here in ((stages, {}), (stages, TWO), (TWO, stages)):
-        options = {"size": 0.02, "disk_folder": str(tmp_path / f"{len(list(tmp_path.iterdir()))}"), "disk_size": 0.1}
-        leave(model, options, given, want, monkeypatch, there)
-        with engine_of(model, "offload", options, **here) as engine:
-            assert complete(engine, given, "again") == (want, found(8))
-            assert not {"offload_failed_blocks", "offload_disk_failed_blocks"} & set(engine.stats().connector_counters)

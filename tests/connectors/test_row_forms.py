@@ -13,7 +13,7 @@ import torch
 from frame.interfaces import BlockFormat, CacheView, StateRun, encode
 from frame.plugins.connectors.blocks.step_worker import Stored
 from frame.plugins.connectors.offload import row_forms
-from frame.plugins.connectors.offload.row_forms import LayerForm, RowForm, copy_pieces, pieces_of, state_form
+from frame.plugins.connectors.offload.row_forms import LayerForm, RowForm, copy_pieces, family_of, pieces_of, state_form
 
 TOTAL, TOKENS, DIM = 4, 3, 2
 
@@ -68,7 +68,7 @@ def test_each_head_comes_from_a_rank_that_has_it(first, second, order):
             pieces, form, made, {place: (theirs[place], rows[place]) for place in {one.place for one in pieces}}
         )
         assert torch.equal(made, row)
-        assert form.family == theirs[0].family
+        assert family_of([form]) == family_of(theirs)
 
 
 def test_what_is_missing_is_said():
@@ -78,8 +78,8 @@ def test_what_is_missing_is_said():
     assert pieces_of(mine, theirs[:1]) is None
     assert pieces_of(mine, rows_of(2, (2, 0, 1, 3))[0]) is None
     assert pieces_of(mine, rows_of(1, order, heads=2)[0]) is None
-    assert rows_of(1, order, heads=2)[0][0].family != mine.family
-    assert rows_of(2, (2, 0, 1, 3))[0][0].family != mine.family
+    assert family_of(rows_of(1, order, heads=2)[0]) != family_of([mine])
+    assert family_of(rows_of(2, (2, 0, 1, 3))[0]) != family_of([mine])
 
 
 #: Bytes of a row of these tensors: odd numbers of small elements, so that rows begin anywhere.
@@ -125,7 +125,7 @@ def test_each_run_of_a_state_comes_from_a_rank_that_has_it(first, second):
         made = torch.zeros(len(row) + 1, dtype=torch.uint8)[1:]  # at an odd address
         copy_pieces(pieces, form, made, {one.place: (forms[one.place], theirs[one.place][2]) for one in pieces})
         assert torch.equal(made, row)
-        assert form.family == forms[0].family
+        assert family_of([form]) == family_of(forms)
 
 
 def test_states_of_other_types_or_whose_runs_are_not_told_are_of_another_family():
@@ -136,9 +136,10 @@ def test_states_of_other_types_or_whose_runs_are_not_told_are_of_another_family(
         for changed in ((), (run._replace(dtype=torch.int8), *view.runs[1:]), view.runs[:-1]):
             other = {**caches, name: replace_view(view, runs=changed)}
             form = state_form(Stored.of_states(other), other, "worker 0")
-            assert form.family != mine.family
+            assert family_of([form]) != family_of([mine])
             assert pieces_of(mine, [form]) is None
-            assert state_form(Stored.of_states(other), other, "worker 1").family != form.family
+            one = state_form(Stored.of_states(other), other, "worker 1")
+            assert family_of([one]) != family_of([form])
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,12 @@ def test_forms_of_any_bytes_end_no_reader():
             row = torch.empty(other.row_bytes if other.row_bytes < 1 << 20 else 0, dtype=torch.uint8)
             if len(row) == other.row_bytes:
                 copy_pieces(pieces, form, torch.zeros(form.row_bytes, dtype=torch.uint8), {0: (other, row)})
+
+
+def test_stages_of_a_pipeline_are_of_the_family_of_their_layers():
+    forms, _ = rows_of(2, (0, 1, 2, 3))
+    stages = [RowForm(form.row_bytes, form.layers[place : place + 1]) for place in range(2) for form in forms]
+    assert family_of(stages) == family_of(forms) == family_of([*stages, RowForm(0, [])])
+    assert family_of(stages[:2]) != family_of(forms)
+    assert all(pieces_of(form, stages) is not None for form in forms)
+    assert all(pieces_of(stage, forms) is not None for stage in stages)

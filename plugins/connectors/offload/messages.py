@@ -142,15 +142,13 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
 class Rows(msgspec.Struct, frozen=True):
     """Rows of host memory of a worker: how many there are, and how many bytes each takes; none where that is 0.
 
-    `identity` is the name of those in shared memory, if there are such; rows of a `family` hold the same layers, but
-    perhaps other heads. `form` is told where there is a disk.
+    `identity` is the name of those in shared memory, if there are such; `form` says what lies in each.
     """
 
     num_rows: int = 0
     row_bytes: int = 0
     identity: bytes = b""
-    family: bytes = b""
-    form: RowForm | None = None
+    form: RowForm = RowForm(0, [])
 
 
 class Hello(msgspec.Struct, frozen=True):

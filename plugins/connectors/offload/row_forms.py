@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -107,12 +107,6 @@ class RowForm(msgspec.Struct, frozen=True, array_like=True):
         """Stands for all of it, so that a row is not taken for one of another form: 16 bytes."""
         return hashlib.blake2b(encode(self), digest_size=16).digest()
 
-    @property
-    def family(self) -> bytes:
-        """Equal where rows hold the same layers in the same way but for the heads: 16 bytes."""
-        facts = [[layer.name, *layer.kind] for layer in self.layers]
-        return hashlib.blake2b(encode(facts), digest_size=16).digest()
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -138,6 +132,12 @@ def space_name(layout: KVLayout, parts: int) -> str:
 def mesh_name(mesh: Mesh) -> str:
     """Ends the names of shelves whose engines divide the model alike."""
     return f"t{mesh.tensor}p{mesh.pipeline}"
+
+
+def family_of(forms: Iterable[RowForm]) -> bytes:
+    """Equal where the rows of engines hold the same layers in the same way, but for how they are divided: 16 bytes."""
+    facts = {encode([layer.name, *layer.kind]) for form in forms for layer in form.layers}
+    return hashlib.blake2b(encode(sorted(facts)), digest_size=16).digest()
 
 
 def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], owner: str) -> RowForm:

@@ -270,7 +270,7 @@ class OffloadScheduler(BlockScheduler):
         states = NoDisk() if self._options.disk is None else DiskTier(self._options, 1, self.layout, STATES)
         for disk, rows in ((self._disk, [one.tokens for one in ranked]), (states, [one.states for one in ranked])):
             spaces = [space for space, one in zip(self.spaces, rows, strict=True) if one.row_bytes]
-            forms = [WorkerForm(one.formats, own.form) for one, own in zip(ranked, rows, strict=True) if own.form]
+            forms = [WorkerForm(one.formats, own.form) for one, own in zip(ranked, rows, strict=True)]
             disk.connect(spaces, marks if disk is self._disk else {}, self.blocks_name, EngineForms(VERSION, forms))
         return states
 

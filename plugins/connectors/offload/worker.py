@@ -13,7 +13,6 @@ from functools import partial
 from typing import get_args
 
 import torch
-from msgspec.structs import replace
 
 from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, TransferReport, encode
 
@@ -57,8 +56,7 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
-        self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
-        self._forms = {"": RowForm(0, []), STATES: RowForm(0, [])}
+        self._forms = {"": RowForm(0, []), STATES: RowForm(0, [])}  # of rows of tokens and of states
         self._others: dict[str, ForeignFiles] = {}
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
@@ -99,10 +97,7 @@ class OffloadWorker(StepWorker):
     def handshake(self) -> bytes:
         states = None if self._states is None else self._states.slab
         tokens, kept = (
-            replace(
-                Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind]),
-                form=None if self._options.disk is None else self._forms[kind],
-            )
+            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._forms[kind])
             for slab, kind in ((self._slab, ""), (states, STATES))
         )
         return encode(Hello(tokens, kept, self.formats, self._mover.mark()))
@@ -244,7 +239,6 @@ class OffloadWorker(StepWorker):
         if not form.row_bytes:
             write_form(self._shelf, self.place, form, kind)
             return None
-        self._families[kind] = form.family
         return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device, kind)
 
     def _end_loads(self) -> list[str]:
