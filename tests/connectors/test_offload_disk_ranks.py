@@ -220,6 +220,22 @@ def test_reset_removes_what_others_wrote_and_reads_no_more_of_it(tmp_path, small
     engine.close()
 
 
+def test_no_memory_is_taken_for_what_a_record_says(tmp_path, small, caplog):
+    suite = disk_suite(tmp_path, **small({}))
+    written(suite, layout_of({}, 1), 1)
+    (path,) = records(tmp_path)
+    forms = DiskForms(BlockFiles(tmp_path / "disk"), path.parent.name, "")
+    (worker,) = forms.of(path.name).workers
+    rows = msgspec.structs.replace(worker.rows, row_bytes=1 << 40)
+    forms.publish(path.name[:32], EngineForms(VERSION, [msgspec.structs.replace(worker, rows=rows)]))
+    suite.options["size"] = 0.01
+    engine = suite.engine(layout_of({}, 2), ranks=2)
+    assert asked(engine, suite, range(2)) == [0] * 2
+    assert counters(engine)["offload_disk_failed_blocks"] > 0
+    assert not [one for one in caplog.records if one.exc_info]
+    engine.close()
+
+
 LAYER = LayerForm("a", 0, 1, 32, (2, 4), (0, 1), "torch.float32", 0, 0, (0, 2), 2)
 RECORD = EngineForms(VERSION, [WorkerForm("0123456789abcdef", RowForm(32, [LAYER]))])
 

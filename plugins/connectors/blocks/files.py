@@ -74,6 +74,13 @@ class BlockFiles:
         """Whether the block was published; it may still turn out to be damaged or be removed before it is read."""
         return os.path.exists(self._path(space, key))
 
+    def holds(self, space: str, key: bytes, num_bytes: int) -> bool:
+        """Whether the block was published and has so many bytes."""
+        try:
+            return os.stat(self._path(space, key)).st_size == HEADER.size + num_bytes
+        except OSError:
+            return False
+
     def touch(self, space: str, key: bytes) -> bool:
         """Marks the block as used now; False when it is not there."""
         return _used(self._path(space, key))

@@ -31,6 +31,8 @@ class ForeignFiles:
         for key, row in zip(keys, rows, strict=True):
             for place, pieces in plan.items():
                 form = engine.workers[place].rows
+                if not self._files.holds(spaces[place], key, form.row_bytes):
+                    return False  # before memory is taken for what a record says
                 theirs = torch.empty(form.row_bytes, dtype=torch.uint8)
                 if not self._files.read(spaces[place], key, theirs.numpy(), remove=False):
                     return False
