@@ -19,6 +19,9 @@ from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, Transfe
 from ..blocks.host_slab import HostSlab, check_room
 from ..blocks.messages import BlockStep, Move
 from ..blocks.step_worker import StepWorker
+from .disk import files_of
+from .disk_forms import DiskForms
+from .foreign_files import ForeignFiles
 from .foreign_rows import write_form
 from .loads import ComingLoads
 from .messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
@@ -53,7 +56,8 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
-        self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
+        self._forms = {"": RowForm(0, []), STATES: RowForm(0, [])}  # of rows of tokens and of states
+        self._others: dict[str, ForeignFiles] = {}
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
         self._skipped: list[int] = []  # messages that never came
@@ -63,8 +67,8 @@ class OffloadWorker(StepWorker):
         self._num_parts = max(1, options.block_size // self.layout.grain)
         self._mover = TierMover(
             options,
-            Store(self._num_parts, lambda: self._slab),
-            Store(1, lambda: None if self._states is None else self._states.slab),
+            Store(self._num_parts, lambda: self._slab, lambda: self._others.get("")),
+            Store(1, lambda: None if self._states is None else self._states.slab, lambda: self._others.get(STATES)),
         )
         self._coming = ComingLoads(self._mover, self.fail)
         self._gauges: dict[str, float] = {}
@@ -75,11 +79,11 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         if caches and self._slab is None and self._states is None:
             device, states = next(iter(caches.values())).bytes.device, share_of_states(self.layout, self._share)
+            owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
             if states:
-                owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
-                form = state_form(self.states, caches, self.layout, owner)
+                form = state_form(self.states, caches, owner)
                 self._states = StateCopies(self.setup, self.states, self._make_slab(device, form, states, STATES))
-            form = form_of(self.tokens.parts, caches, self.layout)
+            form = form_of(self.tokens.parts, caches, owner)
             self._slab = self._make_slab(device, form, self._share - states, "")
             if self._slab is not None:
                 self._copies = RowCopies(self._slab, device, self.setup.streams)
@@ -93,7 +97,7 @@ class OffloadWorker(StepWorker):
     def handshake(self) -> bytes:
         states = None if self._states is None else self._states.slab
         tokens, kept = (
-            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind])
+            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._forms[kind])
             for slab, kind in ((self._slab, ""), (states, STATES))
         )
         return encode(Hello(tokens, kept, self.formats, self._mover.mark()))
@@ -221,6 +225,11 @@ class OffloadWorker(StepWorker):
     def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int, kind: str) -> HostSlab | None:
         """Rows of a form; None where this stage of a pipeline keeps nothing of that kind."""
         options, setup = self._options, self.setup
+        self._forms[kind] = form
+        if options.disk is not None and form.row_bytes:
+            files = files_of(options)
+            forms = DiskForms(files, space_name(self.layout, 1 if kind else self._num_parts), kind)
+            self._others[kind] = ForeignFiles(files, forms, form)
         if not options.shared:
             return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned) if form.row_bytes else None
         if self._shelf is None:
@@ -230,7 +239,6 @@ class OffloadWorker(StepWorker):
         if not form.row_bytes:
             write_form(self._shelf, self.place, form, kind)
             return None
-        self._families[kind] = form.family
         return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device, kind)
 
     def _end_loads(self) -> list[str]:
