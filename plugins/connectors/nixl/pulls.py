@@ -113,14 +113,10 @@ class Pulls:
             return None
         stop = self._stop(pull, request)
         start = stop - num_external
-        ours = [
-            [int(table[place]) for place in group.places(start, stop)]
-            for table, group in zip(block_ids, self._groups, strict=True)
-        ]
-        theirs = [
-            [blocks[place] for place in group.places(start, stop)]
-            for blocks, group in zip(grant.blocks, grant.met.theirs.groups, strict=True)
-        ]
+        ours, theirs = (
+            [_at(group.places(start, stop), blocks) for blocks, group in zip(tables, groups, strict=True)]
+            for tables, groups in ((block_ids, self._groups), (grant.blocks, grant.met.theirs.groups))
+        )
         self._loading[request.request_id] = pull
         return Load(
             request.request_id,
@@ -276,6 +272,13 @@ class Pulls:
         if about not in self._warned and len(self._warned) < 64:
             self._warned.add(about)
             logger.warning("%s", text)
+
+
+def _at(places: range, blocks: Sequence[int]) -> list[int]:
+    """The blocks at these places, all of which there must be."""
+    if places.stop > len(blocks):
+        raise ValueError(f"{len(blocks)} blocks have no place {places.stop - 1}")
+    return list(blocks[places.start : places.stop])
 
 
 def whole_tokens(request: RequestView, layout: KVLayout) -> int:
