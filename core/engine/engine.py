@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from frame.transfers import news
 from frame.transfers.merging import ResultMerge
 
 from ..interfaces.client import BrokenEngineError, EngineInfo
@@ -136,7 +137,7 @@ class Engine:
             idle, num_loading = self._only_transfers(), len(self.scheduler.lifecycle.loading)
             outputs += self._answer(*self._in_flight.popleft())
             if idle and not outputs and len(self.scheduler.lifecycle.loading) >= num_loading:
-                time.sleep(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
+                news.wait(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
                 self.scheduler.use_pause()
         elif not (self._in_flight or outputs):
             if self.scheduler.quarantine.active:

@@ -57,6 +57,10 @@ def test_what_was_not_offered_is_not_read(start):
         wrong = LayerRows(layer, Rows(np.zeros_like(starts), np.array(starts), np.full(len(starts), 64)))
         with pytest.raises(ValueError, match="outside of the memory that was offered"):
             here.read(opened, [right, wrong])
+    for starts in ([64, (1 << 63) - 8], [64 - (1 << 62), 64 + (1 << 62)], [-(1 << 63), (1 << 63) - 64]):
+        wrong = LayerRows(layer, Rows(np.zeros_like(starts), np.array(starts), np.full(len(starts), 64)))
+        with pytest.raises(ValueError, match="outside of any memory"):
+            here.read(opened, [wrong])
     assert not target.any()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from frame.interfaces import Mark
+from frame.transfers import news
 
 from ..blocks.mapped_memory import Opened
 from .direct import Direct
@@ -184,6 +185,7 @@ class Agent:
                 self._reads.remove(read)
                 with self._lock:
                     self._ended.append((read.owner, arrived))
+                news.tell()
         if self._awaits_notices:
             self._take_notices()
 

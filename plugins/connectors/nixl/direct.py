@@ -20,6 +20,9 @@ from .maps import LayerRows
 
 logger = logging.getLogger("frame.connectors.nixl")
 
+#: Bytes over which the blocks of a layer may spread.
+_MAX_SPAN = 1 << 62
+
 
 class Direct:
     """A worker's regions as others may map them (`offer`, None where they cannot), and theirs as this one does."""
@@ -71,8 +74,10 @@ class Direct:
 def _copies(opened: Opened, part: LayerRows) -> tuple[np.ndarray, np.ndarray]:
     """The pieces and layers of `Sharing.copy`."""
     rows, (ours, theirs) = part.pieces, part.addresses.T
-    nothing = np.zeros_like(rows.sizes)
-    first, last = rows.theirs.min(), (rows.theirs + rows.sizes).max()
+    nothing, ends = np.zeros_like(rows.sizes), rows.theirs + rows.sizes
+    first, last = int(rows.theirs.min()), int(ends.max())
+    if last - first > _MAX_SPAN or (ends < rows.theirs).any():  # sums of int64 begin anew at the other end
+        raise ValueError("blocks lie outside of any memory")
     here = opened.addresses(theirs + first, np.full_like(theirs, last - first)) - first
     pieces = np.stack([rows.theirs, rows.ours, rows.sizes, nothing], axis=1)
     return pieces, np.stack([here, ours, np.zeros_like(ours), np.zeros_like(ours)], axis=1)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from frame.interfaces import KVLayout, RequestView
+from frame.transfers import news
 
 from ..blocks.wire import PeerError
 from .holds import MAX_RENEWALS
@@ -89,6 +90,7 @@ class Pulls:
                 return None, False  # by another request with the same parameters, after which it may be here
             pull.patience = time.monotonic() + self._options.lookup_seconds
             pull.asked = self._threads.submit(self._ask, pull)
+            pull.asked.add_done_callback(lambda _: news.tell())
         if not pull.asked.done():
             return (None, False) if time.monotonic() < pull.patience else (0, False)
         if pull.grant is None and (grant := pull.asked.result()) is not None:
