@@ -155,3 +155,24 @@ def test_long_pieces_are_divided_and_short_ones_are_not():
         [1000 + 2 * step, 5000 + 2 * step, 8, 7],
         [10, 20, 5, 1],
     ]
+
+
+def test_a_table_is_spread_over_layers_on_the_device(monkeypatch):
+    pytest.importorskip("triton")
+    from frame.kernels import block_copies
+    from frame.plugins.connectors.blocks.pieces import _PIECE_BYTES, copy_pieces
+
+    launched = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(block_copies, "copy_pieces", lambda *given, **how: launched.append((*given, how)))
+    table = np.array([[32, 64, 16, 0], [1 << 20, 0, _PIECE_BYTES + 8, 0]])
+    behind = np.array([[1 << 33, 1 << 34, 0, 0], [4, 1 << 35, 0, 0]])
+    copy_pieces(table, torch.device("cpu"), behind=behind)
+    ((made, most, unit, _),) = launched
+    divided = [*table[:1].tolist(), [1 << 20, 0, _PIECE_BYTES, 0], [(1 << 20) + _PIECE_BYTES, _PIECE_BYTES, 8, 0]]
+    assert made.tolist() == [
+        [one + more for one, more in zip(row, add, strict=True)] for add in behind.tolist() for row in divided
+    ]
+    assert (most, unit) == (_PIECE_BYTES, 4)
+    copy_pieces(table[:1], torch.device("cpu"))
+    assert (launched[1][0].tolist(), *launched[1][1:3]) == ([[32, 64, 16, 0]], 16, 16)
