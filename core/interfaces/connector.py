@@ -81,7 +81,12 @@ class CacheView:
 
 
 class ConnectorScheduler(ABC):
-    """The half in the engine, called from the engine's loop. Built as `Class(setup, options)`. Defaults do nothing."""
+    """The half in the engine, called from the engine's loop. Built as `Class(setup, options)`. Defaults do nothing.
+
+    Unless it `reads_hashes`, views have no `block_hashes`, and requests do not wait until a long prompt is hashed.
+    """
+
+    reads_hashes: bool = True
 
     def __init__(self, setup: ConnectorSetup, options: Any = None) -> None:
         self.setup = setup
