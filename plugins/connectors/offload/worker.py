@@ -108,6 +108,9 @@ class OffloadWorker(StepWorker):
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
 
+    def pending_loads(self) -> list[str]:
+        return [*self._coming.owners, *(copy.owner for copy in self._loading)]
+
     def save_states(self, moves: Sequence[Move]) -> None:
         if isinstance(self._step, OffloadStep) and self._states is not None:
             self._states.save(self._step, self._sound)
@@ -188,12 +191,16 @@ class OffloadWorker(StepWorker):
     def _start_loads(self) -> None:
         """Starts the loads whose rows are there; those of blocks that did not come are over."""
         for copy in self._coming.ready():
+            self._loading.append(copy)  # first: what raises may have begun it
             self._run(self._load_queue, copy, self._read)
-            self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
-        queue.run(partial(self._tried, copy, work))
-        copy.mark = queue.mark()
+        try:
+            queue.run(partial(self._tried, copy, work))
+            copy.mark = queue.mark()
+        except Exception as error:
+            copy.error = error
+            raise
 
     def _tried(self, copy: Copy, work: Callable[[Copy], None]) -> None:
         try:
