@@ -126,10 +126,22 @@ def test_a_named_policy_of_frame_passes():
 @pytest.mark.parametrize(
     ("connector", "options", "told"),
     [
-        (None, {"offload": {"policy": "lru", "size": 1.0}}, ["'offload' have no effect (policy, size): this engine has no"]),
+        (
+            None,
+            {"offload": {"policy": "lru", "size": 1.0}},
+            ["'offload' have no effect (policy, size): this engine has no"],
+        ),
         (None, {"OffloadingConnector": {"size": 1.0}}, ["'OffloadingConnector' have no effect (size)"]),
-        ("disk", {"offload": {"size": 1.0}, "disk": {"folder": "there"}}, ["'offload' have no effect (size): this engine's KV connector is 'disk'"]),
-        ("multi", {"offload": {"size": 1.0}, "disk": {"fsync": True}, "lru": {}}, ["'offload' have no effect (size)", "'multi'"]),
+        (
+            "disk",
+            {"offload": {"size": 1.0}, "disk": {"folder": "there"}},
+            ["'offload' have no effect (size): this engine's KV connector is 'disk'"],
+        ),
+        (
+            "multi",
+            {"offload": {"size": 1.0}, "disk": {"fsync": True}, "lru": {}},
+            ["'offload' have no effect (size)", "'multi'"],
+        ),
         ("offload", {"offload": {"size": 0.001}}, []),
         ("OffloadingConnector", {"offload": {"size": 0.001}, "arc": {}}, []),
         (None, {"cpu": {"native_kernels": False}}, []),
