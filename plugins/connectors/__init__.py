@@ -67,7 +67,12 @@ def frame_kv_connectors() -> list[Provider]:
             api=">=0.2.dev1,<0.3",
             summary="prompt blocks that a prefill engine sends to decode engines, layer by layer while it computes",
             options=f"{here}.push.options:PushOptions",
-            tags={"worker": f"{here}.push.worker:PushWorker", "check": secret, "stores": "no"},
+            tags={
+                "worker": f"{here}.push.worker:PushWorker",
+                "check": secret,
+                "device_bytes": f"{here}.push.options:device_bytes",
+                "stores": "no",
+            },
         ),
         Provider(
             "mooncake",
