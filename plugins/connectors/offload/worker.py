@@ -56,6 +56,7 @@ class OffloadWorker(StepWorker):
         self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
+        self._begun = -1  # the newest message of which what comes to host memory, or leaves it, was begun
         self._skipped: list[int] = []  # messages that never came
         self._ended: list[str] = []  # requests whose loads they asked for
         self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
@@ -103,6 +104,9 @@ class OffloadWorker(StepWorker):
         self._told += [(kind, number, None) for number in skipped for kind in get_args(Kind)]
         if broken >= 0:
             self._told.append(("save", broken, None))
+            if self._begun != broken:
+                others = [kind for kind in get_args(Kind) if kind not in ("save", "save state")]
+                self._told += [(kind, broken, None) for kind in others]
             if self._states is not None and self._states.begun != broken:
                 self._told.append(("save state", broken, None))
         # what the lost messages said of blocks that are given away is not known
@@ -123,6 +127,7 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        self._begun = step.number
         self._mover.begin(step, self.space)
         self._coming.add(step)
         self._start_loads()
