@@ -185,6 +185,15 @@ class ConnectorWorker(ABC):
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         """Waits until blocks to be saved may be overwritten, and reports; `finished` are the requests that ended."""
 
+    def pending_loads(self) -> Iterable[str] | None:
+        """The requests whose loads it began, and has not reported as received; None: it cannot tell.
+
+        Called behind `end_step` when an earlier step failed, which may have begun its loads or not. The blocks of those
+        that are not named are given to others, so nothing may write to them any more. With None they stay out of use
+        until the loads are reported, or for ten minutes.
+        """
+        return None
+
     def handshake(self) -> bytes:
         """Returns what `ConnectorScheduler.connect` needs of this worker; called once, after `register`."""
         return b""

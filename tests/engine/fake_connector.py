@@ -67,6 +67,9 @@ class FakeTransferWorker:
                 self._do(load)
                 self.received.append(load.request_id)
 
+    def pending_loads(self) -> None:
+        pass
+
     def _do(self, load: Load) -> None:
         fails = self.loads in self.failing
         # of every other load that fails the state alone does not arrive

@@ -59,9 +59,7 @@ class BlockFiles:
             self._incoming.mkdir(mode=0o700, exist_ok=True)
             self._remove_stale()
         except OSError as error:
-            raise ValueError(
-                f"the folder of the {owner} connector, {folder}, cannot be used: {error.strerror}"
-            ) from None
+            raise ValueError(_unusable(folder, owner, error.strerror)) from None
         self._quota = Quota(self._root, max_bytes)
         self._complained = False
 
@@ -214,6 +212,24 @@ def _used(path: Path | str) -> bool:
     except OSError:
         return False
     return True
+
+
+def check_folder(folder: Path, owner: str) -> None:
+    """Raises `ValueError` where blocks cannot be kept in `folder`, which may be missing; makes nothing."""
+    if os.path.lexists(folder / ROOT):
+        _check_private(folder / ROOT, owner)
+        return
+    found = folder
+    while not os.path.lexists(found):
+        found = found.parent
+    if not found.is_dir():
+        raise ValueError(_unusable(folder, owner, os.strerror(errno.ENOTDIR)))
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ValueError(_unusable(folder, owner, os.strerror(errno.EACCES)))
+
+
+def _unusable(folder: Path, owner: str, reason: str | None) -> str:
+    return f"the folder of the {owner} connector, {folder}, cannot be used: {reason}"
 
 
 def _check_private(root: Path, owner: str) -> None:

@@ -169,6 +169,9 @@ class NixlWorker(ConnectorWorker):
             notes=notes,
         )
 
+    def pending_loads(self) -> list[str]:
+        return [*self._loads, *(loading.load.owner for loading in self._putting)]
+
     def close(self) -> None:
         self._end_agent()
         self._queue.close()
@@ -221,12 +224,14 @@ class NixlWorker(ConnectorWorker):
         fit = self._fit(load.fit)
         from_ranks = readers(fit.pieces)
         mine = from_ranks[self.rank]
-        self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
+        loading = Loading(load, time.monotonic(), max(1, len(mine)))
         if not mine or not _covers(load, fit.theirs, mine):
+            self._loads[load.owner] = loading
             self._lost += [(load.owner, not mine)] * max(1, len(mine))
             return
         self._queue.run(_nothing)
         mark = self._queue.mark()
+        self._loads[load.owner] = loading
         first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
         for number, rank in enumerate(mine, first):
             notice = Notice(load.ticket, number, count).packed()

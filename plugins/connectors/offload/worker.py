@@ -60,6 +60,7 @@ class OffloadWorker(StepWorker):
         self._others: dict[str, ForeignFiles] = {}
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
+        self._begun = -1  # the newest message of which what comes to host memory, or leaves it, was begun
         self._skipped: list[int] = []  # messages that never came
         self._ended: list[str] = []  # requests whose loads they asked for
         self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
@@ -107,10 +108,16 @@ class OffloadWorker(StepWorker):
         self._told += [(kind, number, None) for number in skipped for kind in get_args(Kind)]
         if broken >= 0:
             self._told.append(("save", broken, None))
+            if self._begun != broken:
+                others = [kind for kind in get_args(Kind) if kind not in ("save", "save state")]
+                self._told += [(kind, broken, None) for kind in others]
             if self._states is not None and self._states.begun != broken:
                 self._told.append(("save state", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
+
+    def pending_loads(self) -> list[str]:
+        return [*self._coming.owners, *(copy.owner for copy in self._loading)]
 
     def save_states(self, moves: Sequence[Move]) -> None:
         if isinstance(self._step, OffloadStep) and self._states is not None:
@@ -124,6 +131,7 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        self._begun = step.number
         self._mover.begin(step, self.space)
         self._coming.add(step)
         self._start_loads()
@@ -192,12 +200,16 @@ class OffloadWorker(StepWorker):
     def _start_loads(self) -> None:
         """Starts the loads whose rows are there; those of blocks that did not come are over."""
         for copy in self._coming.ready():
+            self._loading.append(copy)  # first: what raises may have begun it
             self._run(self._load_queue, copy, self._read)
-            self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
-        queue.run(partial(self._tried, copy, work))
-        copy.mark = queue.mark()
+        try:
+            queue.run(partial(self._tried, copy, work))
+            copy.mark = queue.mark()
+        except Exception as error:
+            copy.error = error
+            raise
 
     def _tried(self, copy: Copy, work: Callable[[Copy], None]) -> None:
         try:

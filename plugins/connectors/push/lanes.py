@@ -24,7 +24,7 @@ from .wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 
 logger = logging.getLogger("frame.connectors.push")
 
-#: Other engines at a time; the one unused for longest goes.
+#: Other engines at a time. For a further one the one unused for longest goes; while blocks go to all, it gets none.
 _MAX_LANES = 64
 _MAX_TOLD = 64
 #: Seconds after which an idle lane looks whether the other side is still there, whose memory it keeps mapped.
@@ -56,28 +56,47 @@ class Lanes:
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._ended: list[_Lane] = []
+        self._refused: set[tuple[str, int]] = set()  # to which nothing was sent, as the log says
         self._notes = Notes()
 
     def begin(self, parcel: Parcel) -> None:
-        """Tells the other side that blocks follow."""
-        self._of(parcel).begin(parcel)
+        """Tells the other side that blocks follow; where too many others are sent to, nothing is sent."""
+        place = _place(parcel)
+        if place not in self._lanes and not self._open(place):
+            self._notes.fail(parcel)
+            if place not in self._refused and len(self._refused) < _MAX_TOLD:
+                self._refused.add(place)
+                logger.warning(
+                    "no KV blocks go to the engine at %s:%d: they go to %d others, no more at a time",
+                    *place,
+                    _MAX_LANES,
+                )
+            return
+        self._lanes.move_to_end(place)
+        self._lanes[place].begin(parcel)
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        """Sends blocks once they are copied; their memory is given back then."""
-        self._of(parcel).send(parcel, staged)
+        """Sends blocks of one that was begun, once they are copied; their memory is given back then.
+
+        Where its lane has gone, because it had failed, any other does the latter.
+        """
+        lane = self._lanes.get(_place(parcel)) or next(iter(self._lanes.values()))
+        lane.send(parcel, staged)
 
     def end(self, parcel: Parcel) -> None:
         """All blocks were given to `send`."""
-        self._of(parcel).finish(parcel)
+        if (lane := self._lanes.get(_place(parcel))) is not None:
+            lane.finish(parcel)
 
     def drop(self, parcel: Parcel) -> None:
         """The blocks are worth nothing, or some cannot be sent."""
         parcel.over = True
-        self._of(parcel).drop(parcel)
+        if (lane := self._lanes.get(_place(parcel))) is not None:
+            lane.drop(parcel)
 
     def from_device(self, parcel: Parcel) -> bool:
         """Whether its blocks are best sent from memory of the device."""
-        lane = self._lanes.get((parcel.goal.host, parcel.goal.port))
+        lane = self._lanes.get(_place(parcel))
         return lane is not None and lane.from_device
 
     def take(self) -> Outcome:
@@ -91,17 +110,21 @@ class Lanes:
         for lane in (*self._lanes.values(), *self._ended):
             lane.join()
 
-    def _of(self, parcel: Parcel) -> _Lane:
-        place = (parcel.goal.host, parcel.goal.port)
-        if place not in self._lanes:
-            idle = [one for one, lane in self._lanes.items() if lane.idle]
-            self._ended = [lane for lane in self._ended if lane.lives]
-            if len(self._lanes) >= _MAX_LANES and idle:
-                self._ended.append(self._lanes.pop(idle[0]))
-                self._ended[-1].end()  # a step does not wait for it
-            self._lanes[place] = self._make(place, notes=self._notes)
-        self._lanes.move_to_end(place)
-        return self._lanes[place]
+    def _open(self, place: tuple[str, int]) -> bool:
+        """Makes a lane, which may take the room of an idle one; False where there is none."""
+        self._ended = [lane for lane in self._ended if lane.lives]
+        if len(self._lanes) >= _MAX_LANES:
+            idle = next((one for one, lane in self._lanes.items() if lane.idle), None)
+            if idle is None:
+                return False
+            self._ended.append(self._lanes.pop(idle))
+            self._ended[-1].end()  # a step does not wait for it
+        self._lanes[place] = self._make(place, notes=self._notes)
+        return True
+
+
+def _place(parcel: Parcel) -> tuple[str, int]:
+    return parcel.goal.host, parcel.goal.port
 
 
 class _Lane:
@@ -128,6 +151,7 @@ class _Lane:
         self._checksums = checksums
         self._notes = notes
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_jobs = self._num_done = 0  # counted by the worker's thread and by this lane's
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._open: set[Parcel] = set()  # that the other side was told of
@@ -139,19 +163,20 @@ class _Lane:
 
     @property
     def idle(self) -> bool:
-        return not self._open and self._jobs.empty()
+        # in this order: a job that is done has changed what is open before
+        return self._num_done == self._num_jobs and not self._open
 
     def begin(self, parcel: Parcel) -> None:
-        self._jobs.put(partial(self._begin, parcel))
+        self._give(partial(self._begin, parcel))
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        self._jobs.put(partial(self._send, parcel, staged))
+        self._give(partial(self._send, parcel, staged))
 
     def finish(self, parcel: Parcel) -> None:
-        self._jobs.put(partial(self._end, parcel))
+        self._give(partial(self._end, parcel))
 
     def drop(self, parcel: Parcel) -> None:
-        self._jobs.put(partial(self._drop, parcel))
+        self._give(partial(self._drop, parcel))
 
     @property
     def from_device(self) -> bool:
@@ -173,6 +198,10 @@ class _Lane:
     def join(self) -> None:
         self._thread.join()
 
+    def _give(self, job: Callable[[], None]) -> None:
+        self._num_jobs += 1
+        self._jobs.put(job)
+
     def _serve(self) -> None:
         while True:
             try:
@@ -184,6 +213,7 @@ class _Lane:
             if job is None:
                 break
             job()
+            self._num_done += 1
         self._lose()
 
     def _begin(self, parcel: Parcel) -> None:
