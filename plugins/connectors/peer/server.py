@@ -115,11 +115,9 @@ def _listen(address: Address) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_abandoned(address.path)
-        mask = os.umask(0o177)  # no other user may connect at any moment, so not by a later chmod
-        try:
-            listener.bind(address.path)
-        finally:
-            os.umask(mask)
+        # from the moment that the file exists; a umask would be that of files that other threads make
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(address.path)
         listener.listen()
     except OSError:
         listener.close()
