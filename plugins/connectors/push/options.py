@@ -108,12 +108,6 @@ class PushOptions(SendOptions):
         description="Bytes of a GPU for blocks that were written there and that no request has yet. They are taken "
         "beside gpu_memory_utilization; where they are not free, blocks cross host memory.",
     )
-    send_device_bytes: int = Field(
-        1 << 28,
-        ge=1 << 16,
-        le=1 << 40,
-        description="Bytes of a GPU, likewise, for blocks that are being written to another one.",
-    )
 
     @field_validator("decode")
     @classmethod
