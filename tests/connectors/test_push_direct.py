@@ -165,7 +165,8 @@ def test_an_engine_that_may_not_is_not_asked(pairs, shared, caplog):
 
 
 def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
-    """Also what was copied within the device before it was known."""
+    """Once it has waited for a while."""
+    pairs.options["expiry_seconds"] = 1
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     pairs.rest(there, here)
@@ -182,7 +183,82 @@ def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
     assert buffer(here).used_bytes == inbox(here).arena.used_bytes == 0
 
 
+def test_a_full_buffer_delays(pairs, shared, no_stream):
+    """Also a prompt that two requests have, and others go on meanwhile."""
+    layout = make_layout(num_blocks=200)
+    there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
+    travel(pairs, there, here)
+    held = buffer(here).take((1 << 18) - 512)
+    for number in range(4):
+        prompt = pairs.prompt(40, seed=1 + number % 3)
+        pairs.add(there, f"p{number}", prompt, pairs.asks(here), 1)
+        pairs.add(here, f"d{number}", prompt, {"do_remote_prefill": True})
+    pairs.until(lambda: len(inbox(here)._waiting) == 3, there, here)
+    for engine in (there, here):
+        name = f"other {engine is there}"
+        engine.run(request(name, pairs.prompt(20, seed=9), 3), until=partial(engine.ended, name))
+    assert not here.ended("d0")
+    buffer(here).give_back(held)
+    pairs.rest(there, here)
+    assert [here.num_cached(f"d{number}") for number in range(3)] == [39] * 3
+    assert counter(there, "unsent_prompts") == counter(here, "failed_blocks") == buffer(here).used_bytes == 0
+    assert not inbox(here)._waiting
+
+
+def test_a_prompt_that_is_aborted_while_it_waits_for_room_is_computed(pairs, shared):
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
+    travel(pairs, there, here)
+    held = buffer(here).take((1 << 18) - 512)
+    prompt = pairs.prompt(40, seed=1)
+    pairs.add(there, "p", prompt, pairs.asks(here), 1)
+    pairs.add(here, "d", prompt, {"do_remote_prefill": True})
+    pairs.until(lambda: inbox(here)._waiting, there, here)
+    there.engine.abort(["p"])
+    pairs.until(lambda: here.ended("d"), there, here)
+    assert here.num_cached("d") == 0
+    assert held is not None
+    pairs.until(lambda: not (there.busy or here.busy), there, here)
+
+
+def test_an_answer_that_comes_late_delays_no_step(pairs, shared, no_stream):
+    """Not that of its own request either, whose blocks are all written when it has ended."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    begin, passed = inbox(here)._begin, threading.Event()
+    inbox(here)._begin = lambda *given: passed.wait(10) and begin(*given)
+    before = len(shared[0].writes)
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    pairs.until(lambda: there.ended("p"), there)
+    assert len(shared[0].writes) == before
+    passed.set()
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    pairs.rest(there, here)
+
+
+def test_who_answers_between_layers_gets_those_before_too(pairs, shared, no_stream):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    sendings = there.workers.made[0].transfer.inner._sendings
+    layer_done, ran = sendings.layer_done, []
+
+    def slow(number):
+        if ran:  # all have answered before the second layer
+            pairs.until(lambda: all(due.sending.parcel.answered for due in sendings._dues))
+        ran.append(number)
+        layer_done(number)
+        if len(ran) > 1:
+            assert all(one.all() for due in sendings._dues for one in due.sending.staged)
+
+    there.workers.made[0].transfer.inner.hooks.sendings.layer_done = slow
+    travel(pairs, there, here, "two", seed=1)
+    assert ran
+    pairs.rest(there, here)
+
+
 def test_what_fits_nowhere_is_refused_and_computed(pairs, shared):
+    pairs.options["expiry_seconds"] = 1
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     held = [arena.take(1 << 18) for arena in (buffer(here), inbox(here).arena)]
