@@ -221,18 +221,62 @@ def test_a_prompt_that_is_aborted_while_it_waits_for_room_is_computed(pairs, sha
 
 
 def test_an_answer_that_comes_late_delays_no_step(pairs, shared, no_stream):
-    """Not that of its own request either, whose blocks are all written when it has ended."""
-    there, here = pairs.engine(), pairs.engine()
+    """Not that of its own request either, and blocks are written when it comes, without one."""
+    there, here = pairs.engine(max_num_batched_tokens=16), pairs.engine()
     travel(pairs, there, here)
     pairs.rest(there, here)
     begin, passed = inbox(here)._begin, threading.Event()
     inbox(here)._begin = lambda *given: passed.wait(10) and begin(*given)
     before = len(shared[0].writes)
-    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
-    pairs.until(lambda: there.ended("p"), there)
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 5)
+    pairs.until(lambda: len(there.outputs["p"]) > 1, there)
     assert len(shared[0].writes) == before
     passed.set()
+    pairs.until(lambda: len(shared[0].writes) == before + 20)
     assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    pairs.rest(there, here)
+
+
+def test_blocks_stay_while_what_was_asked_late_is_written(pairs, shared, no_stream):
+    """Though what the step wrote of later chunks has arrived."""
+    there, here = pairs.engine(max_num_batched_tokens=16), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    inner = there.workers.made[0].transfer.inner
+    begin, passed, late = inbox(here)._begin, threading.Event(), threading.Event()
+    inbox(here)._begin = lambda *given: passed.wait(10) and begin(*given)
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    there.step()
+    there.step()
+    inner._late_queue.run(lambda: late.wait(10))
+    passed.set()
+    pairs.until(lambda: inner._sendings._sendings["p"].parcel.answered)
+    pairs.until(lambda: there.ended("p"), there)
+    for _ in range(20):
+        there.step()
+        time.sleep(0.001)
+    assert there.held == ["p"]
+    late.set()
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    pairs.rest(there, here)
+
+
+def test_the_end_of_a_prompt_waits_for_no_other_prompt(pairs, shared, no_stream):
+    """Which is still computed, so that what is written of it waits."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    before, passed = len(shared[0].writes), threading.Event()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 4)
+    pairs.until(lambda: there.outputs["p"], there)
+    pairs.until(lambda: len(shared[0].writes) == before + 20)
+    there.workers.made[0].transfer.inner._send_queue.run(lambda: passed.wait(10))  # as long as layers take
+    pairs.add(there, "q", pairs.prompt(40, seed=2), pairs.asks(here), 1)
+    pairs.until(lambda: there.ended("p") and there.ended("q"), there)
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    assert not passed.is_set()
+    passed.set()
+    assert pairs.decode(here, "e", pairs.prompt(40, seed=2)) == 39
     pairs.rest(there, here)
 
 

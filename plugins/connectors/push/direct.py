@@ -97,7 +97,7 @@ class Way(Stream):
         self._opened = opened
         self._lock = threading.Lock()
         self._left = False
-        self._mark = Mark()  # behind the newest write
+        self._marks: dict[SideQueue, Mark] = {}  # behind the newest write of each queue
         self.maps = opened is not None
 
     def writes(self, ready: Ready) -> bool:
@@ -107,8 +107,9 @@ class Way(Stream):
         """Waits for what is being written: the other side does not hear of the end before."""
         with self._lock:
             self._left = True
-        with suppress(Exception):  # of the device, on which nothing is written any more then
-            self._mark.wait()
+        for mark in self._marks.values():
+            with suppress(Exception):  # of the device, on which nothing is written any more then
+                mark.wait()
         if self._opened is not None:
             self._opened.close()
 
@@ -124,7 +125,7 @@ class Way(Stream):
                 batch.error = error
                 return batch
             queue.run(partial(self._launch, table, batch))
-            batch.mark = self._mark = queue.mark()
+            batch.mark = self._marks[queue] = queue.mark()
             return batch
 
     def _launch(self, table: np.ndarray, batch: Batch) -> None:

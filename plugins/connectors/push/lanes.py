@@ -1,7 +1,8 @@
 """Sends blocks to other engines' workers: one connection and one thread for each. No step waits for them.
 
-What blocks follow is said at once, so that the other side has made room when they are computed; the rest of a lane's
-work is done in order, each piece when the mark is passed behind which its copies are done. Knows no device but by them.
+What blocks follow is said at once, so that the other side has made room when they are computed; the rest of what is
+done for a parcel is done in order, each piece when the mark is passed behind which its copies are done. Knows no device
+but by these.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _MAX_PARTS = 4096
 
 @dataclass
 class _Piece:
-    """Work that is done once `mark` is passed."""
+    """Work for parcels that is done once `mark` is passed, if it has one, and after what came before for one of them."""
 
-    mark: Mark
+    parcels: frozenset[Parcel]
+    mark: Mark | None
     work: Callable[[], None]
 
 
@@ -178,19 +180,19 @@ class _Lane:
         self._jobs.put(partial(self._begin_soon, parcel))
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        self._put(staged.mark, partial(self._send, parcel, staged))
+        self._put(parcel, staged.mark, partial(self._send, parcel, staged))
 
     def written(self, batch: Batch) -> None:
-        self._put(batch.mark, partial(self._note_written, batch))
+        self._jobs.put(partial(self._note_soon, batch))
 
     def look(self) -> None:
         self._jobs.put(self._watch)
 
     def finish(self, parcel: Parcel) -> None:
-        self._put(Mark(), partial(self._end, parcel))
+        self._put(parcel, None, partial(self._end, parcel))
 
     def drop(self, parcel: Parcel) -> None:
-        self._put(Mark(), partial(self._drop, parcel))
+        self._put(parcel, None, partial(self._drop, parcel))
 
     @property
     def lives(self) -> bool:
@@ -210,8 +212,7 @@ class _Lane:
 
     def _serve(self) -> None:
         while True:
-            while self._line and _is_passed(self._line[0].mark):
-                self._line.popleft().work()
+            self._work_off()
             if self._waiting and time.monotonic() > self._asks_at:
                 self._begin(*self._waiting.popleft())
                 self._asks_at = time.monotonic() + _ROOM_SECONDS
@@ -228,8 +229,26 @@ class _Lane:
         while self._line:
             self._line.popleft().work()
 
-    def _put(self, mark: Mark, work: Callable[[], None]) -> None:
-        self._jobs.put(partial(self._line.append, _Piece(mark, work)))
+    def _put(self, parcel: Parcel, mark: Mark | None, work: Callable[[], None]) -> None:
+        piece = _Piece(frozenset([parcel]), mark, work)
+        self._jobs.put(lambda: self._line.append(piece))
+
+    def _note_soon(self, batch: Batch) -> None:
+        parcels = frozenset(run.parcel for run in batch.runs)
+        self._line.append(_Piece(parcels, batch.mark, partial(self._note_written, batch)))
+
+    def _work_off(self) -> None:
+        """Does what can be done: marks behind one that is not passed are not looked at."""
+        given, self._line = self._line, deque()
+        left, held, passed = deque[_Piece](), set[Parcel](), True
+        for piece in given:
+            passed = passed and (piece.mark is None or _is_passed(piece.mark))
+            if (passed or piece.mark is None) and held.isdisjoint(piece.parcels):
+                piece.work()
+            else:
+                held |= piece.parcels
+                left.append(piece)
+        self._line = left + self._line  # what the work gave comes last
 
     def _pause(self) -> float | None:
         """How long nothing but what a step gives can be done."""
@@ -247,10 +266,9 @@ class _Lane:
         until = time.monotonic() + self._patience
         if any(one.goal.digest == parcel.goal.digest for one, _ in self._waiting):
             self._waiting.append((parcel, until))
-        elif any(one.goal.digest == parcel.goal.digest for one in self._open):
-            self._line.append(
-                _Piece(Mark(), partial(self._begin, parcel, until))
-            )  # once that was dropped, or has ended
+        elif same := [one for one in self._open if one.goal.digest == parcel.goal.digest]:
+            # once these were dropped or have ended, if they are to
+            self._line.append(_Piece(frozenset([parcel, *same]), None, partial(self._begin, parcel, until)))
         else:
             self._begin(parcel, until)
 
@@ -274,7 +292,12 @@ class _Lane:
             self._waiting.appendleft((parcel, until))
             return
         self._take_answer(parcel, answer)
-        parcel.answered = True
+        with parcel.lock:
+            for write in parcel.late:
+                if (batch := write()) is not None:  # before a later word of the step's, such as that it is dropped
+                    self._note_soon(batch)
+            parcel.late = []
+            parcel.answered = True
 
     def _take_answer(self, parcel: Parcel, answer: Ready | Have | No) -> None:
         if isinstance(answer, No):

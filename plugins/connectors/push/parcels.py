@@ -21,8 +21,9 @@ class Parcel:
     """The blocks of one request on their way. `over`: nothing more is sent, as all is there, or it failed.
 
     `begun` is the connection on which the other side was told, and `ready` its answer, before which it is not
-    `answered`. Where blocks are written from where they lie, `way` does that; `written` are those (layer, first place,
-    number) of which the other side is not told yet, `told` when it was last told of some.
+    `answered`. Where blocks are written from where they lie, `way` does that, and once that is known the lane calls
+    `late`, which the step adds to under the `lock`; `written` are those (layer, first place, number) of which the other
+    side is not told yet, `told` when it was last told of some.
     """
 
     owner: str
@@ -32,6 +33,8 @@ class Parcel:
     ready: Ready | None = None
     answered: bool = False
     way: Carrier | None = None
+    late: list[Callable[[], Batch | None]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     written: list[tuple[int, int, int]] = field(default_factory=list)
     told: float = 0.0
 

@@ -8,6 +8,7 @@ them so long. No step waits for a copy, but the next one for those of this step 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ..blocks.row_words import in_words
 from .carrier import Carrier, Staged
 from .lanes import Lanes
 from .messages import Chunk, End, Goal, PushStep, spans
-from .parcels import Parcel, Run
+from .parcels import Batch, Parcel, Run
 
 logger = logging.getLogger("frame.connectors.push")
 
@@ -36,7 +37,8 @@ _FAR = 1 << 40
 class Sending:
     """A request whose blocks are sent; `staged[l]` says which of layer l's are on their way, from place `firsts[g]`.
 
-    `blocks` are given once the request has ended, and `deadline` with them; `mark` is behind the newest copy.
+    `blocks` are given once the request has ended, and `deadline` with them; `mark` is behind the newest copy, `late`
+    behind the newest of a lane.
     """
 
     parcel: Parcel
@@ -45,11 +47,13 @@ class Sending:
     blocks: list[list[int]] | None = None
     deadline: float = float("inf")
     mark: Mark = field(default_factory=Mark)
+    late: Mark = field(default_factory=Mark)
 
     @property
     def is_out(self) -> bool:
         """Whether its blocks are read no more."""
-        return (self.parcel.over or all(there.all() for there in self.staged)) and self.mark.done()
+        whole = self.parcel.over or all(there.all() for there in self.staged)
+        return whole and self.mark.done() and self.late.done()
 
 
 @dataclass(eq=False)
@@ -65,8 +69,8 @@ class Due:
 class Sendings:
     """See the module. `caches` uint8 [num_blocks, block bytes] are those of layers, of the KV groups `groups`.
 
-    `stage` copies an array to the device, `arena` is host memory. What ended since it was last read is in `sent` and
-    `unsent`.
+    `stage` copies an array to the device, `arena` is host memory; on the queue `late` lanes copy. What ended since it
+    was last read is in `sent` and `unsent`.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Sendings:
         arena: Arena,
         lanes: Lanes,
         queue: SideQueue,
+        late: SideQueue,
         expiry: float,
     ) -> None:
         self._layout = layout
@@ -86,6 +91,8 @@ class Sendings:
         self._arena = arena
         self._lanes = lanes
         self._queue = queue
+        self._late = late
+        self._late_lock = threading.Lock()
         self._expiry = expiry
         self.caches: Sequence[Tensor] = ()
         self._sendings: dict[str, Sending] = {}
@@ -129,6 +136,7 @@ class Sendings:
     def end(self) -> None:
         """Called when a step's layers have run."""
         self._send_due()  # of who has answered since
+        self._leave_late()
         self._dues, self._ran = [], []
         self.join()
         for owner in [name for name, one in self._sendings.items() if one.blocks is not None and one.is_out]:
@@ -145,7 +153,9 @@ class Sendings:
                 if sending.blocks is not None:
                     self._tell(owner)
         self._queue.mark().wait()
-        self.caches = ()
+        with self._late_lock:
+            self.caches = ()
+            self._late.mark().wait()
 
     def join(self) -> None:
         """What is launched from now on may write to blocks that are being copied."""
@@ -195,6 +205,41 @@ class Sendings:
                     self._stage(sending, number, first, found, room)
             due.done = len(self._ran)
         self._write(runs)
+
+    def _leave_late(self) -> None:
+        """Has lanes write what the step has filled, for those who have not answered yet.
+
+        Unless a later step may change it; a request that loses its blocks has what was sent of it dropped.
+        """
+        if not self._lanes.may_write or not all(self._stays):
+            return
+        waiting = [due for due in self._dues if not due.sending.parcel.answered and not due.sending.parcel.over]
+        if waiting:
+            with self._late_lock:
+                self._late.run(lambda: None)  # whatever a lane gives it runs behind this step
+        for due in waiting:
+            parcel = due.sending.parcel
+            with parcel.lock:
+                if not parcel.answered:
+                    parcel.late.append(partial(self._write_late, due.sending, due.chunk, self._ran[due.done :]))
+
+    def _write_late(self, sending: Sending, chunk: Chunk, numbers: Sequence[int]) -> Batch | None:
+        """Runs in a lane's thread."""
+        way = sending.parcel.way
+        with self._late_lock:
+            if way is None or sending.parcel.over or not self.caches:
+                return None
+            runs = []
+            for number in numbers:
+                group = self._groups[number]
+                if chunk.blocks[group]:
+                    runs.append(self._run(sending, number, chunk.firsts[group], chunk.blocks[group])[1])
+            batch = way.write(runs, self.caches, self._late) if runs else None
+            if batch is not None:
+                sending.late = batch.mark
+                for run in runs:
+                    sending.staged[run.layer][run.start : run.start + len(run.blocks)] = True
+            return batch
 
     def _run(self, sending: Sending, number: int, first: int, blocks: list[int]) -> tuple[Sending, Run]:
         """Blocks of a layer, from place `first` of the prompt."""

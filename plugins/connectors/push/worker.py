@@ -72,7 +72,7 @@ class PushWorker(ConnectorWorker):
         super().__init__(setup, options)
         self._options = options
         self._secret = options.secret()
-        self._send_queue, self._load_queue = setup.streams.side_queue(), setup.streams.side_queue()
+        self._send_queue, self._late_queue, self._load_queue = (setup.streams.side_queue() for _ in range(3))
         self.hooks = PushHooks()
         self._hello = Hello(machine(), "", 0)
         self._carrier: Carrier = Stream()
@@ -146,6 +146,7 @@ class PushWorker(ConnectorWorker):
             self._lanes.close()
         self._carrier.close()
         self._send_queue.close()
+        self._late_queue.close()
         self._load_queue.close()
 
     def _end_loads(self, loadings: Loadings, report: TransferReport, note: PushNote) -> None:
@@ -233,6 +234,7 @@ class PushWorker(ConnectorWorker):
             arena=arena,
             lanes=self._lanes,
             queue=self._send_queue,
+            late=self._late_queue,
             expiry=options.expiry_seconds,
         )
 
