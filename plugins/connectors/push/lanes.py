@@ -44,7 +44,7 @@ _MAX_PARTS = 4096
 
 @dataclass
 class _Piece:
-    """Work for parcels that is done once `mark` is passed, if it has one, and after what came before for one of them."""
+    """Work for parcels, done after what was given before for one of them and once `mark` is passed, if there is one."""
 
     parcels: frozenset[Parcel]
     mark: Mark | None

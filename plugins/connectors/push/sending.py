@@ -58,10 +58,14 @@ class Sending:
 
 @dataclass(eq=False)
 class Due:
-    """What a step fills of a request; of the layers that ran the first `done` are dealt with. `ids` are by group."""
+    """What a step fills of a request; of the layers that ran the first `done` are dealt with.
+
+    `blocks` are the chunk's by group, and `ids` the same on the device once they are there.
+    """
 
     sending: Sending
     chunk: Chunk
+    blocks: list[np.ndarray]
     ids: list[Tensor | None]
     done: int = 0
 
@@ -116,7 +120,8 @@ class Sendings:
             self._start(start.owner, start.goal)
         for chunk in step.chunks:
             if (sending := self._sendings.get(chunk.owner)) is not None:
-                self._dues.append(Due(sending, chunk, [None] * len(chunk.blocks)))
+                blocks = [np.array(some, np.int64) for some in chunk.blocks]
+                self._dues.append(Due(sending, chunk, blocks, [None] * len(blocks)))
         for end in step.ends:
             self._end(end)
         for goal in step.refused:
@@ -193,15 +198,15 @@ class Sendings:
                 continue
             for number in self._ran[due.done :]:
                 group = self._groups[number]
-                blocks, first = due.chunk.blocks[group], due.chunk.firsts[group]
-                if not blocks:
+                blocks, first = due.blocks[group], due.chunk.firsts[group]
+                if not len(blocks):
                     continue
                 if parcel.way is not None:
                     runs.setdefault(parcel.way, []).append(self._run(sending, number, first, blocks))
                 elif (room := self._room(number, len(blocks))) is not None:
                     found = due.ids[group]
                     if found is None:  # whose layers have the same blocks
-                        found = due.ids[group] = self._ids(np.array(blocks, np.int64))
+                        found = due.ids[group] = self._ids(blocks)
                     self._stage(sending, number, first, found, room)
             due.done = len(self._ran)
         self._write(runs)
@@ -221,19 +226,19 @@ class Sendings:
             parcel = due.sending.parcel
             with parcel.lock:
                 if not parcel.answered:
-                    parcel.late.append(partial(self._write_late, due.sending, due.chunk, self._ran[due.done :]))
+                    parcel.late.append(partial(self._write_late, due, self._ran[due.done :]))
 
-    def _write_late(self, sending: Sending, chunk: Chunk, numbers: Sequence[int]) -> Batch | None:
+    def _write_late(self, due: Due, numbers: Sequence[int]) -> Batch | None:
         """Runs in a lane's thread."""
-        way = sending.parcel.way
+        sending, way = due.sending, due.sending.parcel.way
         with self._late_lock:
             if way is None or sending.parcel.over or not self.caches:
                 return None
             runs = []
             for number in numbers:
                 group = self._groups[number]
-                if chunk.blocks[group]:
-                    runs.append(self._run(sending, number, chunk.firsts[group], chunk.blocks[group])[1])
+                if len(due.blocks[group]):
+                    runs.append(self._run(sending, number, due.chunk.firsts[group], due.blocks[group])[1])
             batch = way.write(runs, self.caches, self._late) if runs else None
             if batch is not None:
                 sending.late = batch.mark
@@ -241,11 +246,11 @@ class Sendings:
                     sending.staged[run.layer][run.start : run.start + len(run.blocks)] = True
             return batch
 
-    def _run(self, sending: Sending, number: int, first: int, blocks: list[int]) -> tuple[Sending, Run]:
+    def _run(self, sending: Sending, number: int, first: int, blocks: np.ndarray) -> tuple[Sending, Run]:
         """Blocks of a layer, from place `first` of the prompt."""
         start = first - sending.firsts[self._groups[number]]
         width = self.caches[number].shape[1]
-        return sending, Run(sending.parcel, number, start, first, np.array(blocks, np.int64), width)
+        return sending, Run(sending.parcel, number, start, first, blocks, width)
 
     def _write(self, runs: dict[Carrier, list[tuple[Sending, Run]]]) -> bool:
         """Has blocks be written to the other engines, by one launch for each of these; False where one is gone."""
@@ -291,10 +296,13 @@ class Sendings:
             return
         runs: list[tuple[Sending, Run]] = []
         for number, there in enumerate(sending.staged):
+            if there.all():
+                continue
             group = self._groups[number]
             for start, end in _gaps(there):
                 if parcel.way is not None:
-                    runs.append(self._run(sending, number, sending.firsts[group] + start, blocks[group][start:end]))
+                    some = np.array(blocks[group][start:end], np.int64)
+                    runs.append(self._run(sending, number, sending.firsts[group] + start, some))
                     continue
                 while start < end:
                     count = end - start
