@@ -122,7 +122,7 @@ def test_who_has_the_prompt_frees_the_prefill_side(pairs):
     here.run(request("before", pairs.prompt(40)))
     pairs.prefill(there, here, "p", pairs.prompt(40))
     assert there.held
-    assert pairs.decode(here, "d", pairs.prompt(40), pairs.takes(there)) == 39
+    assert pairs.decode(here, "d", pairs.prompt(40), pairs.takes(there)) == 36
     pairs.rest(there, here, seconds=3)
     assert counter(there, "sent_bytes") == 0
 
@@ -180,12 +180,12 @@ def test_who_asks_while_the_prompt_ends_that_is_not_kept_is_told(pairs):
 
 def test_a_prompt_that_was_not_kept_once_may_be_kept_later(pairs):
     there, here = pairs.engine(options={"max_held_share": 0.12}), pairs.engine()
-    pairs.prefill(there, here, "first", pairs.prompt(22))  # of 63 blocks it keeps 5, and no more are
+    pairs.prefill(there, here, "first", pairs.prompt(22))  # of 63 blocks it keeps 6, and no more are
     assert pairs.prefill(there, here, "p", pairs.prompt(22, seed=1)) is None
-    assert pairs.decode(here, "first", pairs.prompt(22), pairs.takes(there)) == 20
+    assert pairs.decode(here, "first", pairs.prompt(22), pairs.takes(there)) == 21
     pairs.rest(there, here)
     assert pairs.prefill(there, here, "again", pairs.prompt(22, seed=1)) is not None
-    assert pairs.decode(here, "d", pairs.prompt(22, seed=1), pairs.takes(there)) == 20
+    assert pairs.decode(here, "d", pairs.prompt(22, seed=1), pairs.takes(there)) == 21
     pairs.rest(there, here)
 
 

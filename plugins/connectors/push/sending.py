@@ -135,8 +135,9 @@ class Sendings:
 
     def layer_done(self, number: int) -> None:
         """Called when a layer has run: copies of it what this step has filled."""
-        self._ran.append(number)
-        self._send_due()
+        if self._dues:
+            self._ran.append(number)
+            self._send_due()
 
     def end(self) -> None:
         """Called when a step's layers have run."""
