@@ -184,16 +184,18 @@ def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
 
 
 def test_a_full_buffer_delays(pairs, shared, no_stream):
-    """Also a prompt that two requests have, and others go on meanwhile."""
+    """Those go first that came first, and others go on meanwhile."""
     layout = make_layout(num_blocks=200)
     there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
     travel(pairs, there, here)
     held = buffer(here).take((1 << 18) - 512)
-    for number in range(4):
-        prompt = pairs.prompt(40, seed=1 + number % 3)
+    for number in range(3):
+        prompt = pairs.prompt(40, seed=1 + number)
         pairs.add(there, f"p{number}", prompt, pairs.asks(here), 1)
         pairs.add(here, f"d{number}", prompt, {"do_remote_prefill": True})
     pairs.until(lambda: len(inbox(here)._waiting) == 3, there, here)
+    lane = next(iter(there.workers.made[0].transfer.inner._lanes._lanes.values()))
+    pairs.until(lambda: [one.owner for one, _ in lane._waiting.copy()] == ["p0", "p1", "p2"], there)
     for engine in (there, here):
         name = f"other {engine is there}"
         engine.run(request(name, pairs.prompt(20, seed=9), 3), until=partial(engine.ended, name))

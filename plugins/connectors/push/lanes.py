@@ -214,7 +214,10 @@ class _Lane:
         while True:
             self._work_off()
             if self._waiting and time.monotonic() > self._asks_at:
-                self._begin(*self._waiting.popleft())
+                oldest, until = self._waiting.popleft()
+                self._begin(oldest, until)
+                if self._waiting and self._waiting[-1][0] is oldest:
+                    self._waiting.rotate()
                 self._asks_at = time.monotonic() + _ROOM_SECONDS
             try:
                 job = self._jobs.get(timeout=self._pause())
@@ -289,7 +292,7 @@ class _Lane:
             parcel.answered = True
             return
         if isinstance(answer, Full):
-            self._waiting.appendleft((parcel, until))
+            self._waiting.append((parcel, until))
             return
         self._take_answer(parcel, answer)
         with parcel.lock:
