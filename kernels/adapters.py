@@ -22,9 +22,9 @@ from .hopper import hopper_kernel
 #: Tokens of a program, inputs that it reads at a time, most pieces of the inputs, and most outputs of a span.
 _TOKENS, _INPUTS, _PIECES, SPAN = 16, 128, 8, 128
 _BLOCK = 512
-#: Up to how many tokens -> sizes of `few_adapters.add_adapters`, rising; empty until a GPU has measured them
-#: (`benchmarks/kernels/adapters_sweep.py`). The first that has room is taken on Hopper.
-FEW: dict[int, dict[str, Any]] = {}
+#: Up to how many tokens -> inputs of a program of `few_adapters`, rising; taken on Hopper, and measured on an H200
+#: (`benchmarks/kernels/adapters_sweep.py`).
+FEW = {16: 512, 64: 1024}
 
 
 @triton.jit
@@ -109,9 +109,9 @@ def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any) -> Tensor:
     num_outputs, rank = weights.up.shape[1:]
     if num_tokens == 0 or len(weights.spans) == 0:
         return y
-    if FEW and (sizes := next((found for most, found in FEW.items() if num_tokens <= most), None)) is not None:
+    if (piece := next((found for most, found in FEW.items() if num_tokens <= most), None)) is not None:
         few = hopper_kernel(x.device, "few_adapters", "add_few")
-        if few is not None and (out := few(y, x, weights, groups, sizes)) is not None:
+        if few is not None and (out := few(y, x, weights, groups, piece)) is not None:
             return out
     blocks = num_tokens // _TOKENS + min(num_slots, num_tokens)
     slots = triton.next_power_of_2(num_slots)

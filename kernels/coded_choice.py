@@ -17,9 +17,25 @@ from .coded_warpgroups import Warpgroups
 
 Sizes = Fragments | Warpgroups | Ring
 S = TypeVar("S")
-#: By whether codes are nibbles, as `MEASURED`, of one row that comes alone; empty until a GPU has measured it.
-#: `benchmarks/kernels/ring_sweep.py` prints it.
-ONE_ROW: dict[bool, dict[tuple[int, int], Ring | None]] = {}
+#: As `MEASURED`, of one row that comes alone with 8-bit floats. `benchmarks/kernels/ring_sweep.py` printed it.
+ONE_ROW: dict[tuple[int, int], Ring | None] = {
+    (6144, 4096): Ring(2, 3),
+    (4096, 4096): Ring(3, 2),
+    (28672, 4096): Ring(4, 2),
+    (4096, 14336): Ring(5, 2),
+    (3072, 4096): Ring(5, 2),
+    (4096, 2048): None,
+    (14336, 4096): Ring(4, 2),
+    (4096, 7168): Ring(4, 2),
+    (4096, 1024): None,
+    (1024, 2048): Ring(8, 1),
+    (6144, 1024): Ring(3, 3),
+    (1024, 3072): Ring(8, 1),
+    (7168, 5120): Ring(4, 2),
+    (5120, 5120): Ring(3, 3),
+    (34816, 5120): Ring(5, 2),
+    (5120, 17408): Ring(2, 4),
+}
 #: By whether codes are nibbles and the rows of a program: (outputs, inputs) of products, and the quickest sizes, or
 #: None where another kernel is quicker. `benchmarks/kernels/coded_sweep.py` printed it, on an H200.
 MEASURED: dict[tuple[bool, int], dict[tuple[int, int], Sizes | None]] = {
@@ -97,9 +113,9 @@ def sizes_for(rows: int, outputs: int, depth: int, *, nibbles: bool) -> Sizes | 
 
 
 @lru_cache(maxsize=4096)
-def ring_for(outputs: int, depth: int, *, nibbles: bool) -> Ring | None:
-    """As `sizes_for`, of one row by the ring of copies."""
-    return _nearest(ONE_ROW.get(nibbles, {}), outputs, depth)
+def ring_for(outputs: int, depth: int) -> Ring | None:
+    """As `sizes_for`, of one row of 8-bit floats by the ring of copies."""
+    return _nearest(ONE_ROW, outputs, depth)
 
 
 def _nearest(known: Mapping[tuple[int, int], S], outputs: int, depth: int) -> S | None:
@@ -131,8 +147,8 @@ def quickest(
     if not 0 < len(x) <= MOST_ROWS or not coded_fragments.fits(codes, scales, block):
         return None
     nibbles = codes.dtype == torch.int32
-    if len(x) == 1 and ONE_ROW and coded_ring.fits(codes, scales, block, zeros):
-        ring = ring_for(len(codes), x.shape[1], nibbles=nibbles)
+    if len(x) == 1 and coded_ring.fits(codes, scales, block, zeros):
+        ring = ring_for(len(codes), x.shape[1])
         if ring is not None:
             return product(x, codes, scales, block, zeros, bias, ring)
     sizes = sizes_for(len(x), len(codes), x.shape[1], nibbles=nibbles)

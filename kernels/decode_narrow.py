@@ -49,53 +49,18 @@ cvt.rn.f16x2.e4m3x2 $1, b;
 cvt.rn.f16x2.e4m3x2 $2, c;
 cvt.rn.f16x2.e4m3x2 $3, d;
 }""")
-#: The same without the instruction that converts: sign and the seven other bits are moved, which gives 2 ** -8 of the
-#: number. What is no number becomes 480.
-_MOVED_PAIRS = tl.constexpr("""{
-.reg .b32 a, b;
-prmt.b32 a, $2, $2, 0x1000;
-prmt.b32 b, $2, $2, 0x3020;
-shr.u32 $0, a, 1;
-shr.u32 $1, b, 1;
-and.b32 a, a, 0x80008000;
-and.b32 b, b, 0x80008000;
-lop3.b32 $0, $0, 0x3F803F80, a, 0xEA;
-lop3.b32 $1, $1, 0x3F803F80, b, 0xEA;
-}""")
-_MOVED_CROSSED = tl.constexpr("""{
-.reg .b32 a, b, c, d;
-prmt.b32 a, $4, $5, 0x4400;
-prmt.b32 b, $4, $5, 0x5511;
-prmt.b32 c, $4, $5, 0x6622;
-prmt.b32 d, $4, $5, 0x7733;
-shr.u32 $0, a, 1;
-shr.u32 $1, b, 1;
-shr.u32 $2, c, 1;
-shr.u32 $3, d, 1;
-and.b32 a, a, 0x80008000;
-and.b32 b, b, 0x80008000;
-and.b32 c, c, 0x80008000;
-and.b32 d, d, 0x80008000;
-lop3.b32 $0, $0, 0x3F803F80, a, 0xEA;
-lop3.b32 $1, $1, 0x3F803F80, b, 0xEA;
-lop3.b32 $2, $2, 0x3F803F80, c, 0xEA;
-lop3.b32 $3, $3, 0x3F803F80, d, 0xEA;
-}""")
 
 
 @dataclass(frozen=True)
 class NarrowLaunch:
-    """Sizes of a launch: groups of 16 keys in a tile, most splits of a row's keys, and how short splits may be.
+    """Sizes of a launch: most splits of a row's keys, how short they may be, and groups of 16 keys in a tile.
 
-    `converts`: by the chip's instruction, not by moving bits. `min_span` is as for `decode.DecodeLaunch`. A thread has
-    at most so many `registers`; 0: as many as the compiler wants.
+    `min_span` is as for `decode.DecodeLaunch`.
     """
 
-    groups: int
     splits: int
-    converts: bool = True
     min_span: int = 0
-    registers: int = 0
+    groups: int = 2
 
 
 @gluon.jit
@@ -107,25 +72,23 @@ def _halves(pairs):
 
 
 @gluon.jit
-def _numbers(words, CONVERTS: tl.constexpr):
+def _numbers(words):
     """float16 [16, 32, 2, 2] of words [16, 32]: which half of a word, and of a half."""
     if _ASM:
-        asm: tl.constexpr = _PAIRS if CONVERTS else _MOVED_PAIRS
-        a, b = gl.inline_asm_elementwise(asm, "=&r,=&r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
+        a, b = gl.inline_asm_elementwise(_PAIRS, "=&r,=&r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1)
         found = gl.join(_halves(a), _halves(b))
     else:
-        unit: tl.constexpr = 1.0 if CONVERTS else 2.0**-8
         found = gl.join(
-            gl.join(_plain_float(words, 0, gl.float16) * unit, _plain_float(words, 1, gl.float16) * unit),
-            gl.join(_plain_float(words, 2, gl.float16) * unit, _plain_float(words, 3, gl.float16) * unit),
+            gl.join(_plain_float(words, 0, gl.float16), _plain_float(words, 1, gl.float16)),
+            gl.join(_plain_float(words, 2, gl.float16), _plain_float(words, 3, gl.float16)),
         )
     return gl.permute(found, (0, 1, 3, 2))
 
 
 @gluon.jit
-def _key_operand(words, SCORES: tl.constexpr, CONVERTS: tl.constexpr):
+def _key_operand(words, SCORES: tl.constexpr):
     """[128, 16]: the numbers of keys, words [16, 32], in the order of `_feature`."""
-    keys = gl.reshape(_numbers(words, CONVERTS), (16, 2, 4, 2, 8))
+    keys = gl.reshape(_numbers(words), (16, 2, 4, 2, 8))
     keys = gl.permute(gl.reshape(gl.permute(keys, (0, 1, 3, 2, 4)), (16, 128)), (1, 0))
     return gl.convert_layout(keys, gl.DotOperandLayout(1, SCORES, 8), assert_trivial=True)
 
@@ -137,32 +100,30 @@ def _feature(place):
 
 
 @gluon.jit
-def _crossed(first, second, CONVERTS: tl.constexpr):
+def _crossed(first, second):
     """float16 [..., 2, 2, 2] of words [...] of two keys: half of a word, half of that, and which key."""
     if _ASM:
-        asm: tl.constexpr = _CROSSED if CONVERTS else _MOVED_CROSSED
         a, b, c, d = gl.inline_asm_elementwise(
-            asm, "=&r,=&r,=&r,=&r,r,r", [first, second],
+            _CROSSED, "=&r,=&r,=&r,=&r,r,r", [first, second],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
         found = gl.join(gl.join(_halves(a), _halves(c)), gl.join(_halves(b), _halves(d)))
     else:
-        unit: tl.constexpr = 1.0 if CONVERTS else 2.0**-8
-        one = gl.join(_plain_float(first, 0, gl.float16), _plain_float(second, 0, gl.float16)) * unit
-        two = gl.join(_plain_float(first, 1, gl.float16), _plain_float(second, 1, gl.float16)) * unit
-        three = gl.join(_plain_float(first, 2, gl.float16), _plain_float(second, 2, gl.float16)) * unit
-        four = gl.join(_plain_float(first, 3, gl.float16), _plain_float(second, 3, gl.float16)) * unit
+        one = gl.join(_plain_float(first, 0, gl.float16), _plain_float(second, 0, gl.float16))
+        two = gl.join(_plain_float(first, 1, gl.float16), _plain_float(second, 1, gl.float16))
+        three = gl.join(_plain_float(first, 2, gl.float16), _plain_float(second, 2, gl.float16))
+        four = gl.join(_plain_float(first, 3, gl.float16), _plain_float(second, 3, gl.float16))
         found = gl.join(gl.join(one, three), gl.join(two, four))
     return found  # [..., key, half of a word, half of that]
 
 
 @gluon.jit
-def _value_operand(words, SUMS: tl.constexpr, CONVERTS: tl.constexpr):
+def _value_operand(words, SUMS: tl.constexpr):
     """[128, 16]: the numbers of values, words [16, 32], turned; row m is number m % 8 * 16 + m // 8."""
     # a key's number is 8 i + 2 t + b, and a word's 4 g + w
     pairs = gl.permute(gl.reshape(words, (2, 4, 2, 8, 4)), (0, 1, 3, 4, 2))
     first, second = gl.split(pairs)
-    found = _crossed(first, second, CONVERTS)  # [i, t, g, w, b, half, half of that]
+    found = _crossed(first, second)  # [i, t, g, w, b, half, half of that]
     found = gl.reshape(gl.permute(found, (3, 5, 6, 2, 0, 1, 4)), (128, 16))
     return gl.convert_layout(found, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
 
@@ -213,18 +174,18 @@ def _weigh(scores, peak, total, factor, GROUPS: tl.constexpr):
 
 
 @gluon.jit
-def _score(query, words, SCORES: tl.constexpr, HEADS: tl.constexpr, CONVERTS: tl.constexpr):
+def _score(query, words, SCORES: tl.constexpr, HEADS: tl.constexpr):
     """Scores [8, 16] of a group of keys."""
     empty = gl.zeros([16, 16], gl.float32, SCORES)
-    return _real_heads(mma_v2(query, _key_operand(words, SCORES, CONVERTS), empty), HEADS)
+    return _real_heads(mma_v2(query, _key_operand(words, SCORES), empty), HEADS)
 
 
 @gluon.jit
-def _add(acc, weight, words, SUMS: tl.constexpr, CONVERTS: tl.constexpr):
+def _add(acc, weight, words, SUMS: tl.constexpr):
     """acc [128, 8] and the weighted values of a group."""
     right = gl.permute(weight.to(gl.float16), (1, 0))
     right = gl.convert_layout(right, gl.DotOperandLayout(1, SUMS, 2), assert_trivial=True)
-    return mma_v2(_value_operand(words, SUMS, CONVERTS), right, acc)
+    return mma_v2(_value_operand(words, SUMS), right, acc)
 
 
 @gluon.jit
@@ -284,7 +245,7 @@ def _join(out, partial, lse, first_head, used, LAYER: tl.constexpr, ROOM: tl.con
 @gluon.jit(do_not_specialize=["ordered", "min_span"])
 def _narrow_decode(
     out, parts, tokens, cache, words, scales, rows, scores, ordered, min_span,
-    LAYER: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr, ROOM: tl.constexpr, CONVERTS: tl.constexpr,
+    LAYER: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr, ROOM: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, QUERIES: tl.constexpr, SCORES: tl.constexpr, HEADS: tl.constexpr,
     LINE: tl.constexpr, PARTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -336,8 +297,6 @@ def _narrow_decode(
         unit = ((largest - 14) << 23).to(gl.float32, bitcast=True)
         unit, _ = gl.split(gl.permute(gl.reshape(unit, (2, 8)), (1, 0)))
         scale, value_scale = scales_of(scores, kv_head)
-        if not CONVERTS:
-            scale, value_scale = scale * 256.0, value_scale * 256.0
         factor = gl.convert_layout(unit, gl.SliceLayout(1, HEADS)) * (scale * LOG2E)
 
         of_head = kv_head * words.stride_head
@@ -360,13 +319,13 @@ def _narrow_decode(
             after = at + BLOCK_N
             found = _nothing()
             for group in gl.static_range(GROUPS):
-                found = _with(found, _score(query, keys[group], SCORES, HEADS, CONVERTS))
+                found = _with(found, _score(query, keys[group], SCORES, HEADS))
             keys = _load(words.key + of_head, pages, after, key_places, after < full, words.stride_block,
                          words.stride_token, PAGE, GROUPS)  # fmt: skip
             weights, peak, total, shrink = _weigh(found, peak, total, factor, GROUPS)
             acc *= gl.convert_layout(shrink, gl.SliceLayout(0, SUMS))[None, :]
             for group in gl.static_range(GROUPS):
-                acc = _add(acc, weights[group], held[group], SUMS, CONVERTS)
+                acc = _add(acc, weights[group], held[group], SUMS)
             held = _load(words.value + of_head, pages, after, value_places, after < full, words.stride_block,
                          words.stride_token, PAGE, GROUPS)  # fmt: skip
             pages = _pages(table, after + BLOCK_N, high - 1, PAGE, GROUPS)
@@ -374,13 +333,13 @@ def _narrow_decode(
             base = gl.load(table + at // PAGE).to(gl.int64) * words.stride_block + at % PAGE * words.stride_token
             base += of_head
             own = gl.load(words.key + base + key_places, mask=(at + key_row < high)[:, None], other=0)
-            score = _score(query, own, SCORES, HEADS, CONVERTS)
+            score = _score(query, own, SCORES, HEADS)
             position = at + gl.arange(0, 16, gl.SliceLayout(0, HEADS))
             score = gl.where((position < high)[None, :], score, float("-inf"))
             weights, peak, total, shrink = _weigh(_with(_nothing(), score), peak, total, factor, 1)
             acc *= gl.convert_layout(shrink, gl.SliceLayout(0, SUMS))[None, :]
             own = gl.load(words.value + base + value_places, mask=(at + value_row < high)[:, None], other=0)
-            acc = _add(acc, weights[0], own, SUMS, CONVERTS)
+            acc = _add(acc, weights[0], own, SUMS)
 
         whole = gl.sum(total, 1)
         acc *= gl.convert_layout(value_scale / whole, gl.SliceLayout(0, SUMS))[None, :]
@@ -467,7 +426,6 @@ def decode_attention(
         shape = (num_rows, num_heads, parts)
         partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(shape, dtype=torch.float32, device=query.device)
-    limited = {"maxnreg": launch.registers} if launch.registers and not INTERPRETED else {}
     _narrow_decode[(launch.splits, kv_heads, num_rows)](
         out, (partial, lse, arrivals),
         Projected(query, key, value, query.stride(0), key.stride(0), value.stride(0)), paged_cache(kv_cache),
@@ -475,6 +433,6 @@ def decode_attention(
         Rows(slot_mapping, seq_lens, block_table, block_table.stride(0), seq_lens if order is None else order),
         scores_of(scale, 0.0, None, None, key_scale, value_scale), int(order is not None), launch.min_span,
         LAYER=layer_of(query, kv_cache), GROUPS=launch.groups, SPLIT=launch.splits > 1, ROOM=parts,
-        CONVERTS=launch.converts, num_warps=1, **_layouts(), **chained(query.device), **limited,
+        num_warps=1, **_layouts(), **chained(query.device),
     )  # fmt: skip
     return out

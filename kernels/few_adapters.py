@@ -22,8 +22,8 @@ from .coded_fragments import _nothing, _with
 from .portable import INTERPRETED, gl, gluon, mma_v2
 
 barrier = gl.barrier if INTERPRETED else real_barrier
-#: Outputs of a span; the most tokens of a program; inputs of a piece, and the most pieces; slots that are read at once.
-SPAN, TOKENS, PIECE, PIECES, SLOTS = 128, 64, 512, 32, 8
+#: Outputs of a span; tokens of a program; the most pieces of the inputs; slots that are read at once.
+SPAN, TOKENS, PIECES, SLOTS = 128, 16, 32, 8
 
 
 @gluon.jit(do_not_specialize=["num_tokens"])
@@ -148,18 +148,15 @@ def _up_few(
     gl.store(target, before + added, mask=present)
 
 
-@lru_cache(maxsize=8)
-def _layouts(tokens: int) -> tuple[dict[str, object], dict[str, object]]:
+@lru_cache(maxsize=1)
+def _layouts() -> tuple[dict[str, object], dict[str, object]]:
     """How eight warps hold what *down* and what *up* reads and adds up."""
     lanes = [[0, 0, 8], [0, 0, 16], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     sixteen = [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 8, 0], [0, 0, 32]]
-    more = [16 << bit for bit in range((tokens // 16).bit_length() - 1)]
     warps = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
     down = {
         "WIDE": gl.DistributedLinearLayout(sixteen, lanes, warps, [], [8, 16, 64]),
-        "XS": gl.DistributedLinearLayout(
-            [*sixteen, *([0, row, 0] for row in more)], lanes, warps, [], [8, tokens, 64]
-        ),
+        "XS": gl.DistributedLinearLayout(sixteen, lanes, warps, [], [8, TOKENS, 64]),
         "SUMS": gl.NVMMADistributedLayout([2, 0], [8, 1, 1], [1, 16, 8]),
     }  # fmt: skip
     eight = [[1, 0], [2, 0], [4, 0]]
@@ -169,8 +166,7 @@ def _layouts(tokens: int) -> tuple[dict[str, object], dict[str, object]]:
             [[0, 1], [0, 2], [64, 0]], [[0, 4], [0, 8], *eight], [[8, 0], [16, 0], [32, 0]], [], [128, 16]
         ),
         "Y": gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [8, 0], *([row, 0] for row in more)], [[0, 4], [0, 8], *eight],
-            [[0, 16], [0, 32], [0, 64]], [], [tokens, 128],
+            [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], *eight], [[0, 16], [0, 32], [0, 64]], [], [TOKENS, 128],
         ),
         "ADDED": gl.NVMMADistributedLayout([2, 0], [1, 8], [16, 8]),
     }  # fmt: skip
@@ -193,21 +189,13 @@ def fits(y: Tensor, x: Tensor, weights: Any) -> bool:
     )
 
 
-def add_few(y: Tensor, x: Tensor, weights: Any, groups: Any, sizes: dict[str, Any]) -> Tensor | None:
-    """`add_adapters` with such sizes; None where there is no kernel."""
-    return add_adapters(y, x, weights, groups, **sizes) if fits(y, x, weights) else None
+def add_few(y: Tensor, x: Tensor, weights: Any, groups: Any, piece: int) -> Tensor | None:
+    """`add_adapters`; None where there is no kernel."""
+    return add_adapters(y, x, weights, groups, piece) if fits(y, x, weights) else None
 
 
-def add_adapters(
-    y: Tensor, x: Tensor, weights: Any, groups: Any, *, piece: int = PIECE, most: int = TOKENS,
-    registers: int = 0, chains: bool = False,
-) -> Tensor:  # fmt: skip
-    """As `adapters.add_adapters`, of what `fits`.
-
-    A program of *down* has `piece` inputs, a multiple of 512, and one of either kernel `most` tokens: 16, 32 or 64; a
-    thread of *up* has at most so many `registers`, 0: as many as the compiler wants. With `chains` both kernels begin
-    while the one before them ends.
-    """
+def add_adapters(y: Tensor, x: Tensor, weights: Any, groups: Any, piece: int) -> Tensor:
+    """As `adapters.add_adapters`, of what `fits`. A program of *down* has `piece` inputs, a multiple of 512."""
     num_tokens, num_inputs = x.shape
     num_slots, num_rows, _ = weights.down.shape
     num_outputs, rank = weights.up.shape[1:]
@@ -217,19 +205,16 @@ def add_adapters(
     if pieces > PIECES:
         piece = triton.cdiv(triton.cdiv(num_inputs, PIECES), 512) * 512
         pieces = triton.cdiv(num_inputs, piece)
-    tokens = min(most, max(16, triton.next_power_of_2(num_tokens)))
-    blocks = triton.cdiv(num_tokens, tokens)
-    down, up = _layouts(tokens)
-    how = chained(x.device) if chains else {"CHAINED": False}
-    limited = {"maxnreg": registers} if registers and not INTERPRETED else {}
+    blocks = triton.cdiv(num_tokens, TOKENS)
+    (down, up), how = _layouts(), chained(x.device)
     sums = torch.empty(pieces, num_tokens, num_rows, dtype=torch.float32, device=x.device)
     _down_few[(num_slots * num_rows // 16, pieces, blocks)](
         x, x.stride(0), weights.down, sums, sums.stride(0), groups.slots, num_tokens, num_inputs, num_rows, piece,
-        TOKENS=tokens, num_warps=8, **down, **how,
+        TOKENS=TOKENS, num_warps=8, **down, **how,
     )  # fmt: skip
     _up_few[(blocks, len(weights.spans))](
         y, y.stride(0), weights.up, sums, sums.stride(0), weights.spans, groups.slots, num_tokens, num_slots,
-        num_outputs, num_rows, PIECES=pieces, RANK=rank, TOKENS=tokens, SLOTS=min(SLOTS, num_slots), num_warps=8,
-        **up, **how, **limited,
+        num_outputs, num_rows, PIECES=pieces, RANK=rank, TOKENS=TOKENS, SLOTS=min(SLOTS, num_slots), num_warps=8,
+        **up, **how,
     )  # fmt: skip
     return y

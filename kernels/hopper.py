@@ -20,7 +20,7 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _gluon(module: str, name: str) -> Callable[..., Tensor] | None:
     try:
         found: Callable[..., Tensor] = getattr(import_module(f".{module}", __package__), name)

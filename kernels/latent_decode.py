@@ -75,7 +75,7 @@ def launch_for(num_heads: int, dtype: torch.dtype, splits: int = 1) -> LatentLau
     if dtype.itemsize > 2:  # products of float32 are sums in registers
         return LatentLaunch(16, 16, splits, 8, 1)
     if block_h == 16:
-        return LatentLaunch(16, 32, splits, 4, 2)
+        return LatentLaunch(16, 32, splits, 4, 5 if _is_hopper() else 2)
     if block_h == 32:
         return LatentLaunch(32, 32, splits, 8, 2)
     return LatentLaunch(64, 64, splits, 8, 2) if _is_hopper() else LatentLaunch(64, 32, splits, 8, 2)

@@ -1,12 +1,12 @@
 """Finds the quickest kernels of what adapters add to the products of a layer of Llama 8B.
 
-    PYTHONPATH=src:. python benchmarks/kernels/adapters_sweep.py [--seconds 100] [--rows 64,16,8] [--json FILE]
+    PYTHONPATH=src:. python benchmarks/kernels/adapters_sweep.py [--seconds 100] [--rows 64,16] [--json FILE]
 
 8 slots of rank 16, which tokens take in turn; query, key and value, the output, gate and up, and down. "now" is what
-steps launch (`frame.kernels.adapters`), the others are sizes of `frame.kernels.few_adapters`. Each is compared with the
-products in float32, then timed in a replayed graph over the weights of several layers, with a product between two of
-them as in a step; the product's own time is taken off. The sum over a layer must come to 39 us or less from 59 for 0.88
-of the speed without adapters.
+steps launch, "other" what they would without `frame.kernels.few_adapters`, and a number is a size of those. Each is
+compared with the products in float32, then timed in a replayed graph over the weights of several layers, with a product
+between two of them as in a step; the product's own time is taken off. The sum over a layer must come to 39 us or less
+from 59 for 0.88 of the speed without adapters.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -31,13 +32,8 @@ LAYERS: dict[str, tuple[int, tuple[int, ...]]] = {
     "qkv": (4096, (4096, 1024, 1024)), "o": (4096, (4096,)), "gate_up": (4096, (14336, 14336)), "down": (14336, (4096,))
 }  # fmt: skip
 RANK, SLOTS, COUNT, BF16 = 16, 8, 12, torch.bfloat16
-#: (inputs of a piece, tokens of a program, registers, chained).
-SIZES = [
-    (piece, most, registers, chains)
-    for most, registers in ((64, 0), (32, 0), (32, 128), (16, 0))
-    for piece in (512, 1024)
-    for chains in (False, True)
-]
+#: Inputs of a program of *down*.
+PIECES = (512, 1024, 2048)
 
 
 class Case:
@@ -84,17 +80,19 @@ class Case:
         return both - microseconds([self.product] * len(self.weights))
 
 
+def other(*given: Any) -> Tensor:
+    """What steps would launch without the kernels of few slots."""
+    with patch.object(adapters, "FEW", {}):
+        return adapters.add_adapters(*given)
+
+
 def measure(rows: int, end: float) -> dict[str, Any]:
     """Prints the times of all sizes at so many rows, the best of each product, and of a whole layer."""
     found: dict[str, list[tuple[float, str]]] = {}
     for name in LAYERS:
         case = Case(name, rows)
-        tried: list[tuple[str, Callable[..., Tensor]]] = [("now", adapters.add_adapters)]
-        for piece, most, registers, chains in SIZES:
-            if most > max(16, rows) or -(-LAYERS[name][0] // piece) > few_adapters.PIECES:
-                continue
-            how = {"piece": piece, "most": most, "registers": registers, "chains": chains}
-            tried.append((str(how), partial(few_adapters.add_adapters, **how)))
+        tried: list[tuple[str, Callable[..., Tensor]]] = [("now", adapters.add_adapters), ("other", other)]
+        tried += [(str(piece), partial(few_adapters.add_adapters, piece=piece)) for piece in PIECES]
         times = []
         for text, add in tried:
             if time.monotonic() > end:
@@ -126,7 +124,7 @@ def measure(rows: int, end: float) -> dict[str, Any]:
 def main() -> None:
     """Measures all numbers of rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="64,16,8")
+    parser.add_argument("--rows", default="64,32,16,1,128")
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -136,12 +134,11 @@ def main() -> None:
         for rows in counts:
             for name in LAYERS:
                 case = Case(name, rows, 1)
-                adapters.add_adapters(case.product(), case.x, case.weights[0], case.groups)
-                for piece, most, registers, chains in SIZES:
-                    few_adapters.add_adapters(
-                        case.product(), case.x, case.weights[0], case.groups,
-                        piece=piece, most=most, registers=registers, chains=chains,
-                    )  # fmt: skip
+                given = case.product(), case.x, case.weights[0], case.groups
+                adapters.add_adapters(*given)
+                other(*given)
+                for piece in PIECES:
+                    few_adapters.add_adapters(*given, piece)
 
     rehearse(launch_all)
     print(f"{torch.cuda.get_device_name()}: compiled after {time.monotonic() - begin:.0f} s", flush=True)

@@ -32,12 +32,12 @@ from frame.kernels.row_order import longest_first
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
-SHAPES = "64x8192,64x2048,64x8192r,256x1024,256x1024r,16x8192,8x32768,1x32768,128x4096"
+SHAPES = "64x8192,64x2048,64x8192r,256x1024,256x1024r,16x8192,8x32768,1x32768,1x2048,4x8192,128x4096,128x4096r"
 HEADS, KV_HEADS, DIM, PAGE, SCALE = 32, 8, 128, 16, 128**-0.5
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-#: (groups of 16 keys, whether the chip converts, registers).
-TILES = [(2, True, 200), (2, True, 0), (1, True, 168), (1, True, 144), (2, False, 200), (1, False, 144)]
-SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
+#: Groups of 16 keys in a tile.
+TILES = (2, 1)
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
 
 
 class Case:
@@ -100,14 +100,14 @@ def candidates(lengths: list[int]) -> list[tuple[NarrowLaunch, bool]]:
     """What is worth a measurement: no splits of fewer than 256 keys, up to 40 programs a multiprocessor."""
     pairs = len(lengths) * KV_HEADS
     found = []
-    for groups, converts, registers in TILES:
+    for groups in TILES:
         for splits in SPLITS:
             few = pairs * splits < 132 * 4 and splits < SPLITS[-1] and splits * 512 < max(lengths)
             if few or pairs * splits > 132 * 40 or (splits > 1 and max(lengths) // splits < 256):
                 continue
-            found.append((NarrowLaunch(groups, splits, converts, 0, registers), False))
+            found.append((NarrowLaunch(splits, 0, groups), False))
             if len(set(lengths)) > 1:
-                found.append((NarrowLaunch(groups, splits, converts, 1024, registers), True))
+                found.append((NarrowLaunch(splits, 1024, groups), True))
     return found
 
 
@@ -126,9 +126,10 @@ def measure(shape: str, end: float) -> dict[str, Any]:
     torch.cuda.empty_cache()
     case = Case(lengths, E4M3)
     now, same, exact = microseconds([case.now] * 4), case.now(), case.expected()
+    chosen = case.plan.narrow or case.plan.decode
     print(
         f"{shape}: bf16 {bf16:.1f} us, {2 * size / bf16 / 1e6:.2f} TB/s; now {now:.1f} us, "
-        f"{size / now / 1e6:.2f} TB/s, ratio {bf16 / now:.2f}, error {error(same[:1], exact):.1e}, {case.plan.decode}",
+        f"{size / now / 1e6:.2f} TB/s, ratio {bf16 / now:.2f}, error {error(same[:1], exact):.1e}, {chosen}",
         flush=True,
     )
     times = []
@@ -163,9 +164,9 @@ def main() -> None:
 
     def launch_all() -> None:
         case = Case([2048] * 4, E4M3)
-        for groups, converts, registers in TILES:
-            for splits in (1, 2, 32):
-                case.narrow(NarrowLaunch(groups, splits, converts, 0, registers), False)
+        for groups in TILES:
+            for splits in (1, 2, 32, 64):
+                case.narrow(NarrowLaunch(splits, 0, groups), False)
 
     rehearse(launch_all)
     print(f"{torch.cuda.get_device_name()}: compiled after {time.monotonic() - begin:.0f} s", flush=True)

@@ -98,6 +98,9 @@ def _serve_engine(
 
 
 def _serve_worker(descriptor: int, heartbeat: int) -> int:
+    from ..processes.child_process import switch_often
+
+    switch_often()
     from ..worker.worker_process import serve_worker
 
     return serve_worker(descriptor, heartbeat)

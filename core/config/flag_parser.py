@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from argparse import BooleanOptionalAction
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any, NoReturn
 
 from .errors import ConfigError, near
@@ -40,6 +42,10 @@ class FlagParser(argparse.ArgumentParser):
             if self.show_help is not None and named is not None:
                 print(self.show_help(named.partition("=")[2]), end="")
                 self.exit(0)
+            for item, after in zip_longest(items, items[1:], fillvalue=""):
+                flag, equals, given = item.partition("=")
+                if flag in self._switches and (equals or after.lower() in ("true", "false")):
+                    raise ConfigError(self._no_value(flag, given if equals else after))
             plain, dotted = self._take_dotted(items)
             found, rest = super().parse_known_args(plain, namespace)
             for name, value in dotted.items():
@@ -56,9 +62,20 @@ class FlagParser(argparse.ArgumentParser):
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                self.error(f"unexpected argument {rest[0]!r}")
+                items = [_dashes(item) for item in (sys.argv[1:] if args is None else args)]
+                flags = [flag for flag, item in pairwise(items) if item == rest[0] and flag in self._switches]
+                self.error(self._no_value(flags[0], rest[0]) if flags else f"unexpected argument {rest[0]!r}")
             self.error(f"no flag {name!r}{near(name, self._option_string_actions)}; {self.prog} --help lists them")
         return found
+
+    @property
+    def _switches(self) -> dict[str, Sequence[str]]:
+        """By flag that takes no value: those with which its setting is written."""
+        flags = self._option_string_actions
+        return {name: one.option_strings for name, one in flags.items() if isinstance(one, BooleanOptionalAction)}
+
+    def _no_value(self, flag: str, value: str) -> str:
+        return f"{flag} takes no value, got {value!r}; write {' or '.join(self._switches[flag])}"
 
     def error(self, message: str) -> NoReturn:
         """Prints one sentence and exits with status 2."""

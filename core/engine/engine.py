@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from frame.transfers import news
 from frame.transfers.merging import ResultMerge
 
 from ..interfaces.client import BrokenEngineError, EngineInfo
@@ -133,11 +134,11 @@ class Engine:
         answered = self._launch()
         outputs, self._late = self._late, []
         if self._in_flight and not answered:
-            plan, handle = self._in_flight.popleft()
-            outputs += self._answer(plan, handle)
-            rows = len(plan.slots) or any(len(later.slots) for later, _ in self._in_flight)
-            if not (rows or outputs or self._waves.running):
-                time.sleep(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
+            idle, num_loading = self._only_transfers(), len(self.scheduler.lifecycle.loading)
+            outputs += self._answer(*self._in_flight.popleft())
+            if idle and not outputs and len(self.scheduler.lifecycle.loading) >= num_loading:
+                news.wait(IDLE_SECONDS)  # only a connector has work, and it is asked by steps without rows
+                self.scheduler.use_pause()
         elif not (self._in_flight or outputs):
             if self.scheduler.quarantine.active:
                 time.sleep(IDLE_SECONDS)  # suspects wait for their trial
@@ -271,6 +272,8 @@ class Engine:
         if stopped and not self._waves.running:
             return False
         while self._waves.allows:
+            if self._in_flight and self._only_transfers():
+                return False  # its answer may let requests begin, and comes at once
             empty = self._waves.demands or (self._idle_capture.wanted and not self._in_flight)
             plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped)
             if plan is None:
@@ -280,6 +283,10 @@ class Engine:
             if self._launch_one(plan) and behind:
                 return True
         return False
+
+    def _only_transfers(self) -> bool:
+        """Whether the launched steps, which have no rows, ask a connector alone."""
+        return not (self._waves.running or any(len(plan.slots) for plan, _ in self._in_flight))
 
     def _launch_one(self, plan: StepPlan) -> bool:
         """Launches a step; returns whether rows of it follow a grammar."""

@@ -81,7 +81,12 @@ class CacheView:
 
 
 class ConnectorScheduler(ABC):
-    """The half in the engine, called from the engine's loop. Built as `Class(setup, options)`. Defaults do nothing."""
+    """The half in the engine, called from the engine's loop. Built as `Class(setup, options)`. Defaults do nothing.
+
+    Unless it `reads_hashes`, views have no `block_hashes`, and requests do not wait until a long prompt is hashed.
+    """
+
+    reads_hashes: bool = True
 
     def __init__(self, setup: ConnectorSetup, options: Any = None) -> None:
         self.setup = setup
@@ -179,6 +184,15 @@ class ConnectorWorker(ABC):
     @abstractmethod
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         """Waits until blocks to be saved may be overwritten, and reports; `finished` are the requests that ended."""
+
+    def pending_loads(self) -> Iterable[str] | None:
+        """The requests whose loads it began, and has not reported as received; None: it cannot tell.
+
+        Called behind `end_step` when an earlier step failed, which may have begun its loads or not. The blocks of those
+        that are not named are given to others, so nothing may write to them any more. With None they stay out of use
+        until the loads are reported, or for ten minutes.
+        """
+        return None
 
     def handshake(self) -> bytes:
         """Returns what `ConnectorScheduler.connect` needs of this worker; called once, after `register`."""

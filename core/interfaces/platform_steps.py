@@ -174,6 +174,13 @@ class EagerGraphs(Graphs):
         return work()
 
 
+class TrialRun(Protocol):
+    """Runs steps of every kind."""
+
+    def __call__(self, *, brief: bool = False) -> None:
+        """The first time also in every size for which launch code may choose another kernel, unless `brief`."""
+
+
 class Kernels:
     """Compiles what steps launch before the first request. This class is its own null object: it compiles nothing."""
 
@@ -185,7 +192,7 @@ class Kernels:
         """
         del rehearse
 
-    def prepare(self, run: Callable[[], None]) -> None:
+    def prepare(self, run: TrialRun) -> None:
         """Called once, before memory is profiled. `run` runs steps of every kind on a tiny cache, as often as called.
 
         A platform that needs no preparation does not call it.

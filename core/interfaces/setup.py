@@ -66,7 +66,8 @@ class PlatformSetup(EngineSetup):
 
     With `enforce_eager` no step may be captured. `shares_prefixes`: steps may read a prefix that rows share once for
     many of them. `num_threads`: threads that the host may compute with; None for as many as suit the platform.
-    `serves_adapters`: steps may be `adapted`.
+    `serves_adapters`: steps may be `adapted`. Engines whose workers have the same `steps_key` have the same steps;
+    empty where that is not known.
     """
 
     placement: Placement
@@ -74,6 +75,7 @@ class PlatformSetup(EngineSetup):
     shares_prefixes: bool = False
     num_threads: int | None = None
     serves_adapters: bool = False
+    steps_key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,8 @@ KINDS = {
     #: the worker ends. `tags["config"]`, JSON of a `ConfigReading`, says how the family's config.json is read.
     "model": Kind("frame_models", "model", "model:Model"),
     #: `target` is the scheduler side, `tags["worker"]` the worker side ("package.module:Class"). The engine builds the
-    #: first, each worker the second, when the KV cache exists; both are closed with it.
+    #: first, each worker the second, when the KV cache exists; both are closed with it. `tags["check"]` and
+    #: `tags["device_bytes"]`, functions too, are called before, see `frame.transfers`.
     "connector": Kind("frame_kv_connectors", "KV connector", "connector:ConnectorScheduler"),
     #: A connector with a tier builds one through its setup, when the engine starts.
     "tier-policy": Kind("frame_tier_policies", "tier policy", "frame.tiers.policy:TierPolicy"),

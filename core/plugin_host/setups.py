@@ -52,7 +52,7 @@ def engine_setup(config: FrameConfig, max_model_len: int) -> EngineSetup:
     )
 
 
-def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement) -> PlatformSetup:
+def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement, steps_key: str = "") -> PlatformSetup:
     """For the platform of one worker."""
     return PlatformSetup(
         **vars(engine_setup(config, max_model_len)),
@@ -61,6 +61,7 @@ def platform_setup(config: FrameConfig, max_model_len: int, placement: Placement
         shares_prefixes=config.attention.shared_prefix_min_tokens != 0,
         num_threads=config.executor.num_threads,
         serves_adapters=config.adapters.enable_lora,
+        steps_key=steps_key,
     )
 
 

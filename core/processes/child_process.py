@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from pathlib import Path
 
 from ..plugin_host.offers import PluginError
 
 _PR_SET_PDEATHSIG = 1
+#: The longest that a thread, say of a connector that awaits another engine's answer, waits for one that runs Python.
+_SWITCH_SECONDS = 0.0005
 
 
 def describe(error: BaseException) -> str:
@@ -23,6 +26,14 @@ def describe(error: BaseException) -> str:
 def show_as(name: str) -> None:
     """What `ps` calls this process, at most 15 characters; safe from any thread."""
     Path("/proc/self/comm").write_text(name)
+
+
+def switch_often() -> None:
+    """Has Python give other threads their turn more often than every 5 ms, for all of this process.
+
+    A connector's thread that receives blocks would else wait as long behind each piece while a step is launched.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 def die_with_parent() -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ..config.tree import FrameConfig
 from ..interfaces.executor import DeadWorkerError
 from ..plugin_host.setups import mesh_of
 from .channel import Channel, listen
-from .child_process import describe, die_with_parent, show_as
+from .child_process import describe, die_with_parent, show_as, switch_often
 from .engine_host import EngineHost
 from .journal import Journal, NullJournal
 from .messages import Begin, EngineOrder, EngineReport, Failed, Prepared, Ready, Stage, Wave
@@ -34,8 +33,6 @@ logger = logging.getLogger("frame.server")
 
 #: Seconds that the engine gets to close when its parent is gone.
 _CLOSE_SECONDS = 5.0
-#: The longest that a thread, say of a connector that awaits another engine's answer, waits for one that runs Python.
-_SWITCH_SECONDS = 0.0005
 
 #: Imports what an engine of a configuration needs without touching a device; returns the function that builds the
 #: engine. Calls back with the name of each stage that begins.
@@ -87,7 +84,7 @@ class EngineProcess:
                 listener = self._open()
                 self._host = EngineHost(engine, listener, self._journal, begin, self._report, self._inbox)
                 self._report(Ready(engine.info, self._address))
-                sys.setswitchinterval(_SWITCH_SECONDS)
+                switch_often()
                 self._host.run()
             except Exception as error:
                 lost = isinstance(error, DeadWorkerError)  # whose message says all

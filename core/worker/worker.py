@@ -148,8 +148,9 @@ class Worker:
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
         self.runner.balance.settle()
-        if "weights" not in keep:
-            self._start.holder.drop()
+        holder, frees = self._start.holder, "weights" not in keep
+        if frees:
+            holder.hide()
             self.model.unpack_weights()  # what is packed has no storage to free
         self.runner.connector.register({})
         self._cache_gone = True
@@ -157,8 +158,13 @@ class Worker:
             self.platform.memory().sleep(tuple(keep))
         except BaseException:
             self._give_cache()
+            if frees:
+                self.model.finish_load()
+                holder.show()
             raise
-        self._weights_gone = "weights" not in keep
+        if frees:
+            holder.drop()
+        self._weights_gone = frees
 
     def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
         """Brings the memory back."""

@@ -81,20 +81,24 @@ SPLIT_RULES = (
 
 @dataclass(frozen=True)
 class NarrowRule:
-    """As `SplitRule`, of decodes over a cache of e4m3 by `frame.kernels.decode_narrow`.
-
-    Tiles have so many `groups` of 16 keys, threads at most so many `registers`; `converts` is as for `NarrowLaunch`.
-    """
+    """As `SplitRule`, of decodes over a cache of e4m3 by `frame.kernels.decode_narrow`; 0: 256 keys."""
 
     programs: float
     parts: int
-    groups: int
-    registers: int = 0
-    converts: bool = True
+    min_span: int = 0
 
 
-#: Empty until a GPU has measured them (`benchmarks/kernels/narrow_sweep.py`): such decodes take `SPLIT_RULES`.
-NARROW_RULES: tuple[NarrowRule, ...] = ()
+#: Measured on an H200 as `SPLIT_RULES` (`benchmarks/kernels/narrow_sweep.py`): about eight programs, of one warp each,
+#: run on a multiprocessor at once.
+NARROW_RULES = (
+    NarrowRule(0.3, 32),
+    NarrowRule(0.6, 16),
+    NarrowRule(1.2, 8),
+    NarrowRule(2.2, 4),
+    NarrowRule(4.3, 4, 1024),
+    NarrowRule(8.6, 2, 2048),
+    NarrowRule(float("inf"), 1),
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class TritonAttention(AttentionBackend):
         self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         self._widens = spec.kv_dtype != spec.dtype
-        self._narrow = _narrow_kernel(spec) if NARROW_RULES else None
+        self._narrow = _narrow_kernel(spec)
         # Captured steps keep the one that they were captured with.
         self._arrivals: list[Tensor] = []
 
@@ -181,7 +185,7 @@ class TritonAttention(AttentionBackend):
         covers_all = covers_all or num_decodes == batch.num_tokens
         order, narrow = self._order(batch, num_decodes), None
         if num_decodes and self._narrow and prefix is None and not (spec.deterministic or batch.deterministic):
-            narrow = self._narrow_launch(num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
+            narrow = self._narrow_launch(self._narrow, num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
         return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order, pages, narrow)
 
     def forward(
@@ -296,14 +300,12 @@ class TritonAttention(AttentionBackend):
         launch = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits, long_tiles=long_tiles)
         return replace(launch, min_span=rule.min_span if splits > 1 else 0)
 
-    def _narrow_launch(self, num_rows: int, max_seq_len: int) -> Any:
+    def _narrow_launch(self, narrow: Any, num_rows: int, max_seq_len: int) -> Any:
         share = self._share(num_rows)
-        rule = next((rule for rule in NARROW_RULES if share <= rule.programs), None)
-        if rule is None or self._narrow is None:
-            return None
-        parts = max(1, min(rule.parts, max_seq_len // MIN_NARROW_SPLIT))
-        splits = 1 << (parts.bit_length() - 1) if parts < rule.parts else parts
-        return self._narrow.NarrowLaunch(rule.groups, splits, rule.converts, 0, rule.registers)
+        rule = next(rule for rule in NARROW_RULES if share <= rule.programs)
+        parts = max(1, min(rule.parts, max_seq_len // (rule.min_span or MIN_NARROW_SPLIT)))
+        splits = 1 << (parts.bit_length() - 1)
+        return narrow.NarrowLaunch(splits, rule.min_span if splits > 1 else 0)
 
     def prompt_launch(self, query_lens: np.ndarray, seq_lens: np.ndarray) -> kernels.Launch:
         """Sizes for rows of several new tokens, int [rows], and of all tokens. Few programs divide the keys of rows."""

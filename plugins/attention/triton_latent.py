@@ -29,9 +29,9 @@ from .triton import converts_e4m3
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
-#: Up to how many heads -> programs for each multiprocessor of `frame.kernels.latent_hopper`, rising; empty until a GPU
-#: has measured them (`benchmarks/kernels/latent_sweep.py`). The first that has room is taken for single tokens.
-HOPPER_PROGRAMS: dict[int, int] = {}
+#: A program of `frame.kernels.latent_hopper` computes for 64 heads: where there are no more than `FEW_HEADS`, that pays
+#: for up to `FEW_ROWS` rows of one token. Measured on an H200 (`benchmarks/kernels/latent_sweep.py`).
+FEW_HEADS, FEW_ROWS = 16, 16
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class TritonLatent(LatentBackend):
             raise ValueError("a step without single tokens has no launch for them")
         absorbed = layer.absorb(query[:n])
         given = latent[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n], self._numbers(n, query.device)
-        if HOPPER_PROGRAMS and (hopper := self._by_hopper(absorbed, kv_cache)) is not None:
+        if (hopper := self._by_hopper(absorbed, kv_cache)) is not None:
             kernel, splits = hopper
             return layer.values_of(
                 kernel(absorbed, *given, batch.block_table[:n], scale=self.spec.scale, splits=splits(batch.max_seq_len))
@@ -210,13 +210,17 @@ class TritonLatent(LatentBackend):
     def _by_hopper(
         self, absorbed: Tensor, kv_cache: Tensor
     ) -> tuple[Callable[..., Tensor], Callable[[int], int]] | None:
-        """The Hopper kernel and how many parts rows of a length have, where the table has one for so many heads."""
+        """The Hopper kernel, where it is the quicker one, and how many parts rows of a length have.
+
+        A multiprocessor runs one program at a time.
+        """
         count, heads, _ = absorbed.shape
-        waves = next((waves for most, waves in HOPPER_PROGRAMS.items() if heads <= most), None)
-        serves, kernel = (hopper_kernel(absorbed.device, "latent_hopper", name) for name in ("serves", "latent_decode"))
-        if waves is None or serves is None or kernel is None or not serves(absorbed, kv_cache, self.spec.rank):
+        if heads <= FEW_HEADS and count > FEW_ROWS:
             return None
-        most = max(1, waves * self._multiprocessors // (count * -(-heads // 64)))
+        serves, kernel = (hopper_kernel(absorbed.device, "latent_hopper", name) for name in ("serves", "latent_decode"))
+        if serves is None or kernel is None or not serves(absorbed, kv_cache, self.spec.rank):
+            return None
+        most = max(1, self._multiprocessors // (count * -(-heads // 64)))
         return kernel, lambda length: max(1, min(most, decode_kernels.MAX_PARTS, length // MIN_PART))
 
     def _attend_long(

@@ -9,6 +9,7 @@ from frame import Provider, hookimpl
 def frame_kv_connectors() -> list[Provider]:
     """Blocks of prompts in this machine's memory, on a disk, or of other engines."""
     here = "frame.plugins.connectors"
+    secret = f"{here}.blocks.secret_check:check_secret"
     return [
         Provider(
             "disk",
@@ -16,7 +17,7 @@ def frame_kv_connectors() -> list[Provider]:
             api=">=0.2.dev1,<0.3",
             summary="prompt blocks in a folder that engines share and that outlives them",
             options=f"{here}.disk.messages:DiskOptions",
-            tags={"worker": f"{here}.disk.worker:DiskWorker"},
+            tags={"worker": f"{here}.disk.worker:DiskWorker", "check": f"{here}.disk.check:check_options"},
         ),
         Provider(
             "peer",
@@ -25,7 +26,7 @@ def frame_kv_connectors() -> list[Provider]:
             summary="prompt blocks that other engines hold, over Unix or TCP sockets",
             options=f"{here}.peer.options:PeerOptions",
             # its blocks end with the engine, so `frame plugins check` does not expect a second engine to find them
-            tags={"worker": f"{here}.peer.worker:PeerWorker", "stores": "no"},
+            tags={"worker": f"{here}.peer.worker:PeerWorker", "check": secret, "stores": "no"},
         ),
         Provider(
             "offload",
@@ -49,7 +50,7 @@ def frame_kv_connectors() -> list[Provider]:
             summary="prompt blocks that decode engines read from a prefill engine's memory, through NIXL",
             options=f"{here}.nixl.options:NixlOptions",
             aliases=("NixlConnector",),
-            tags={"worker": f"{here}.nixl.worker:NixlWorker", "stores": "no"},
+            tags={"worker": f"{here}.nixl.worker:NixlWorker", "check": secret, "stores": "no"},
         ),
         Provider(
             "lmcache",
@@ -66,7 +67,12 @@ def frame_kv_connectors() -> list[Provider]:
             api=">=0.2.dev1,<0.3",
             summary="prompt blocks that a prefill engine sends to decode engines, layer by layer while it computes",
             options=f"{here}.push.options:PushOptions",
-            tags={"worker": f"{here}.push.worker:PushWorker", "stores": "no"},
+            tags={
+                "worker": f"{here}.push.worker:PushWorker",
+                "check": secret,
+                "device_bytes": f"{here}.push.options:device_bytes",
+                "stores": "no",
+            },
         ),
         Provider(
             "mooncake",
@@ -75,7 +81,7 @@ def frame_kv_connectors() -> list[Provider]:
             summary="prompt blocks that a prefill engine writes to decode engines that ask for them, through Mooncake",
             options=f"{here}.mooncake.options:MooncakeOptions",
             aliases=("MooncakeConnector",),
-            tags={"worker": f"{here}.mooncake.worker:MooncakeWorker", "stores": "no"},
+            tags={"worker": f"{here}.mooncake.worker:MooncakeWorker", "check": secret, "stores": "no"},
         ),
         Provider(
             "multi",

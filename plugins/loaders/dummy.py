@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from frame.interfaces import LazyTensor, WeightLoader
+from frame.interfaces import LazyTensor, LoaderSetup, WeightLoader
 
 #: Elements made at once: on a CPU as many as stay in its cache, on devices enough to keep them busy.
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
@@ -21,6 +23,10 @@ _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 class DummyLoader(WeightLoader):
     """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place."""
+
+    def __init__(self, setup: LoaderSetup, options: Any = None) -> None:
+        super().__init__(setup, options)
+        self._kept: dict[tuple[tuple[int, ...], tuple[range, ...], torch.device], Tensor] = {}
 
     def supports(self, folder: Path) -> str | None:
         del folder
@@ -55,16 +61,29 @@ class DummyLoader(WeightLoader):
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
         *leading, columns = (range(size)[places] for size, places in axes)
-        # few rows are numbered on the host: on a device each operation on them takes as long as one on all values
-        where = part.device if part.numel() > _MANY_ROWS * len(columns) else torch.device("cpu")
-        rows = torch.zeros((), dtype=torch.int64, device=where)
-        for size, places in zip(shape, leading, strict=False):
-            step = torch.arange(places.start, places.stop, places.step, device=where)
-            rows = rows[..., None] * size + step
-        rows = rows + zlib.crc32(f"{self.setup.seed} {name}".encode())
-        keys = _mix(torch.atleast_1d(rows.to(torch.int32))).view(rows.shape)
-        numbers = torch.arange(columns.start, columns.stop, columns.step, dtype=torch.int32, device=part.device)
-        _fill(part, keys.to(part.device), numbers, near or _usual(name, part, shape))
+        rows = self._numbered(shape[:-1], tuple(leading), part.device)
+        keys = _mix(torch.atleast_1d(rows + _wrapped(zlib.crc32(f"{self.setup.seed} {name}".encode()))))
+        numbers = self._numbered(shape[-1:], (columns,), part.device)
+        _fill(part, keys.view(rows.shape), numbers, near or _usual(name, part, shape))
+
+    def _numbered(self, sizes: Sequence[int], taken: tuple[range, ...], device: torch.device) -> Tensor:
+        """int32 numbers, modulo 2^32, of the places that are taken of an array of these sizes.
+
+        Kept, since experts by the thousand have the same ones: to copy them to a device would wait for it each time.
+        """
+        key = tuple(sizes), taken, device
+        if (found := self._kept.get(key)) is None:
+            where = device if prod(map(len, taken)) > _MANY_ROWS else torch.device("cpu")
+            found = torch.zeros((), dtype=torch.int64, device=where)
+            for size, places in zip(sizes, taken, strict=True):
+                found = found[..., None] * size + torch.arange(places.start, places.stop, places.step, device=where)
+            found = self._kept[key] = found.to(torch.int32).to(device)
+        return found
+
+
+def _wrapped(number: int) -> int:
+    """The int32 that is equal modulo 2^32."""
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _usual(name: str, part: Tensor, shape: Sequence[int]) -> tuple[float, float] | None:

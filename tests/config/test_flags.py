@@ -117,6 +117,25 @@ def test_missing_file(parser):
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "a.b: a already has the value 1"),
         (["--plugin.disk", "1"], "--plugin.disk: write --plugin.NAME.FIELD VALUE"),
         (["a", "b"], "unexpected argument 'b'"),
+        (["a", "--seed", "3", "b"], "unexpected argument 'b'"),
+        (
+            ["a", "--keep-weights", "maybe"],
+            "--keep-weights takes no value, got 'maybe'; write --keep-weights or --no-ke",
+        ),
+        (["--keep_weights", "a", "maybe"], "unexpected argument 'maybe'"),
+        (
+            ["a", "--keep-weights=false"],
+            "--keep-weights takes no value, got 'false'; write --keep-weights or --no-keep-",
+        ),
+        (
+            ["--enable-lora", "True"],
+            "--enable-lora takes no value, got 'True'; write --enable-lora or --no-enable-lora",
+        ),
+        (
+            ["--no-enable-lora=1", "a"],
+            "--no-enable-lora takes no value, got '1'; write --enable-lora or --no-enable-lo",
+        ),
+        (["a", "--async-scheduling", "on"], "--async-scheduling takes no value, got 'on'; write --async-scheduling or"),
         (["--help=cahce"], "no group or flag 'cahce' (did you mean cache"),
     ],
 )

@@ -46,9 +46,11 @@ class FakeSharing(Sharing):
         self.opened[handle] -= 1
         assert self.opened[handle] >= 0
 
-    def copy(self, table):
+    def copy(self, table, behind=None):
         if "copy" in self.faults:
             raise RuntimeError("the launch fails")
+        if behind is not None:
+            table = (behind[:, None] + table).reshape(-1, 4)
         for source, target, size, _ in table.tolist():
             if "probe" in self.faults:
                 ctypes.memset(target, 0, size)

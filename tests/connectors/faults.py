@@ -137,6 +137,9 @@ class FaultyWorker(ConnectorWorker):
             time.sleep(_PAUSE_SECONDS)
         return self.inner.end_step(finished)
 
+    def pending_loads(self):
+        return self.inner.pending_loads()
+
     def handshake(self):
         return self.inner.handshake()
 
@@ -420,8 +423,6 @@ class World:
         while not done():
             assert time.monotonic() < latest, self.stuck()
             self.step(1)
-            if time.monotonic() > latest - _PATIENCE_SECONDS / 2 and self.halves:
-                self.pass_abandoned()  # the others wait for the blocks of loads that perhaps began
             count += 1
             if count > 20:
                 time.sleep(0.0002 if count < 200 else 0.002)
@@ -439,7 +440,7 @@ class World:
         self.until(lambda: not any(engine.engine.scheduler.lifecycle.requests for engine in self.engines))
         self.faults.active = False
         self.until(lambda: not any(engine.busy for engine in self.engines))
-        self.give_up_abandoned()
+        self.await_abandoned()
         may_fail = self.faults.any_at("step", "answer", "sample") or self.policy == "fail"
         for engine in self.engines:
             ends = {name: outputs[-1].finish_reason for name, outputs in engine.outputs.items() if outputs}
@@ -457,28 +458,15 @@ class World:
             faults = [fault for side in engine.sides for fault in side.faults]
             assert not faults, faults
 
-    def give_up_abandoned(self):
-        """Waits for loads of failed steps; those that a worker side may never have begun are given up."""
+    def await_abandoned(self):
+        """Waits for the loads of failed steps, of which the worker sides say that they ended, or never began."""
         latest = time.monotonic() + 4 * _ANSWER_SECONDS
         for place, engine in enumerate(self.engines):
             lifecycle = engine.engine.scheduler.lifecycle
-            while lifecycle.abandoned and not self.halves:
+            while lifecycle.abandoned:
                 assert time.monotonic() < latest, f"loads of {list(lifecycle.abandoned)} never end"
                 self.until(functools.partial(engine.ended, self.add(place, [1, 2], 1)))
                 time.sleep(0.01)
-        self.pass_abandoned()
-
-    @property
-    def halves(self):
-        """Faults behind which it stays unknown whether a worker side began its loads."""
-        return [one for one in self.faults.happened if one.place == "step" and one.kind in ("truncate", "drop")]
-
-    def pass_abandoned(self):
-        """Lets the minutes pass for which blocks of such loads stay out of use."""
-        for engine in self.engines:
-            lifecycle = engine.engine.scheduler.lifecycle
-            with patch.object(lifecycle, "_abandoned_until", 0.0):
-                lifecycle.await_abandoned(missed=True)
 
     def check_nothing_is_left(self):
         """No thread, descriptor, socket or unfinished file."""

@@ -11,7 +11,8 @@ from frame.testing.fake_cache import make_layout
 
 def test_a_wrong_answer_is_kept_as_a_fault():
     setup = SimpleNamespace(layout=make_layout())
-    checked = CheckedConnector(SimpleNamespace(setup=setup, options=None, matched_tokens=lambda *_: (2, False)))
+    answers = {"matched_tokens": lambda *_: (2, False), "reads_hashes": True}
+    checked = CheckedConnector(SimpleNamespace(setup=setup, options=None, **answers))
     view = RequestView(request_id="a", token_ids=list(range(22)), block_hashes=[], prompt_len=22)
     with pytest.raises(AssertionError):
         checked.matched_tokens(view, 0)

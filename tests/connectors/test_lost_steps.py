@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from frame.testing import ConnectorSuite
@@ -90,6 +92,45 @@ def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, name):
     engine.run(request("again", suite.prompt(40)))
     engine.check()
     assert not engine.engine.scheduler.lifecycle.abandoned
+    engine.run(request("later", suite.prompt(40)[:30] + [1] * 10))
+    engine.check()
+    engine.close()
+
+
+def cut_message(side):
+    """Has a connector's worker side get half of the first message that has something to load."""
+    begin, cut = side.begin_step, []
+
+    def begins(message):
+        if message and not cut:
+            cut.append(message)
+            message = message[: len(message) // 2]
+        begin(message)
+
+    side.begin_step = begins
+
+
+@pytest.mark.parametrize("name", ["disk", "multi", "offload"])
+def test_a_load_whose_message_could_not_be_read_gives_its_blocks_back(tmp_path, name):
+    """The connector's worker side heard of the step, and raised: it is asked which loads go on."""
+    disk = {"folder": str(tmp_path / "disk")}
+    options = {
+        "disk": disk,
+        "multi": {"connectors": [{"kv_connector": "disk", "options": disk}]},
+        "offload": {"size": 0.001},
+    }[name]
+    suite, layout = suite_of(name, tmp_path, **options), make_layout(ranks=2)
+    engine = suite.engine(layout, ranks=2)
+    engine.run(request("first", suite.prompt(40)))
+    assert engine.engine.scheduler.reset_prefix_cache()
+    cut_message(engine.sides[1])
+    start = time.monotonic()
+    engine.run(request("again", suite.prompt(40)))
+    assert time.monotonic() - start < suite.patience_seconds
+    engine.check()
+    lifecycle = engine.engine.scheduler.lifecycle
+    engine.run(request("other", [1, 2], 40), until=lambda: not lifecycle.abandoned)
+    assert not lifecycle.abandoned
     engine.run(request("later", suite.prompt(40)[:30] + [1] * 10))
     engine.check()
     engine.close()

@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 from msgspec import structs
 
+from frame.core.engine import engine as engine_module
 from frame.interfaces import Mark, decode, encode
 from frame.plugins.connectors.nixl import (
     agent as nixl_agent,
@@ -67,6 +68,16 @@ def test_only_missing_blocks_travel(pairs):
     params = pairs.prefill(there, "p", prompt)
     assert pairs.decode(here, "d", prompt, params) == 39
     assert counter(here, "loaded_blocks") == 6
+    pairs.rest(there, here)
+
+
+def test_an_engine_that_waits_hears_at_once_what_came(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine()
+    prompt = pairs.prompt(40)
+    params = pairs.prefill(there, "p", prompt)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "IDLE_SECONDS", 60)
+        assert pairs.decode(here, "d", prompt, params) == 39
     pairs.rest(there, here)
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from frame.interfaces import Mark
 from frame.plugins.connectors.blocks.mapped_memory import MAX_REGIONS, Offer, Region
 from frame.plugins.connectors.nixl.direct import Direct
-from frame.plugins.connectors.nixl.maps import Rows
+from frame.plugins.connectors.nixl.maps import LayerRows, Rows
 from tests.connectors.direct_memory import FakeSharing
 
 
@@ -25,11 +26,20 @@ def test_rows_of_two_regions_are_read_in_one_go():
     for one in ours:
         one.zero_()
     opened = here.open(msgspec.msgpack.decode(msgspec.msgpack.encode(there.offer), type=Offer))
-    pairs = [(theirs[0][1], ours[1][7]), (theirs[1][7], ours[0][0]), (theirs[0][0], ours[0][3])]
-    sources, targets = (np.array([pair[i].data_ptr() for pair in pairs]) for i in range(2))
-    here.read(opened, Rows(targets, sources, np.full(3, 64))).wait()
-    assert all(torch.equal(source, target) for source, target in pairs)
-    assert sum(int(one.count_nonzero()) for one in ours) == sum(int(one.count_nonzero()) for one, _ in pairs)
+    layers = np.array([[mine.data_ptr(), other.data_ptr()] for mine, other in zip(ours, theirs[::-1], strict=True)])
+    pairs = [(1, 7), (7, 0), (0, 3)]
+    both = LayerRows(layers, Rows(*(np.array([64 * pair[i] for pair in pairs]) for i in (1, 0)), np.full(3, 64)))
+    alone = LayerRows(layers[:1], Rows(np.array([64 * 5]), np.array([64 * 6]), np.array([64])))
+    nothing = LayerRows(layers[:0], both.pieces)
+    assert [len(part) for part in (both, alone, nothing)] == [6, 1, 0]
+    here.read(opened, [both, nothing, alone]).wait()
+    wanted = [torch.zeros_like(one) for one in ours]
+    for mine, other in zip(wanted, theirs[::-1], strict=True):
+        for source, target in pairs:
+            mine[target] = other[source]
+    wanted[0][5] = theirs[1][6]
+    assert all(torch.equal(*one) for one in zip(ours, wanted, strict=True))
+    here.read(opened, []).wait()
     opened.close()
     opened.close()
     assert not here._sharing.opened.total()
@@ -41,10 +51,39 @@ def test_what_was_not_offered_is_not_read(start):
     _, here = worker(1)
     opened = here.open(there.offer)
     target = torch.zeros(8, dtype=torch.int64)
-    rows = Rows(*(np.array([number]) for number in (target.data_ptr(), theirs[0].data_ptr() + start, 64)))
-    with pytest.raises(ValueError, match="outside of the memory that was offered"):
-        here.read(opened, rows)
+    layer = np.array([[target.data_ptr(), theirs[0].data_ptr()]])
+    right = LayerRows(layer, Rows(np.array([0]), np.array([64]), np.array([64])))
+    for starts in ([start], [64, start], [start, 64]):
+        wrong = LayerRows(layer, Rows(np.zeros_like(starts), np.array(starts), np.full(len(starts), 64)))
+        with pytest.raises(ValueError, match="outside of the memory that was offered"):
+            here.read(opened, [right, wrong])
+    for starts in ([64, (1 << 63) - 8], [64 - (1 << 62), 64 + (1 << 62)], [-(1 << 63), (1 << 63) - 64]):
+        wrong = LayerRows(layer, Rows(np.zeros_like(starts), np.array(starts), np.full(len(starts), 64)))
+        with pytest.raises(ValueError, match="outside of any memory"):
+            here.read(opened, [wrong])
     assert not target.any()
+
+
+def test_what_was_begun_has_ended_when_a_read_fails():
+    theirs, there = worker(1)
+    ours, here = worker(1)
+    opened = here.open(there.offer)
+    layer = np.array([[ours[0].data_ptr(), theirs[0].data_ptr()]])
+    part = LayerRows(layer, Rows(np.array([0]), np.array([64]), np.array([64])))
+    copy, waited = here._sharing.copy, []
+
+    class Waited(Mark):
+        def wait(self):
+            waited.append(self)
+
+    def one_copy(*given):
+        here._sharing.faults.add("copy")
+        return Waited()
+
+    here._sharing.copy = lambda *given: copy(*given) if here._sharing.faults else one_copy(*given)
+    with pytest.raises(RuntimeError, match="the launch fails"):
+        here.read(opened, [part, part])
+    assert len(waited) == 1
 
 
 @pytest.mark.parametrize("faults", [["open"], ["copy"], ["probe"]])
@@ -116,3 +155,24 @@ def test_long_pieces_are_divided_and_short_ones_are_not():
         [1000 + 2 * step, 5000 + 2 * step, 8, 7],
         [10, 20, 5, 1],
     ]
+
+
+def test_a_table_is_spread_over_layers_on_the_device(monkeypatch):
+    pytest.importorskip("triton")
+    from frame.kernels import block_copies
+    from frame.plugins.connectors.blocks.pieces import _PIECE_BYTES, copy_pieces
+
+    launched = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr(block_copies, "copy_pieces", lambda *given, **how: launched.append((*given, how)))
+    table = np.array([[32, 64, 16, 0], [1 << 20, 0, _PIECE_BYTES + 8, 0]])
+    behind = np.array([[1 << 33, 1 << 34, 0, 0], [4, 1 << 35, 0, 0]])
+    copy_pieces(table, torch.device("cpu"), behind=behind)
+    ((made, most, unit, _),) = launched
+    divided = [*table[:1].tolist(), [1 << 20, 0, _PIECE_BYTES, 0], [(1 << 20) + _PIECE_BYTES, _PIECE_BYTES, 8, 0]]
+    assert made.tolist() == [
+        [one + more for one, more in zip(row, add, strict=True)] for add in behind.tolist() for row in divided
+    ]
+    assert (most, unit) == (_PIECE_BYTES, 4)
+    copy_pieces(table[:1], torch.device("cpu"))
+    assert (launched[1][0].tolist(), *launched[1][1:3]) == ([[32, 64, 16, 0]], 16, 16)

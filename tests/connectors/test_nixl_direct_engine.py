@@ -99,7 +99,7 @@ def test_a_copy_that_outlasts_its_lease_keeps_the_blocks_and_counts_as_failed(pa
     params = pairs.prefill(there, "p", pairs.prompt(40))
     monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
     pairs.decode(here, "first", pairs.prompt(40, seed=1), pairs.prefill(there, "q", pairs.prompt(40, seed=1)))
-    monkeypatch.setattr(FakeSharing, "copy", lambda self, table: copy(self, table) and Late())
+    monkeypatch.setattr(FakeSharing, "copy", lambda self, *given: copy(self, *given) and Late())
     Late.until = time.monotonic() + 1.5
     pairs.add(here, "d", pairs.prompt(40), params)
     pairs.until(lambda: here.engine.scheduler.lifecycle.loading, here)

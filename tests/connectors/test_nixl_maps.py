@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from frame.plugins.connectors.nixl import maps as nixl_maps
-from frame.plugins.connectors.nixl.maps import Rows, Side, check_orders, of_rank, pieces, readers, rows
+from frame.plugins.connectors.nixl.maps import LayerRows, Rows, Side, check_orders, of_rank, pieces, readers, rows
 from frame.plugins.connectors.nixl.shapes import BlockShape, Facts, GroupShape, LayerShape
 
 ITEM = 2
@@ -253,7 +253,7 @@ def test_layers_whose_blocks_lie_alike_are_pieced_together_once():
     ours, theirs = (Side(block_shape((0, 1, 2, 3), size, 2, 3), size, 0, 0, 400) for size in (4, 8))
     given_ = (0, 2), range(8, 24), np.array([3, 4, 9, 1]), np.array([2, 7])
     addresses = [(10_000, 70_000), (20_000, 50_000)]
-    both = rows(ours, theirs, *given_).at(addresses)
+    both = LayerRows(np.array(addresses), rows(ours, theirs, *given_)).told()
     one_by_one = Rows.join(
         [
             rows(Side(ours.block, 4, 0, here, 400), Side(theirs.block, 8, 0, there, 400), *given_)
@@ -262,4 +262,4 @@ def test_layers_whose_blocks_lie_alike_are_pieced_together_once():
     )
     for name in ("ours", "theirs", "sizes"):
         assert getattr(both, name).tolist() == getattr(one_by_one, name).tolist()
-    assert len(rows(ours, theirs, *given_).at([]).sizes) == 0
+    assert len(both.sizes) == len(LayerRows(np.array(addresses), rows(ours, theirs, *given_)))

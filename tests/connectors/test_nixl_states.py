@@ -97,10 +97,10 @@ def test_a_state_is_given_to_those_alone_whose_tokens_it_stands_for():
 
 
 @pytest.mark.parametrize(
-    ("change", "cached"), [({"block_size": 8}, 0), ({"ranks": 2}, 0), ({"states": 2, "checkpoints": 20}, 40)], ids=str
+    ("change", "cached"), [({"block_size": 8}, 0), ({"ranks": 2}, 40), ({"states": 2, "checkpoints": 20}, 40)], ids=str
 )
-def test_engines_of_other_blocks_or_ranks_compute_what_has_states(pairs, change, cached):
-    """As states are divided over ranks, and stand for multiples of a block; how many there are does not matter."""
+def test_engines_of_other_blocks_compute_what_has_states(pairs, change, cached):
+    """As states stand for multiples of a block; how many there are, and on how many ranks, does not matter."""
     first, second = (make_layout(**{**STATES["states"], **more}) for more in ({}, change))
     there, here = pairs.engine(first), pairs.engine(second, ranks=change.get("ranks", 1))
     prompt = pairs.prompt(41)

@@ -302,6 +302,36 @@ def lose_steps(worker, lost):
     worker._change_state = fails
 
 
+@pytest.mark.parametrize("shape", ["full", "states"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_whose_step_failed_before_it_began_gives_its_rows_back(tmp_path, ranks, shape):
+    """Else host memory would keep them for ever, and the connector could not be reset."""
+    suite = suite_of(tmp_path, share=1.0)
+    engine = suite.engine(make_layout(ranks=ranks, **LAYOUTS[shape]), ranks=ranks)
+    engine.run(request("first", suite.prompt(40)))
+    forget(engine)
+    side, failed = worker_of(engine), []
+    load = side.load
+
+    def fails(step):
+        if step.loads and not failed:
+            failed.append(step.number)
+            raise RuntimeError("the device fails")
+        load(step)
+
+    side.load = fails
+    engine.run(request("again", suite.prompt(40)))
+    assert failed
+    engine.check()
+    assert not engine.connector.inner.waits
+    assert not engine.connector.inner._index._readers
+    forget(engine)
+    engine.run(request("later", suite.prompt(40)))
+    assert engine.num_cached("later") > 0
+    assert engine.connector.reset()
+    engine.close()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_load_whose_step_was_lost_gives_its_blocks_back(tmp_path, ranks):
     suite = suite_of(tmp_path, share=1.0)

@@ -81,6 +81,17 @@ def test_what_another_engine_left_on_disk_is_found(tmp_path):
     engine.close()
 
 
+def test_engines_of_other_block_sizes_read_no_part_of_a_block_for_another(tmp_path):
+    """Blocks of either size that end at the same token have parts of the same numbers."""
+    suite = disk_suite(tmp_path)
+    for block_size, length in ((8, 11), (16, 23), (8, 23)):
+        suite.options["block_size"] = block_size
+        engine = suite.engine()
+        fill(engine, suite, range(8), length)
+        engine.check()
+        engine.close()
+
+
 def test_the_disk_connector_reads_the_same_files(tmp_path):
     suite = disk_suite(tmp_path, 24)
     engine = suite.engine()

@@ -121,3 +121,38 @@ def test_a_named_policy_of_frame_passes():
     for name in ("arc", "frame-llm:arc"):
         settings = {"kv_connector": "offload", "plugin": {"offload": {"size": 0.01, "policy": name}}}
         check_connector(from_flat(settings), Mesh(), Registry.load())
+
+
+@pytest.mark.parametrize(
+    ("connector", "options", "told"),
+    [
+        (
+            None,
+            {"offload": {"policy": "lru", "size": 1.0}},
+            ["'offload' have no effect (policy, size): this engine has no"],
+        ),
+        (None, {"OffloadingConnector": {"size": 1.0}}, ["'OffloadingConnector' have no effect (size)"]),
+        (
+            "disk",
+            {"offload": {"size": 1.0}, "disk": {"folder": "there"}},
+            ["'offload' have no effect (size): this engine's KV connector is 'disk'"],
+        ),
+        (
+            "multi",
+            {"offload": {"size": 1.0}, "disk": {"fsync": True}, "lru": {}},
+            ["'offload' have no effect (size)", "'multi'"],
+        ),
+        ("offload", {"offload": {"size": 0.001}}, []),
+        ("OffloadingConnector", {"offload": {"size": 0.001}, "arc": {}}, []),
+        (None, {"cpu": {"native_kernels": False}}, []),
+    ],
+)
+def test_options_of_a_connector_that_an_engine_has_not_are_named_in_the_log(caplog, connector, options, told):
+    """Those of other plugins are not: a platform, say, is chosen by itself."""
+    if connector == "multi":
+        options = {**options, "multi": {"connectors": [{"kv_connector": "disk", "options": {"folder": "there"}}]}}
+    settings = {"kv_connector": connector} if connector else {}
+    check_connector(from_flat({**settings, "plugin": options}), Mesh(), Registry.load())
+    lines = [one.getMessage() for one in caplog.records if "no effect" in one.getMessage()]
+    assert len(lines) == bool(told)
+    assert all(part in lines[0] for part in told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import random
@@ -22,6 +23,7 @@ from frame.plugins.connectors.offload.scheduler import OffloadScheduler
 from frame.plugins.connectors.offload.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from frame.testing.fake_memory import FakeMemory
 from tests.connectors.late import LateStreams
 from tests.connectors.test_offload import Suite, forget, lose_steps, room, worker_of
 from tests.connectors.test_offload_disk import counters, rest
@@ -329,6 +331,27 @@ def test_engines_of_other_numbers_of_ranks_read_what_fits(tmp_path, first, secon
     assert again(next_one, suite, 0, 1, 2) == [20, 20, 20]
     assert "offload_shared_failed_blocks" not in counters(next_one)
     next_one.close()
+
+
+@pytest.mark.parametrize("second", [2, 1])
+def test_heads_that_a_backend_does_not_tell_are_read_by_the_same_rank_alone(tmp_path, monkeypatch, second):
+    tell = FakeMemory.__init__
+
+    def told(memory, *given):
+        tell(memory, *given)
+        for name, view in memory.views.items():
+            form = dataclasses.replace(view.format, head_axis=None)
+            memory.views[name] = dataclasses.replace(view, format=form, heads=None)
+
+    monkeypatch.setattr(FakeMemory, "__init__", told)
+    suite = shared_suite(tmp_path)
+    first = suite.engine(make_layout(ranks=2), ranks=2)
+    fill(first, suite, 0)
+    other = suite.engine(make_layout(ranks=second), ranks=second)
+    assert again(other, suite, 0) == [20 if second == 2 else 0]
+    assert "offload_shared_failed_blocks" not in counters(other)
+    first.close()
+    other.close()
 
 
 def test_a_slot_that_is_written_while_it_is_read_is_not_used(tmp_path):
@@ -651,5 +674,27 @@ def test_forms_that_are_not_written_yet_are_read_later(tmp_path):
     failed = counters(second)["offload_shared_failed_blocks"]
     assert again(second, suite, 1) == [20]
     assert counters(second)["offload_shared_failed_blocks"] == failed
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("kind", ["long", "row", "layer"])
+def test_forms_that_can_be_of_no_row_are_passed_over(tmp_path, kind):
+    """None is followed, and no memory is taken for what one says."""
+    suite = shared_suite(tmp_path)
+    first, second = suite.engine(), suite.engine(make_layout(ranks=2), ranks=2)
+    fill(first, suite, 0)
+    (path,) = shelves(tmp_path)[0].glob("form-0")
+    form = decode(path.read_bytes(), RowForm)
+    match kind:
+        case "long":
+            path.write_bytes(path.read_bytes() + bytes(2 << 20))
+        case "row":
+            path.write_bytes(encode(replace(form, row_bytes=1 << 40)))
+        case "layer":
+            path.write_bytes(encode(replace(form, layers=[replace(form.layers[0], start=-1), form.layers[1]])))
+    again(second, suite, 0)
+    assert counters(second)["offload_shared_failed_blocks"] > 0
+    assert "offload_shared_read_bytes" not in counters(second)
     first.close()
     second.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,11 +15,12 @@ from frame.plugins.connectors.offload.rows_file import MARKS_AT
 from frame.plugins.connectors.offload.shelf_index import SLOT, SLOTS_AT
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
+from frame.testing.fake_memory import FakeMemory
 from tests.connectors.test_offload import ROW, forget, room, suite_of, worker_of
 from tests.connectors.test_offload_disk import counters, disk_suite, rest
 from tests.connectors.test_offload_shared import again, files, fill, kill, live, shared_suite, shelves
 
-#: Bytes of the fake worker's state, and layouts: a hybrid and one in which nothing keeps tokens.
+#: Bytes of the fake worker's state, which ranks divide, and layouts: a hybrid and one in which nothing keeps tokens.
 STATE = 64
 SHAPES = {
     "hybrid": {"windows": (0, 6), "strides": (1, 2), "states": 4, "checkpoints": 12},
@@ -58,7 +60,7 @@ def test_an_engine_after_one_that_was_killed_finds_its_states(tmp_path, shape, r
     assert again(engine, suite, 0, 1, 2) == [whole(layout, 23)] * 3
     found = counters(engine)
     assert found["offload_loaded_states"] == 3 * ranks
-    assert found["offload_checked_read_bytes"] >= 3 * ranks * STATE
+    assert found["offload_checked_read_bytes"] >= 3 * STATE
     assert "offload_failed_blocks" not in found
     forget(engine)
     engine.run(request("third", suite.prompt(23, seed=1)))
@@ -79,7 +81,7 @@ def test_an_engine_finds_the_states_of_another(tmp_path, shape, ranks):
     assert again(second, suite, 1, 0) == [whole(layout, 23)] * 2
     found = counters(second)
     assert found["offload_loaded_states"] == 2 * ranks
-    assert found["offload_shared_read_bytes"] >= 2 * ranks * STATE
+    assert found["offload_shared_read_bytes"] >= 2 * STATE
     assert "offload_failed_blocks" not in found
     fill(second, suite, 2)
     rest(second)
@@ -105,8 +107,41 @@ def test_a_state_is_there_for_others_when_its_engine_has_nothing_left_to_do(tmp_
     second.close()
 
 
+@pytest.mark.some(2)
 @shapes
-def test_engines_that_divide_states_otherwise_keep_them_apart(tmp_path, shape):
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_engines_of_other_numbers_of_ranks_read_states(tmp_path, first, second, shape):
+    suite = shared_suite(tmp_path, size=0.001)
+    giver = suite.engine(layout_of(shape, first), ranks=first)
+    fill(giver, suite, 0, 1)
+    rest(giver)
+    taker = suite.engine(layout_of(shape, second), ranks=second)
+    length = whole(taker.layout, 23)
+    assert again(taker, suite, 0) == [length]
+    assert counters(taker)["offload_loaded_states"] == second
+    kill(giver)
+    assert again(taker, suite, 1) == [length]
+    fill(taker, suite, 2)
+    rest(taker)
+    kill(taker)
+    engine = suite.engine(layout_of(shape, first), ranks=first)
+    assert again(engine, suite, 0, 1, 2) == [length] * 3
+    for one in (taker, engine):
+        assert not {"offload_shared_failed_blocks", "offload_failed_blocks"} & set(counters(one))
+    engine.close()
+
+
+@shapes
+def test_states_of_which_no_parts_are_told_are_not_read_by_engines_that_divide_them_otherwise(
+    tmp_path, shape, monkeypatch
+):
+    tell = FakeMemory.__init__
+
+    def told(memory, *given):
+        tell(memory, *given)
+        memory.views = {name: replace(view, runs=()) for name, view in memory.views.items()}
+
+    monkeypatch.setattr(FakeMemory, "__init__", told)
     suite = shared_suite(tmp_path, size=0.001)
     first = suite.engine(layout_of(shape))
     fill(first, suite, 0)
@@ -115,8 +150,11 @@ def test_engines_that_divide_states_otherwise_keep_them_apart(tmp_path, shape):
     assert again(second, suite, 0) == [0]
     found = counters(second)
     assert not {"offload_shared_failed_blocks", "offload_failed_blocks", "offload_loaded_states"} & set(found)
-    first.close()
-    second.close()
+    third = suite.engine(layout_of(shape, 2), ranks=2)
+    rest(second)
+    assert again(third, suite, 0) == [whole(third.layout, 23)]
+    for engine in (first, second, third):
+        engine.close()
 
 
 def test_salts_and_models_keep_states_apart(tmp_path):
@@ -207,11 +245,11 @@ def test_states_whose_files_are_gone_are_computed_again(tmp_path, shape, name):
 def few(monkeypatch):
     """Makes options of a tier for few states, and for more tokens than they stand for."""
 
-    def sizes(shape, num_states, ranks=1):
+    def sizes(shape, num_states):
         if not shape["windows"]:
-            return {"size": ranks * room(num_states, STATE)}
+            return {"size": room(num_states, STATE)}
         monkeypatch.setattr(offload_states, "STATE_SHARE", (num_states + 0.5) * STATE / (200 * ROW))
-        return {"size": ranks * room(200)}
+        return {"size": room(200)}
 
     return sizes
 
@@ -221,7 +259,7 @@ def few(monkeypatch):
 @pytest.mark.parametrize(("policy", "ranks"), [("lru", 1), ("arc", 2)])
 def test_states_that_host_memory_has_no_room_for_come_back_from_the_disk(tmp_path, few, shape, policy, ranks):
     layout = layout_of(shape, ranks)
-    suite = disk_suite(tmp_path, policy=policy, **few(shape, 5, ranks))
+    suite = disk_suite(tmp_path, policy=policy, **few(shape, 5))
     engine = suite.engine(layout, ranks=ranks)
     for seed in range(8):
         engine.run(request(f"first-{seed}", suite.prompt(23, seed=seed)))
@@ -340,7 +378,7 @@ def test_random_lives_with_states(tmp_path, few, seed):
         policy=draw.choice(["lru", "arc"]),
         block_size=draw.choice([0, 16]),
         disk_folder=str(tmp_path / "disk") if draw.random() < 0.6 else "",
-        **few(shape, draw.choice([1, 3, 9]), 2),
+        **few(shape, draw.choice([2, 6, 18])),
     )
 
     def layout(ranks):

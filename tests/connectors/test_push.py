@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from frame.plugins.connectors.push.facts import Facts
 from frame.plugins.connectors.push.lanes import Lanes
 from frame.plugins.connectors.push.messages import Goal, Hello
 from frame.plugins.connectors.push.parcels import Parcel
+from frame.plugins.connectors.push.wire import Ready
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -513,6 +515,60 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
         unsent += lanes.take().unsent
     assert sorted(unsent) == ["r0", "r1", "r2"]
     assert len(calls) == 1
+    lanes.close()
+    for end in ends:
+        end.close()
+
+
+def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monkeypatch, caplog):
+    """Those to which blocks are on their way keep their lanes, also while they are only being met."""
+    may_meet, calls, ends = threading.Event(), [], []
+
+    class Willing:
+        def send(self, message, seconds):
+            pass
+
+        def receive(self, kind, seconds):
+            return Ready()
+
+    def connect(place, secret, meet, seconds):
+        calls.append(place)
+        assert may_meet.wait(20)
+        ends.extend(socket.socketpair())
+        return ends[-1], Willing()
+
+    def until(done):
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    monkeypatch.setattr(push_lanes, "connect", connect)
+    monkeypatch.setattr(push_lanes, "_MAX_LANES", 2)
+    lanes = Lanes(Stream(), b"", Facts(1, "model", 4, "", 1, 1, ""), 0, timeout=1, retry=60)
+    parcels = [Parcel(f"r{number}", Goal("127.0.0.1", number, bytes(32), 4)) for number in (1, 2, 3, 4)]
+    for parcel in parcels[:2]:
+        lanes.begin(parcel)
+    until(lambda: len(calls) == 2)
+    lanes.begin(parcels[2])
+    assert parcels[2].over
+    lanes.end(parcels[2])
+    lanes.drop(parcels[2])
+    assert lanes.take().unsent == ["r3"]
+    assert "no KV blocks go to the engine at 127.0.0.1:3: they go to 2 others" in caplog.text
+    may_meet.set()
+    until(lambda: all(parcel.ready is not None for parcel in parcels[:2]))
+    lanes.end(parcels[0])
+    until(lambda: parcels[0].over)
+
+    def begins_now():
+        lanes.begin(parcels[3])
+        return not parcels[3].over
+
+    until(lambda: begins_now() or setattr(parcels[3], "over", False))
+    until(lambda: parcels[3].ready is not None)
+    assert sorted(calls) == [("127.0.0.1", number) for number in (1, 2, 4)]
+    assert not parcels[1].over, "it had a lane all the time"
     lanes.close()
     for end in ends:
         end.close()

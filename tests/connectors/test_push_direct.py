@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -354,6 +355,30 @@ def test_a_sender_that_closes_is_not_gone_before_its_last_write_has_ended(pairs,
     closes.join(5)
     pairs.until(lambda: inbox(here)._lost, seconds=5)
     pairs.made.remove(there)
+
+
+def test_an_engine_that_hears_nothing_of_a_writer_says_which_and_of_how_much(pairs, shared, caplog):
+    """A sender that is stuck in a write, though it was told that nobody takes it: nobody else gets that memory."""
+    caplog.set_level(logging.INFO)
+    there, here = pairs.engine(), pairs.engine(options={"expiry_seconds": 1})
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    shared[0].writing.clear()
+    shared[0].pause.set()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    pairs.until(shared[0].writing.is_set, there)
+    (lane,) = there.workers.made[0].transfer.inner._lanes._lanes.values()
+    lane._connection.sendall(bytes(64))  # which is no message
+    pairs.until(lambda: "does not hang up" in caplog.text, here, seconds=8)
+    used = buffer(here).used_bytes
+    assert used > 0
+    assert f"{used} bytes of this device's memory, to which it may write, are not used until it does" in caplog.text
+    assert not inbox(here)._lost
+    shared[0].passed.set()
+    pairs.until(lambda: "has hung up" in caplog.text, there)
+    assert inbox(here)._lost
+    pairs.until(lambda: inbox(here).take() and buffer(here).used_bytes == 0)
+    pairs.rest(there, here)
 
 
 def test_an_engine_that_ends_has_its_memory_back_from_an_idle_one(pairs, shared, monkeypatch):

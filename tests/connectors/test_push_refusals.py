@@ -296,7 +296,9 @@ def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(port
     lanes = Lanes(Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
     parcel = Parcel("owner", Goal("127.0.0.1", ports.door.port, DIGEST, 8))
     held = threading.Event()
-    lanes._of(parcel)._jobs.put(held.wait)  # its thread is slower than the next two calls
+    place = parcel.goal.host, parcel.goal.port
+    assert lanes._open(place)
+    lanes._lanes[place]._give(held.wait)  # its thread is slower than the next two calls
     lanes.begin(parcel)
     lanes.drop(parcel)
     held.set()

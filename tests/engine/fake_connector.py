@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,9 @@ class FakeTransferWorker:
                 self._do(load)
                 self.received.append(load.request_id)
 
+    def pending_loads(self) -> None:
+        pass
+
     def _do(self, load: Load) -> None:
         fails = self.loads in self.failing
         # of every other load that fails the state alone does not arrive
@@ -111,8 +115,10 @@ class FakeConnector(ConnectorScheduler):
         failing: Sequence[int] = (),
         shy: int = 0,
         ends: bool = False,
+        by_tokens: bool = False,
     ) -> None:
         super().__init__(make_setup("connector", layout=layout))
+        self.reads_hashes = not by_tokens
         self.store: dict[bytes, list[int]] = {}
         self.ends = ends and not any(group.keeps_states for group in layout.groups)
         self.stored_ends: dict[tuple[int, ...], list[int]] = {}  # by tokens: what is behind their last grain
@@ -130,13 +136,21 @@ class FakeConnector(ConnectorScheduler):
         self.transfer = FakeTransferWorker(self, layout, self.failing)
         return self.transfer
 
+    def hashes(self, request: RequestView) -> Sequence[bytes]:
+        """What the grains of a prompt are stored by."""
+        if self.reads_hashes:
+            return request.block_hashes
+        assert not request.block_hashes
+        ends = range(self.layout.grain, request.prompt_len + 1, self.layout.grain)
+        return [request.content + array("i", request.token_ids[:end]).tobytes() for end in ends]
+
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         if self.shy:
             self.shy -= 1
             return None, False
         size = self.layout.grain
         count = 0
-        for block_hash in request.block_hashes[num_computed // size :]:
+        for block_hash in self.hashes(request)[num_computed // size :]:
             if block_hash not in self.store:
                 break
             count += size
@@ -153,7 +167,7 @@ class FakeConnector(ConnectorScheduler):
         grain, group = self.layout.grain, self.layout.groups[0]
         end = len(request.token_ids) - 1 if num_external % grain else len(block_ids[0]) * group.block_size
         first, last = (end - num_external) // grain, end // grain
-        prints = [self.store[block_hash] for block_hash in request.block_hashes[first:last]]
+        prints = [self.store[block_hash] for block_hash in self.hashes(request)[first:last]]
         if num_external % grain:
             prints.append(self.stored_ends[tuple(request.token_ids[:end])])
         tables = [list(table) for table in block_ids]
@@ -174,7 +188,7 @@ class FakeConnector(ConnectorScheduler):
         self.views[request.request_id] = request
         self.check_states(request, block_ids)
         size, table = self.layout.groups[0].block_size, block_ids[0]
-        for index, block_hash in enumerate(request.block_hashes):
+        for index, block_hash in enumerate(self.hashes(request)):
             places = range(index * self.layout.grain, (index + 1) * self.layout.grain)
             if places[-1] // size >= len(table) or not all(table[place // size] for place in places):
                 break

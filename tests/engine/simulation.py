@@ -191,6 +191,7 @@ class Simulation:
         if not self.in_flight:
             return False
         self.answer()
+        self.scheduler.use_pause()
         return True
 
     def run(self, limit: int = 5000) -> None:

@@ -105,3 +105,18 @@ def test_the_pool_behaves_like_an_ordered_dictionary(script):
         assert pool.num_free == len(free)
         assert all(pool.references(b) == n for b, n in references.items())
         assert all(pool.find(0, key) == b for b, key in content.items())
+
+
+def test_a_run_of_blocks_is_published_as_one_by_one():
+    pool = BlockPool(8, 1)
+    blocks = pool.allocate(5)
+    assert pool.publish(0, b"b", blocks[4])
+    hashes = [b"a", b"b", b"c", b"d", b"c"]
+    assert pool.publish_all(0, hashes, [blocks[0], blocks[1], 0, blocks[0], blocks[3]]) == [
+        (b"a", blocks[0]),
+        (b"c", blocks[3]),
+    ]
+    assert [pool.find(0, one) for one in (b"a", b"b", b"c", b"d")] == [blocks[0], blocks[4], blocks[3], 0]
+    pool.release(blocks)
+    assert pool.allocate(7) == [*(blocks[place] for place in (2, 1)), 6, 7, *(blocks[place] for place in (0, 3, 4))]
+    assert pool.num_published == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from frame.core.engine.cache import kv_cache
 from frame.core.engine.cache.hashing import BlockHasher
 from frame.core.engine.cache.kv_cache import KVCache, PrefixHit
 from frame.core.engine.request import Request
@@ -147,6 +148,22 @@ def test_groups_shorten_each_other_until_they_agree():
         pool.withdraw(pool.find(group, hashes[index]))
     # group 0 must have the 2 blocks before the hit, group 1 the 3
     assert cache.find_hit(make(cache, list(range(13)))).num_tokens == 7
+
+
+def test_no_more_is_hashed_than_tells_the_first_missing_block(monkeypatch):
+    cache = make_cache(make_layout(40))
+    fill(cache, list(range(20)))
+    made = {}
+    for known in (0, 1, 3, 5):
+        request = make(cache, [*range(4 * known), *range(50, 130 - 4 * known)])
+        assert cache.find_hit(request).num_tokens == 4 * known
+        made[known] = len(request.cache.hashes)
+    assert made == {0: 1, 1: 3, 3: 7, 5: 7}
+    monkeypatch.setattr(kv_cache, "_HASHES_AT_ONCE", 5)
+    assert [cache.hash_some(request, 58) for _ in range(3)] == [True, True, False]
+    assert request.cache.hashes == cache.block_hashes(make(cache, list(request.token_ids)), 14)
+    plain = make_cache(make_layout(40), caching=False)
+    assert not plain.hash_some(make(plain, list(range(20))), 20)
 
 
 def test_admission_without_room_changes_nothing():

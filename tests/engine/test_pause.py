@@ -188,17 +188,39 @@ def test_an_engine_that_only_waits_for_a_transfer_does_not_spin(rig: Rig, monkey
     rig.until_loading(make_request("second", PROMPT, max_tokens=4))
     rig.executor.worker.transfer.waiting = []  # the load never ends
     slept: list[float] = []
-    monkeypatch.setattr(engine_module.time, "sleep", slept.append)
+    monkeypatch.setattr(engine_module.news, "wait", slept.append)
     for _ in range(20):
         rig.engine.step()
     assert rig.engine.scheduler.num_transfers == 1
     assert len(slept) >= 18
 
 
+def test_the_step_behind_the_one_that_tells_the_end_of_a_load_computes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, seen = make_request("second", PROMPT, max_tokens=4), list[str]()
+    execute, end_load = rig.executor.execute, rig.engine.scheduler.lifecycle.loaded
+
+    def launch(plan: StepPlan) -> None:
+        seen.append("rows" if len(plan.slots) else "none")
+        execute(plan)
+
+    monkeypatch.setattr(rig.executor, "execute", launch)
+    monkeypatch.setattr(rig.engine.scheduler.lifecycle, "loaded", lambda one: (seen.append("loaded"), end_load(one)))
+    monkeypatch.setattr(engine_module.news, "wait", lambda seconds: seen.append("sleep"))
+    monkeypatch.setattr(rig.engine.scheduler, "use_pause", lambda: seen.append("pause"))
+    rig.run(request)
+    rig.check(request)
+    end = seen.index("loaded")
+    assert seen[:end] == ["none", "sleep", "pause", "none", "sleep", "pause", "none"]
+    assert seen[end + 1] == "rows"
+    assert "sleep" not in seen[end : len(seen) - seen[::-1].index("rows")]
+
+
 def test_an_engine_that_only_holds_blocks_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(later=False, hold=True)
     rig.executor.worker.transfer.end_step = lambda finished: TransferReport()  # nobody takes the blocks
-    monkeypatch.setattr(engine_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(engine_module.news, "wait", lambda seconds: None)
     rig.engine.add(make_request("first", PROMPT, max_tokens=4))
     while rig.engine.scheduler.lifecycle.requests:
         rig.engine.step()

@@ -211,6 +211,7 @@ connectors = st.fixed_dictionaries(
         "failing": st.lists(st.integers(0, 12), max_size=6),
         "shy": st.integers(0, 3),
         "ends": st.booleans(),
+        "by_tokens": st.booleans(),
         "policy": st.sampled_from(["recompute", "recompute", "fail"]),
     }
 )
@@ -291,6 +292,7 @@ def test_thousands_of_random_requests_get_their_tokens(start):
             failing = [rng.randrange(12) for _ in range(rng.randrange(5))]
             connector = {"later": rng.random() < 0.5, "hold": rng.random() < 0.5, "failing": failing, "shy": 2}
             connector["ends"] = rng.random() < 0.5
+            connector["by_tokens"] = rng.random() < 0.5
         live(Life(simulate(setup, connector), breaks=rng.choice([0.0, 0.1])), rng, 200)
 
 

@@ -73,12 +73,12 @@ def test_wide_inputs_are_summed_in_pieces() -> None:
     assert torch.equal(again, batched[:1]) or (INTERPRETED and torch.allclose(again, batched[:1]))
 
 
-@pytest.mark.parametrize(("parts", "slots", "rank", "inputs", "how"), [
-    ("three", (2, 0, 1, 2, 0, 4), 16, 1160, {}), ("one", (0,), 16, 512, {}), ("joined", (3,), 16, 17000, {}),
-    ("three", (1, 0, 3, 12) * 20, 16, 512, {}), ("joined", (1, 0, 3, 2) * 9, 32, 520, {"most": 32}),
-    ("one", (1, 0, 3, 2) * 9, 64, 1600, {"piece": 1024, "most": 16}), ("joined", (1, 2), 16, 64, {"chains": True}),
+@pytest.mark.parametrize(("parts", "slots", "rank", "inputs", "piece"), [
+    ("three", (2, 0, 1, 2, 0, 4), 16, 1160, 512), ("one", (0,), 16, 512, 512), ("joined", (3,), 16, 17000, 512),
+    ("three", (1, 0, 3, 12) * 20, 16, 512, 512), ("joined", (1, 0, 3, 2) * 9, 32, 520, 512),
+    ("one", (1, 0, 3, 2) * 9, 64, 1600, 1024), ("joined", (1, 2), 16, 64, 512),
 ])  # fmt: skip
-def test_sums_of_few_slots(parts: str, slots: tuple[int, ...], rank: int, inputs: int, how: dict) -> None:
+def test_sums_of_few_slots(parts: str, slots: tuple[int, ...], rank: int, inputs: int, piece: int) -> None:
     draw = Draw(dtype := torch.float16 if INTERPRETED else torch.bfloat16)
     (y, _, weights, groups), _ = adapters_case(draw, slots, PARTS[parts], rank)
     x, count = draw.floats(len(slots), inputs + 8)[:, :inputs], max(weights.down.shape[0], max(slots))
@@ -97,7 +97,7 @@ def test_sums_of_few_slots(parts: str, slots: tuple[int, ...], rank: int, inputs
     target.copy_(y)
     given = x.to(DEVICE) if INTERPRETED else torch.nn.functional.pad(x, (0, 8)).to(DEVICE)[:, :inputs]
     assert few_adapters.fits(target, given, moved)
-    found = few_adapters.add_adapters(target, given, moved, there, **how).cpu()
+    found = few_adapters.add_adapters(target, given, moved, there, piece).cpu()
     torch.testing.assert_close(found, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
     untouched = torch.tensor(slots) == 0
     assert torch.equal(found[untouched], y[untouched])
@@ -115,7 +115,7 @@ def test_tables_choose_the_kernels_of_few_slots(monkeypatch: pytest.MonkeyPatch)
         return few_adapters.add_few
 
     monkeypatch.setattr(kernels, "hopper_kernel", found)
-    for table in ({2: {}}, {2: {}, 16: {"piece": 1024}}):
+    for table in ({2: 512}, {2: 512, 16: 1024}):
         monkeypatch.setattr(kernels, "FEW", table)
         out = kernels.add_adapters(y.clone().to(DEVICE), x.to(DEVICE), moved, there).cpu()
         torch.testing.assert_close(out, expected, rtol=5e-3, atol=5e-3)

@@ -12,6 +12,7 @@ from frame.core.plugin_host.registry import Registry
 from frame.kept_weights import holder, placing
 from frame.kept_weights.checksum import checksum
 from frame.kept_weights.keeper import WeightKeeper
+from frame.plugins.platforms.cpu import HostMemory
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import greedy, prompts, running
 from tests.gguf.files import write_gguf
@@ -168,6 +169,51 @@ def test_a_sleep_gives_weights_back(tmp_path, keeper, caplog):
     assert not keeper.num_bytes
     assert served(folder, keeper) == want
     assert FOUND not in caplog.text
+
+
+@pytest.mark.parametrize("wide", [{}, {"hidden_size": 512, "intermediate_size": 1024}], ids=["plain", "packed"])
+def test_a_sleep_that_is_refused_drops_no_weights(wide, tmp_path, keeper, caplog, monkeypatch):
+    """As on a platform that cannot free its memory. What is packed is packed afterwards, too."""
+    folder = make_checkpoint(tmp_path / "model", "qwen3", **wide)
+
+    def num_packed(worker):
+        return sum(tensor.is_mkldnn for tensor in worker.model.parameters())
+
+    def refuse(memory, keep):
+        raise NotImplementedError("sleep is not available on this platform")
+
+    with engine_of(folder, keeper) as engine:
+        want = greedy(engine, prompts(512), 8)
+        (packed,) = engine.executor.call("run", {"function": num_packed})
+        assert bool(packed) == bool(wide)
+        kept = keeper.num_bytes
+        with monkeypatch.context() as refusing:
+            refusing.setattr(HostMemory, "sleep", refuse)
+            with pytest.raises(Exception, match="sleep is not available on this platform"):
+                engine.call("sleep", {"keep": []})
+        assert keeper.num_bytes == kept
+        assert engine.executor.call("run", {"function": num_packed}) == [packed]
+        assert greedy(engine, prompts(512), 8) == want
+    damage(folder)
+    assert served(folder, keeper) == want
+    assert (caplog.text.count(FOUND), caplog.text.count(LOADED)) == (1, 1)
+    assert CHANGES not in caplog.text
+
+
+def test_weights_are_hidden_before_their_memory_may_be_freed(tmp_path, keeper, monkeypatch):
+    """An engine that ends in the middle of a sleep leaves nothing to find."""
+    folder, asked = make_checkpoint(tmp_path / "model", "qwen3"), []
+    sleep = HostMemory.sleep
+
+    def asleep(memory, keep):
+        asked.append([held.key for held in keeper._held.values()])
+        sleep(memory, keep)
+
+    monkeypatch.setattr(HostMemory, "sleep", asleep)
+    with engine_of(folder, keeper) as engine:
+        engine.call("sleep", {"keep": []})
+        assert asked == [[""]]
+        engine.call("wake_up")
 
 
 def test_weights_that_somebody_wrote_to_are_found_out(tmp_path, keeper, caplog):

@@ -54,8 +54,8 @@ B200 = Chip("NVIDIA B200", (10, 0), 148, 227 << 10)
 class Build:
     """A compiled kernel: what it needs, the matrix and copy instructions in it.
 
-    `spills` are accesses to memory for want of registers, `size` is the number of its instructions, `settled` the
-    number of branches whose condition is a constant.
+    `spills` are accesses to memory for want of registers, `size` is the number of its instructions, `dead` that of
+    branches that are never taken and not empty.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Build:
     shared_bytes: int
     instructions: frozenset[str]
     size: int
-    settled: int
+    dead: int
 
 
 class _Pretended(TorchFunctionMode):
@@ -155,8 +155,23 @@ def _examined(name: str, kernel: Any) -> Build:
         len(re.findall(r"\b(?:STL|LDL)\b", code)),
         len(re.findall(r"^ +/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)),
     )
-    settled = len(re.findall(r"\bscf\.if %(?:true|false)\b", kernel.asm["ttgir"]))
-    return Build(name, int(registers[1]), spills, kernel.metadata.shared, found, size, settled)
+    dead = num_dead_branches(kernel.asm["ttgir"])
+    return Build(name, int(registers[1]), spills, kernel.metadata.shared, found, size, dead)
+
+
+def num_dead_branches(code: str) -> int:
+    """How many branches by a constant Triton's code has whose other side is not empty."""
+    lines, found = code.splitlines(), 0
+    for number, line in enumerate(lines):
+        place = number
+        if (branch := re.match(r"( *)(?:%.* = )?scf\.if %(true|false)\b", line)) is None:
+            continue
+        if branch[2] == "true":  # the side that is never taken, if there is one
+            place = next(i for i in range(place + 1, len(lines)) if lines[i].startswith(branch[1] + "}"))
+            if "else" not in lines[place]:
+                continue
+        found += not lines[place + 1].lstrip().startswith(("}", "scf.yield"))
+    return found
 
 
 def _tool(option: str, file: str) -> str:

@@ -184,12 +184,11 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
     for name in ("e4m3 cache", "e4m3 cache, scales of heads"):  # over pages of 16 bits
         heads = "scales of heads" in name
         found[f"{name}, wide Hopper prompts"] = partial(attend, layer(**LAYERS[name]), rows, head_scales=heads)
-    for launch in (NarrowLaunch(2, 1), NarrowLaunch(2, 4, False), NarrowLaunch(1, 16, registers=144)):
-        moved = "" if launch.converts else ", bits moved"
-        found[f"narrow decodes, {launch.groups} groups{moved}"] = partial(narrow, launch)
+    for launch in (NarrowLaunch(1), NarrowLaunch(4), NarrowLaunch(16, groups=1)):
+        found[f"narrow decodes, {launch.splits} splits, {launch.groups} groups"] = partial(narrow, launch)
     for heads, splits in ((16, 4), (128, 1), (128, 2)):
         found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, heads, splits)
-    found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2, 2), head_scales=True)
+    found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2), head_scales=True)
     return found
 
 

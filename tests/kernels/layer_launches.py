@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -423,16 +424,15 @@ def warpgroups(rows: int, codes: torch.dtype, group: int, sizes: Warpgroups, *, 
     coded_warpgroups.product(_empty(rows, 4096), weight, scales, (1, group), zero, _empty(6144), sizes)
 
 
-def ringed(codes: torch.dtype, depth: int, sizes: Ring, *, gated: bool = False, normed: bool = False) -> None:
+def ringed(depth: int, sizes: Ring) -> None:
     """A product of one row with codes from a ring of copies."""
-    nibbles = codes == torch.int32
-    weight = _empty(6144, depth // 8 if nibbles else depth, dtype=codes)
-    scales = _empty(6144, depth // 128) if nibbles else _empty(6144, 1, dtype=F32)
-    given = weight, scales, _empty(6144), sizes
-    if normed:
-        coded_ring.norm_product(_empty(1, depth), _empty(1, depth), (_empty(depth), 1e-5, 0.0), *given, gated=gated)
-    else:
-        coded_ring.product(_empty(1, depth), *given, gated=gated)
+    coded_ring.product(
+        _empty(1, depth),
+        _empty(6144, depth, dtype=torch.float8_e4m3fn),
+        _empty(6144, 1, dtype=F32),
+        _empty(6144),
+        sizes,
+    )
 
 
 def fragment_launches() -> dict[str, Callable[[], None]]:
@@ -451,14 +451,8 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"fragments of nibbles by {group}, zeros, 5 rows"] = partial(
             fragments, 5, torch.int32, group, Fragments(1, 1, 4, 2), zeros=True
         )
-    for name, codes in (("nibbles", torch.int32), ("fp8", torch.float8_e4m3fn)):
-        for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
-            found[f"ring of {name}, {depth} inputs"] = partial(ringed, codes, depth, sizes)
-        for gated in (False, True):
-            told = ", gated" if gated else ""
-            found[f"ring of {name}, norm{told}"] = partial(ringed, codes, 4096, Ring(4, 2), gated=gated, normed=True)
-    for tokens, rank in ((64, 16), (17, 32), (8, 64)):
-        found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
+    for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
+        found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
     return found
 
 
@@ -601,12 +595,14 @@ def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype, *, few: bo
     spans = _empty(-(-outputs // adapters.SPAN), 3, dtype=torch.int32)
     weights = AdapterWeights(_empty(8, 3 * rank, 4096, dtype=dtype), _empty(8, outputs, rank, dtype=dtype), spans, ())
     numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
-    (few_adapters if few else adapters).add_adapters(
-        _empty(tokens, outputs, dtype=dtype), _empty(tokens, 4096, dtype=dtype), weights, SlotGroups(*numbers)
-    )
+    y, x = _empty(tokens, outputs, dtype=dtype), _empty(tokens, 4096, dtype=dtype)
+    if few:
+        few_adapters.add_adapters(y, x, weights, SlotGroups(*numbers), 1024)
+        return
+    with patch.object(adapters, "FEW", {}):
+        adapters.add_adapters(y, x, weights, SlotGroups(*numbers))
     of_rows = _empty(9, dtype=torch.int32)
-    if not few:
-        adapters.spread_slots(numbers[0], of_rows, of_rows[:4], of_rows[:5], tokens)
+    adapters.spread_slots(numbers[0], of_rows, of_rows[:4], of_rows[:5], tokens)
 
 
 def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:

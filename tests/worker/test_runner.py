@@ -19,7 +19,7 @@ from frame.core.worker.start import model_loading
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import LayerHooks
 from frame.testing.checkpoints import make_checkpoint
-from frame.transfers.untold import LOST
+from frame.transfers.untold import LOST, UntoldReports
 
 NONE = np.zeros(0, np.int32)
 
@@ -29,8 +29,8 @@ class Reports:
 
     hooks = LayerHooks()
 
-    def __init__(self) -> None:
-        self.step = 0
+    def __init__(self, pending: Sequence[str] | None = None) -> None:
+        self.step, self.pending = 0, pending
 
     def begin_step(self, message: bytes) -> None:
         self.step += 1
@@ -38,6 +38,9 @@ class Reports:
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         name = str(self.step)
         return TransferReport(received=[name], sent=[name], counters={"steps": 1.0}, gauges={"step": float(self.step)})
+
+    def pending_loads(self) -> Sequence[str] | None:
+        return self.pending
 
     def close(self) -> None:
         pass
@@ -196,5 +199,25 @@ def test_loads_of_a_step_that_failed_before_the_connector_heard_of_it_are_told_a
     for step, received in ((1001, ["a", "1"]), (1002, ["2"])):
         one = plan(step)
         one.extras = {LOST: encode([(1000, ["a"])])}
+        runner.execute(one)
+        assert runner.sample().result().transfer.received == received
+
+
+@pytest.mark.parametrize(("pending", "ended"), [(None, []), ((), ["b", "c"]), (("c",), ["b"]), (("b", "c"), [])])
+def test_loads_that_do_not_go_on_though_the_connector_heard_of_their_step_are_told_once(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, pending: Sequence[str] | None, ended: list[str]
+) -> None:
+    """One of them was told with a report that the engine has: its id may be another request's by now."""
+    monkeypatch.setattr(runner, "connector", Reports(pending))
+    monkeypatch.setattr(runner, "_untold", UntoldReports())
+    with monkeypatch.context() as broken:
+        broken.setattr(runner.connector, "begin_step", fail)
+        with pytest.raises(RuntimeError, match="a processor failed"):
+            runner.execute(plan(2000))
+    runner.execute(plan(2001))
+    assert runner.sample().result().transfer.received == ["1"]
+    for step, received in ((2002, [*ended, "2"]), (2003, ["3"])):
+        one = plan(step)
+        one.extras = {LOST: encode([(2000, ["1", "b", "c"])])}
         runner.execute(one)
         assert runner.sample().result().transfer.received == received

@@ -5,7 +5,7 @@ Every operation is O(1) a block. Knows ids and hashes only: no request, no group
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from frame.kv_events.events import NO_EVENTS, CacheEvents
 
@@ -47,13 +47,16 @@ class BlockPool:
         """Takes `count` free blocks, one reference each; raises `RuntimeError` when there are fewer."""
         if count > self.num_free:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} are free")
-        blocks = []
+        blocks, block, following = [], self._next[0], self._next
         for _ in range(count):
-            block = self._next[0]
-            self._unlink(block)
-            self._references[block] = 1
-            self.withdraw(block)
             blocks.append(block)
+            self._references[block] = 1
+            block = following[block]
+        following[0], self._previous[block] = block, 0
+        self.num_free -= count
+        for block in blocks:
+            if self._content[block] is not None:
+                self.withdraw(block)
         return blocks
 
     def share(self, block: int) -> None:
@@ -76,12 +79,18 @@ class BlockPool:
 
     def publish(self, group: int, block_hash: bytes, block: int) -> bool:
         """Lets `block` be found by its hash; False when another block already is, or this one has a hash."""
-        published = self._published[group]
-        if block_hash in published or self._content[block] is not None:
-            return False
-        published[block_hash] = block
-        self._content[block] = (group, block_hash)
-        return True
+        return bool(self.publish_all(group, [block_hash], [block]))
+
+    def publish_all(self, group: int, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[tuple[bytes, int]]:
+        """As `publish` of each block (0 is skipped); returns those that can be found now, with their hashes."""
+        published, content, made = self._published[group], self._content, []
+        for pair in zip(hashes, blocks, strict=True):
+            block_hash, block = pair
+            if block and content[block] is None and block_hash not in published:
+                published[block_hash] = block
+                content[block] = (group, block_hash)
+                made.append(pair)
+        return made
 
     def find(self, group: int, block_hash: bytes) -> int:
         """The block of `group` that holds this content, 0 when there is none."""

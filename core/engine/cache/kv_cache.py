@@ -12,6 +12,9 @@ from .blocks import BlockPool
 from .checkpoints import Checkpoints, Publication, StateBlock
 from .hashing import BlockHasher
 
+#: Hashes that are made in a pause, which must not last.
+_HASHES_AT_ONCE = 256
+
 
 @dataclass(frozen=True)
 class PrefixHit:
@@ -106,11 +109,18 @@ class KVCache:
             return nothing
         grain = self.layout.grain
         most = (request.num_tokens - 1) // grain * grain
-        hashes, find = self.block_hashes(request, most // self.block_size), self.pool.find
+        find = self.pool.find
+        # where a group keeps all blocks, hashes behind the first that it lacks are not needed, and made some time later
+        hashes = self.block_hashes(request, 0 if self._whole else most // self.block_size)
         for group in self._whole:
             index, size, step = group.index, group.block_size, group.stride
-            places = range(step - 1, most // self.block_size, step)
-            found = next((i for i, place in enumerate(places) if not find(index, hashes[place])), len(places))
+            count, found = most // size, 0
+            while found < count:
+                if (place := found * step + step - 1) >= len(hashes):
+                    self.block_hashes(request, min(count * step, 2 * place + 1))
+                if not find(index, hashes[place]):
+                    break
+                found += 1
             most = found * size // grain * grain
         before, seen, states = -1, most, list[StateBlock]()
         while most != before:  # what one window shortens may reach into another
@@ -145,6 +155,14 @@ class KVCache:
         if len(cache.hashes) < count:
             self.hasher.extend(cache.hashes, cache.root, request.token_ids, count, request.source.embeds)
         return cache.hashes
+
+    def hash_some(self, request: Request, num_tokens: int) -> bool:
+        """Makes some of the hashes of its first `num_tokens` tokens that `publish` will need; whether any was left."""
+        have, count = len(request.cache.hashes), num_tokens // self.block_size
+        if not self.caches_prefixes or have >= count:
+            return False
+        self.block_hashes(request, min(count, have + _HASHES_AT_ONCE))
+        return True
 
     def admit(self, request: Request, hit: PrefixHit, num_computed: int, total: int, *, reserve: int = 0) -> bool:
         """Gives a request without blocks its hit and new blocks up to `total` tokens; False (no change) without room.
@@ -255,14 +273,16 @@ class KVCache:
         if not self.caches_prefixes or count <= request.cache.num_published or request.transfer.unconfirmed:
             return []
         hashes = self.block_hashes(request, count)
-        made = []
-        for place in range(request.cache.num_published, count):
-            for group in self._growing:
-                index, rest = divmod(place + 1, group.stride)
-                block = 0 if rest else request.cache.blocks[group.index][index - 1]
-                if block and self.pool.publish(group.index, hashes[place], block):
-                    made.append((self.pool, block, hashes[place]))
-                    self._events.stored(request, group.index, hashes[place], (place + 1) * self.block_size)
+        made = list[Publication]()
+        for group in self._growing:
+            first, last = request.cache.num_published // group.stride, count // group.stride
+            ends = hashes[(first + 1) * group.stride - 1 : last * group.stride : group.stride]
+            found = self.pool.publish_all(group.index, ends, request.cache.blocks[group.index][first:last])
+            made += [(self.pool, block, end) for end, block in found]
+            if self._events is not NO_EVENTS:
+                lengths = {end: number * group.block_size for number, end in enumerate(ends, first + 1)}
+                for end, _ in found:
+                    self._events.stored(request, group.index, end, lengths[end])
         request.cache.num_published = count
         return made
 

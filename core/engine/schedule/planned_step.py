@@ -101,7 +101,7 @@ class StepDraft:
             return []
         grown = np.array(self._grown, np.int32)
         appends = []
-        for group in np.unique(grown[:, 0]).tolist():
+        for group in sorted(set(grown[:, 0].tolist())):
             slots, offsets, block_ids = grown[grown[:, 0] == group, 1:].T.copy()
             appends.append(BlockAppend(group=group, slots=slots, offsets=offsets, block_ids=block_ids))
         return appends

@@ -371,6 +371,12 @@ class Scheduler:
         lifecycle.answer(plan)
         return outputs
 
+    def use_pause(self) -> None:
+        """Called while only a connector has work: hashes what it loads, which is published once all is there."""
+        for request in self.lifecycle.loading.values():
+            if self._kv.hash_some(request, request.transfer.num_loaded):
+                break
+
     def end_unread(self) -> list[EngineOutput]:
         """Ends the requests whose adapter could not be read again."""
         failed, requests = self.adapters.take_failed(), list(self.lifecycle.requests.values())

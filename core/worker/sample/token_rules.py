@@ -71,7 +71,7 @@ class TokenRules:
         bans, words = self._bans(request)
         biases = params.logit_bias or {}
         token_ids = np.array([*biases, *(token for token, _ in bans)], np.int64)
-        allowed = np.unique(np.array(params.allowed_token_ids or (), np.int64))
+        allowed = np.array(sorted(set(params.allowed_token_ids or ())), np.int64)
         self._check(request.request_id, token_ids, allowed, *(np.array(word, np.int64) for word in words))
         if not (len(token_ids) or words or len(allowed)):
             return Need(0)

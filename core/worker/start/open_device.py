@@ -20,6 +20,7 @@ from ...parallel.groups import make_groups, unconnected_groups
 from ...plugin_host.registry import Registry
 from ...plugin_host.setups import connector_worker_setup, platform_setup
 from .model_loading import resolve_dtype
+from .steps_key import steps_key
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class OpenDevice:
 def open_device(config: FrameConfig, registry: Registry, placement: Placement, engine_id: str) -> OpenDevice:
     """Chooses the platform and makes the device this worker's; raises `ValueError` when it cannot serve `config`."""
     checkpoint = read_checkpoint(config)
-    platform = choose_platform(config, registry, checkpoint.max_model_len, placement)
+    key = steps_key(config, checkpoint, placement)
+    platform = choose_platform(config, registry, checkpoint.max_model_len, placement, key)
     dtype, deterministic = resolve_dtype(config, checkpoint, platform), config.model.deterministic
     reason = platform.supports(PlatformSpec(dtype, world_size=placement.mesh.size, deterministic=deterministic))
     name = platform.setup.plugin or platform.device_type
@@ -93,8 +95,11 @@ def open_device(config: FrameConfig, registry: Registry, placement: Placement, e
     )
 
 
-def choose_platform(config: FrameConfig, registry: Registry, max_model_len: int, placement: Placement) -> Platform:
+def choose_platform(
+    config: FrameConfig, registry: Registry, max_model_len: int, placement: Placement, steps_key: str = ""
+) -> Platform:
     """The platform asked for, or the preferred one that this machine has; raises with every candidate's reason."""
     provider = registry.select("platform", config.executor.platform, lambda platform: platform.probe())
-    platform: Platform = registry.make("platform", provider, platform_setup(config, max_model_len, placement), config)
+    setup = platform_setup(config, max_model_len, placement, steps_key)
+    platform: Platform = registry.make("platform", provider, setup, config)
     return platform

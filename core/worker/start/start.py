@@ -15,6 +15,7 @@ from frame.expert_balance.start import make_balance
 from frame.kept_weights.holder import NoHolder
 from frame.kept_weights.start import weight_holder
 from frame.kv_scales.calculated import FirstSteps
+from frame.transfers.device_bytes import device_bytes
 
 from ...config.tree import FrameConfig
 from ...interfaces.collectives import Collectives, NoCollectives
@@ -187,7 +188,9 @@ def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBacke
     sizes = config.scheduler.max_num_seqs, checkpoint.max_model_len
     needed = full_bytes(chosen.layout, *sizes, pool_bytes(chosen.own_part))
     share = cache.gpu_memory_utilization
-    return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved
+    if connected := device_bytes(config, opened.registry, platform.device_type):
+        logger.info("%d MiB of the device are for the KV connector %s", connected >> 20, config.transfer.kv_connector)
+    return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved - connected
 
 
 def _digest(loaded: _Loaded, bound: BoundLayers) -> str:

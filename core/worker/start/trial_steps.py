@@ -34,9 +34,9 @@ class TrialSteps:
         self._chosen = chosen
         self._made: tuple[Runner, BoundLayers] | None = None
 
-    def run(self) -> None:
+    def run(self, *, brief: bool = False) -> None:
         """Runs steps of every kind, on a model without the layers that launch the same kernels as others."""
-        opened, thorough = self._opened, self._made is None  # afterwards every kernel has been met
+        opened, thorough = self._opened, self._made is None and not brief  # afterwards every kernel has been met
         runner, bound = self._make()
         scheduler = opened.config.scheduler
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, opened.checkpoint.max_model_len

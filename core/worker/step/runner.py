@@ -157,7 +157,7 @@ class Runner:
             hidden = self._forward(inputs, shape, partial(self.pooling.segments, plan, inputs.positions), hooks)
             self.stage.hand_on(hidden)
         report = self.connector.end_step(plan.finished_ids)
-        return PendingStep(plan, self._untold.told(plan, report), self.sampler), shape, inputs, hidden
+        return PendingStep(plan, self._untold.told(plan, report, self.connector), self.sampler), shape, inputs, hidden
 
     @torch.inference_mode()
     def sample(self, masks: bytes = b"") -> PendingStep:

@@ -20,7 +20,8 @@ from frame.interfaces import (
     with_blocks,
     with_checkpoints,
 )
-from frame.settings import Checkpoint, ConfigError, FrameConfig
+from frame.settings import Checkpoint, ConfigError, FrameConfig, Registry
+from frame.transfers.device_bytes import device_bytes
 from frame.weight_offload.choice import GIB, NOTHING_KEPT, KeptBytes, kept_bytes
 
 from .layers import Shape
@@ -183,6 +184,8 @@ def kv_budget(
         "piecewise graphs": int(piece_share(config, sizes, shape, weights_bytes) * activations),
         "reserve": CUDA_RESERVE_BYTES,
     }
+    if connected := device_bytes(config, Registry.load(), device.kind) if config.transfer.kv_connector else 0:
+        parts["KV connector"] = connected
     if device.free_bytes < requested:
         raise ConfigError(
             f"gpu_memory_utilization {cache.gpu_memory_utilization} asks for {requested >> 20} MiB, "

@@ -6,6 +6,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -107,13 +108,22 @@ def stop_hearing(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RD)
 
 
-def await_end(connection: socket.socket) -> None:
-    """Falls silent, and returns when the other side has hung up; what it says until then is passed over."""
+def await_end(connection: socket.socket, seconds: float | None) -> bool:
+    """Falls silent; whether the other side hangs up within `seconds`; what it says until then is passed over.
+
+    None: waits for that without a limit.
+    """
     fall_silent(connection)
-    with suppress(OSError):
-        connection.settimeout(None)
-        while connection.recv(1 << 16):
-            pass
+    latest = None if seconds is None else time.monotonic() + seconds
+    try:
+        while True:
+            connection.settimeout(None if latest is None else max(latest - time.monotonic(), 1e-3))
+            if not connection.recv(1 << 16):
+                return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 def hang_up(connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
 """KV blocks as files, one each: written whole or not at all, checked when read, removed least recently used first.
 
-A file is a header (magic, whose block it is, size, checksum) and the block's bytes. Several processes may use one
-folder. Knows no request, no layer and no tensor.
+A file is a header (magic, whose block it is, size, checksum) and the block's bytes; records about blocks are files of
+the same form. Several processes may use one folder. Knows no request, no layer and no tensor.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class BlockFiles:
             self._incoming.mkdir(mode=0o700, exist_ok=True)
             self._remove_stale()
         except OSError as error:
-            raise ValueError(
-                f"the folder of the {owner} connector, {folder}, cannot be used: {error.strerror}"
-            ) from None
+            raise ValueError(_unusable(folder, owner, error.strerror)) from None
         self._quota = Quota(self._root, max_bytes)
         self._complained = False
 
@@ -74,18 +72,21 @@ class BlockFiles:
         """Whether the block was published; it may still turn out to be damaged or be removed before it is read."""
         return os.path.exists(self._path(space, key))
 
-    def touch(self, space: str, key: bytes) -> bool:
-        """Marks the block as used now; False when it is not there."""
+    def holds(self, space: str, key: bytes, num_bytes: int) -> bool:
+        """Whether the block was published and has so many bytes."""
         try:
-            os.utime(self._path(space, key))
+            return os.stat(self._path(space, key)).st_size == HEADER.size + num_bytes
         except OSError:
             return False
-        return True
 
-    def read(self, space: str, key: bytes, out: np.ndarray) -> bool:
+    def touch(self, space: str, key: bytes) -> bool:
+        """Marks the block as used now; False when it is not there."""
+        return _used(self._path(space, key))
+
+    def read(self, space: str, key: bytes, out: np.ndarray, *, remove: bool = True) -> bool:
         """Fills `out` (uint8, the block's size); False, `out` then being unspecified, when there is no sound block.
 
-        A damaged file is removed, so that the block can be written again.
+        A damaged file is removed, so that the block can be written again, unless another's is not to be.
         """
         path = self._path(space, key)
         try:
@@ -93,7 +94,7 @@ class BlockFiles:
                 sound = _read_checked(file.fileno(), _owner(space, key), out)
             if sound:
                 os.utime(path)
-            else:
+            elif remove:
                 logger.warning("the block file %s is damaged and was removed", path)
                 os.unlink(path)
         except OSError:
@@ -102,14 +103,46 @@ class BlockFiles:
 
     def write(self, space: str, key: bytes, data: np.ndarray) -> bool:
         """Publishes a block (uint8, contiguous); False when it could not be stored, which is logged once."""
+        return self._publish(self._path(space, key), _owner(space, key), data)
+
+    def record(self, space: str, name: str, max_bytes: int) -> bytes | None:
+        """The bytes of a record, at most so many; None where there is none that is sound."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with open(os.open(self._root / space / name, flags), "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size - HEADER.size
+                if not 0 <= size <= max_bytes:
+                    return None
+                data = np.empty(size, np.uint8)
+                return data.tobytes() if _read_checked(file.fileno(), _owner(space, name.encode()), data) else None
+        except OSError:
+            return None
+
+    def write_record(self, space: str, name: str, data: bytes) -> bool:
+        """Publishes a record in the place of an earlier one; False as `write`."""
+        path = f"{self._root}/{space}/{name}"
+        return self._publish(path, _owner(space, name.encode()), np.frombuffer(data, np.uint8))
+
+    def touch_record(self, space: str, name: str) -> bool:
+        """As `touch`."""
+        return _used(self._root / space / name)
+
+    def record_names(self, space: str) -> tuple[list[str], int]:
+        """The names of all records of `space`, and a number that changes where they or their content do."""
+        try:
+            changed = os.stat(self._root / space).st_mtime_ns
+            return sorted(os.listdir(self._root / space)), changed
+        except OSError:
+            return [], 0
+
+    def _publish(self, path: str, owner: bytes, data: np.ndarray) -> bool:
         size = HEADER.size + data.nbytes
         if not self._quota.make_room(size):
             return False
-        path = self._path(space, key)
         temporary = self._incoming / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._write_whole(temporary, HEADER.pack(MAGIC, _owner(space, key), data.nbytes, _checksum(data)), data)
+            self._write_whole(temporary, HEADER.pack(MAGIC, owner, data.nbytes, _checksum(data)), data)
             os.replace(temporary, path)
         except OSError as error:
             self._complain(error)
@@ -171,6 +204,32 @@ class BlockFiles:
             with suppress(FileNotFoundError):  # its writer finished it in the meantime
                 if time.time() - path.stat().st_mtime > STALE_SECONDS:
                     path.unlink()
+
+
+def _used(path: Path | str) -> bool:
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
+
+
+def check_folder(folder: Path, owner: str) -> None:
+    """Raises `ValueError` where blocks cannot be kept in `folder`, which may be missing; makes nothing."""
+    if os.path.lexists(folder / ROOT):
+        _check_private(folder / ROOT, owner)
+        return
+    found = folder
+    while not os.path.lexists(found):
+        found = found.parent
+    if not found.is_dir():
+        raise ValueError(_unusable(folder, owner, os.strerror(errno.ENOTDIR)))
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ValueError(_unusable(folder, owner, os.strerror(errno.EACCES)))
+
+
+def _unusable(folder: Path, owner: str, reason: str | None) -> str:
+    return f"the folder of the {owner} connector, {folder}, cannot be used: {reason}"
 
 
 def _check_private(root: Path, owner: str) -> None:

@@ -83,6 +83,9 @@ class LoadingWorker(BlockWorker):
         for load in list(self._loads):
             self._take(load)
 
+    def pending_loads(self) -> list[str]:
+        return [*self._ended, *(load.owner for load in self._loads)]
+
     def loaded(self) -> list[str]:
         ended, self._ended = self._ended, []
         return ended

@@ -78,8 +78,12 @@ class Sharing(ABC):
         """Gives back what `open` gave, once for each time; nothing reads or writes it any more."""
 
     @abstractmethod
-    def copy(self, table: np.ndarray) -> Mark:
-        """Begins to copy: `table` int64 [n, 4] has the address of each piece, that of its copy, its bytes, 0."""
+    def copy(self, table: np.ndarray, behind: np.ndarray | None = None) -> Mark:
+        """Begins to copy: `table` int64 [n, 4] has the address of each piece, that of its copy, its bytes, 0.
+
+        With `behind` int64 [m, 4] the pieces are copied m times, once with each of these rows added to theirs. Copies
+        are made in the order of calls.
+        """
 
     @abstractmethod
     def launch(self, table: np.ndarray) -> Callable[[], float]:
@@ -122,9 +126,9 @@ class CudaSharing(Sharing):
         with self._lock:
             self._memory.release(handle)
 
-    def copy(self, table: np.ndarray) -> Mark:
+    def copy(self, table: np.ndarray, behind: np.ndarray | None = None) -> Mark:
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            copy_pieces(table, self.device)
+            copy_pieces(table, self.device, behind=behind)
             return _Passed(self._stream.record_event())
 
     def launch(self, table: np.ndarray) -> Callable[[], float]:

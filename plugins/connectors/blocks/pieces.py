@@ -16,9 +16,17 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def copy_pieces(
-    table: np.ndarray, device: torch.device, *, finite: Tensor | None = None, dtype: torch.dtype | None = None
+    table: np.ndarray,
+    device: torch.device,
+    *,
+    behind: np.ndarray | None = None,
+    finite: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Launches a copy on the current stream: `table` int64 [n, 4] and the rest are those of the kernel.
+
+    With `behind` int64 [m, 4] each of these rows is added to all of the table, which is copied m times: on the device,
+    as it takes the host long to write many rows.
 
     Raises `ValueError` where addresses and sizes do not suit values of `dtype`.
     """
@@ -28,7 +36,12 @@ def copy_pieces(
         return
     table = _divided(table)
     every = int(np.bitwise_or.reduce(table[:, :3], axis=None))
-    staged = torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
+    if behind is None:
+        staged = torch.from_numpy(table).pin_memory().to(device, non_blocking=True)
+    else:
+        every |= int(np.bitwise_or.reduce(behind[:, :3], axis=None))
+        both = torch.from_numpy(np.concatenate([behind, table])).pin_memory().to(device, non_blocking=True)
+        staged = (both[: len(behind), None] + both[len(behind) :]).view(-1, 4)
     most, unit = int(table[:, 2].max()), min(16, every & -every)
     block_copies.copy_pieces(staged, most, unit, finite=finite, dtype=dtype)
 

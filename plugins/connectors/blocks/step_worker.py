@@ -32,9 +32,10 @@ CHECKED = {
 
 @dataclass(frozen=True)
 class Part:
-    """Where the bytes of one layer lie in a stored block, which holds `count` blocks of the layer's KV group.
+    """Where bytes of a layer lie in a stored block, which holds `count` blocks of the layer's KV group.
 
-    `cache` is uint8 [num_blocks, (end - start) / count].
+    `cache` is uint8 [num_blocks, (end - start) / count]; of a state it is one of the tensors in the layer's block, from
+    its byte `place` on.
     """
 
     group: int
@@ -43,6 +44,8 @@ class Part:
     count: int
     start: int
     end: int
+    layer: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,21 @@ class Stored:
 
     parts: tuple[Part, ...] = ()
     num_bytes: int = 0
+
+    @classmethod
+    def of_states(cls, caches: Mapping[str, CacheView]) -> Stored:
+        """The tensors of all layers one behind the other, the widest elements first: all can be read where they lie."""
+        found = list[tuple[str, int, torch.dtype, int]]()
+        for layer, view in caches.items():
+            kinds = view.parts or ((view.format.dtype, view.bytes.shape[1]),)
+            ends = accumulate(size for _, size in kinds)
+            found += [(layer, end - size, dtype, size) for (dtype, size), end in zip(kinds, ends, strict=True)]
+        parts, start = list[Part](), 0
+        for layer, place, dtype, size in sorted(found, key=lambda one: -one[2].itemsize):
+            rows = caches[layer].bytes[:, place : place + size]
+            parts.append(Part(caches[layer].group, rows, dtype, 1, start, start + size, layer, place))
+            start += size
+        return cls(tuple(parts), start)
 
     @property
     def runs(self) -> list[tuple[torch.dtype, int, int]]:
@@ -111,19 +129,19 @@ class StepWorker(ConnectorWorker):
         if not caches and self.formats:
             self.tokens, self.states = Stored((), self.tokens.num_bytes), Stored((), self.states.num_bytes)
             return
-        tokens, states, formats = list[Part](), list[tuple[int, torch.dtype, Tensor]](), list[Any]()
+        tokens, states, formats = list[Part](), dict[str, CacheView](), list[Any]()
         for group in self.layout.groups:
-            for view in (caches[layer] for layer in group.layers if layer in caches):
+            for layer, view in ((layer, caches[layer]) for layer in group.layers if layer in caches):
                 formats.append([list(view.format.shape), list(view.format.order), str(view.format.dtype)])
                 if group.keeps_states:
-                    states += _state_parts(view)
+                    states[layer] = view
                     formats[-1].append([[str(dtype), size] for dtype, size in view.parts])
                     continue
                 count, start = self.layout.grain // group.block_size, tokens[-1].end if tokens else 0
                 end = start + count * view.bytes.shape[1]
-                tokens.append(Part(view.group, view.bytes, view.format.dtype, count, start, end))
+                tokens.append(Part(view.group, view.bytes, view.format.dtype, count, start, end, layer))
         self.tokens = Stored(tuple(tokens), tokens[-1].end if tokens else 0)
-        self.states = _state(states)
+        self.states = Stored.of_states(states)
         self.formats = hashlib.sha256(encode(formats)).hexdigest()[:16]
 
     def stored(self, moves: Sequence[Move]) -> Stored:
@@ -165,21 +183,3 @@ class StepWorker(ConnectorWorker):
         if value:
             name = f"{self.title}_{name}"
             self._counters[name] = self._counters.get(name, 0) + value
-
-
-def _state_parts(view: CacheView) -> list[tuple[int, torch.dtype, Tensor]]:
-    """(KV group, element type, uint8 [num_blocks, bytes]) of the tensors of a layer's state."""
-    kinds = view.parts or ((view.format.dtype, view.bytes.shape[1]),)
-    ends = list(accumulate(size for _, size in kinds))
-    return [
-        (view.group, dtype, view.bytes[:, end - size : end]) for (dtype, size), end in zip(kinds, ends, strict=True)
-    ]
-
-
-def _state(found: Sequence[tuple[int, torch.dtype, Tensor]]) -> Stored:
-    """Those of all layers one behind the other, the widest elements first, so that all can be read where they lie."""
-    parts = list[Part]()
-    for group, dtype, rows in sorted(found, key=lambda one: -one[1].itemsize):
-        start = parts[-1].end if parts else 0
-        parts.append(Part(group, rows, dtype, 1, start, start + rows.shape[1]))
-    return Stored(tuple(parts), parts[-1].end if parts else 0)

@@ -44,6 +44,9 @@ class DecodeBenchWorker(ConnectorWorker):
         count, self._num_filled = self._num_filled, 0
         return TransferReport(counters={"decode_bench_filled_blocks": float(count)} if count else {})
 
+    def pending_loads(self) -> list[str]:
+        return []
+
     def _fill(self, group: int, blocks: Sequence[int]) -> None:
         places = self.setup.streams.stage(np.asarray(blocks, np.int64))
         for number, view in enumerate(self._views):

@@ -39,6 +39,9 @@ class DiskWorker(BlockWorker):
         if step.loads and self.place == 0:
             self.count("load_seconds", time.monotonic() - begun)
 
+    def pending_loads(self) -> list[str]:
+        return self._loaded
+
     def loaded(self) -> list[str]:
         loaded, self._loaded = self._loaded, []
         return loaded

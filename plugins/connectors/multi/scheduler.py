@@ -89,6 +89,7 @@ class MultiScheduler(ConnectorScheduler):
             _close(made)
             raise
         self._parts = _named(made)
+        self.reads_hashes = any(one.reads_hashes for one in made)
         self._choice: dict[str, tuple[Part, bool]] = {}  # by request: who has its prompt, and whether it tells the end
         self._ended: dict[str, Ended] = {}  # by request: loads that no worker side tells of
         self._num_loads = 0

@@ -100,6 +100,11 @@ class MultiWorker(ConnectorWorker):
             notes=[(self.rank, encode(note)) for note in told if note.report != nothing],
         )
 
+    def pending_loads(self) -> list[str] | None:
+        named = [part.pending_loads() for part in self._parts]
+        pending = [names for names in named if names is not None]
+        return [name for names in pending for name in names] if len(pending) == len(named) else None
+
     def close(self) -> None:
         _each([part.close for part in self._parts])
 

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from frame.interfaces import Mark
+from frame.transfers import news
 
 from ..blocks.mapped_memory import Opened
 from .direct import Direct
-from .maps import MAX_ROWS, Rows
+from .maps import MAX_ROWS, LayerRows, Rows
 from .messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -47,7 +48,7 @@ class Read:
 
     owner: str
     peer: AgentFacts
-    rows: Callable[[], Rows]
+    rows: Callable[[], Sequence[LayerRows]]
     notice: bytes
     deadline: float
     mark: Mark
@@ -184,6 +185,7 @@ class Agent:
                 self._reads.remove(read)
                 with self._lock:
                     self._ended.append((read.owner, arrived))
+                news.tell()
         if self._awaits_notices:
             self._take_notices()
 
@@ -225,16 +227,18 @@ class Agent:
 
     def _begin(self, read: Read) -> bool | None:
         try:
-            name, rows = self._meet(read.peer), read.rows()
-            if not len(rows.sizes):
+            name, parts = self._meet(read.peer), read.rows()
+            count = sum(map(len, parts))
+            if not count:
                 self._nixl.send_notif(name, read.notice)
                 return True
-            if len(rows.sizes) > MAX_ROWS:
-                raise ValueError(f"they are {len(rows.sizes)} pieces of memory")
+            if count > MAX_ROWS:
+                raise ValueError(f"they are {count} pieces of memory")
             opened = self._peers[name]
             if self._direct is not None and opened is not None:
-                read.copy = self._direct.read(opened, rows)
+                read.copy = self._direct.read(opened, parts)
                 return None
+            rows = Rows.join([part.told() for part in parts])
             ours, theirs = (
                 self._nixl.get_xfer_descs(_descriptors(places, rows.sizes, device), memory)
                 for places, device, memory in (

@@ -16,9 +16,12 @@ from torch import Tensor
 from frame.interfaces import Mark
 
 from ..blocks.mapped_memory import Mapper, Offer, Offering, Opened, Sharing
-from .maps import Rows
+from .maps import LayerRows
 
 logger = logging.getLogger("frame.connectors.nixl")
+
+#: Bytes over which the blocks of a layer may spread.
+_MAX_SPAN = 1 << 62
 
 
 class Direct:
@@ -49,11 +52,32 @@ class Direct:
             logger.info("blocks of another engine of this machine are read through NIXL: %s", error)
             return None
 
-    def read(self, opened: Opened, rows: Rows) -> Mark:
-        """Begins to read; raises `ValueError` for what is not in memory that the other worker offered."""
-        table = np.stack([opened.addresses(rows.theirs, rows.sizes), rows.ours, rows.sizes, np.zeros_like(rows.sizes)])
-        return self._sharing.copy(np.ascontiguousarray(table.T, np.int64))
+    def read(self, opened: Opened, parts: Sequence[LayerRows]) -> Mark:
+        """Begins to read; raises `ValueError` for what is not in memory that the other worker offered.
+
+        Nothing is under way when it raises. What is read of a layer must be in one of the regions.
+        """
+        copies, mark = [_copies(opened, part) for part in parts if len(part)], Mark()
+        try:
+            for pieces, layers in copies:
+                mark = self._sharing.copy(pieces, layers)  # behind those before it
+        except BaseException:
+            mark.wait()
+            raise
+        return mark
 
     def _read_one(self, source: int, target: int, num_bytes: int) -> Mark:
         """By the kernel that reads blocks."""
         return self._sharing.copy(np.array([[source, target, num_bytes, 0]], np.int64))
+
+
+def _copies(opened: Opened, part: LayerRows) -> tuple[np.ndarray, np.ndarray]:
+    """The pieces and layers of `Sharing.copy`."""
+    rows, (ours, theirs) = part.pieces, part.addresses.T
+    nothing, ends = np.zeros_like(rows.sizes), rows.theirs + rows.sizes
+    first, last = int(rows.theirs.min()), int(ends.max())
+    if last - first > _MAX_SPAN or (ends < rows.theirs).any():  # sums of int64 begin anew at the other end
+        raise ValueError("blocks lie outside of any memory")
+    here = opened.addresses(theirs + first, np.full_like(theirs, last - first)) - first
+    pieces = np.stack([rows.theirs, rows.ours, rows.sizes, nothing], axis=1)
+    return pieces, np.stack([here, ours, np.zeros_like(ours), np.zeros_like(ours)], axis=1)

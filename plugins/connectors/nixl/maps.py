@@ -125,12 +125,25 @@ class Rows:
         names = ("ours", "theirs", "sizes")
         return cls(*(np.concatenate([getattr(one, name) for one in parts] or [_NOTHING]) for name in names))
 
-    def at(self, addresses: Sequence[tuple[int, int]]) -> Rows:
-        """The same pieces for each of these layers: pairs of addresses, ours and theirs, that they lie behind."""
-        ours, theirs = np.array(addresses, np.int64).reshape(-1, 2, 1).transpose(1, 0, 2)
-        return Rows(
-            (ours + self.ours).reshape(-1), (theirs + self.theirs).reshape(-1), np.tile(self.sizes, len(addresses))
-        )
+
+@dataclass(frozen=True)
+class LayerRows:
+    """The same `pieces` of each layer, behind its `addresses`: int64 [layers, 2], ours and theirs.
+
+    They need not be told one by one, so that a read of many layers begins before there is a list of all its pieces.
+    """
+
+    addresses: np.ndarray
+    pieces: Rows
+
+    def __len__(self) -> int:
+        return len(self.addresses) * len(self.pieces.sizes)
+
+    def told(self) -> Rows:
+        """All of them."""
+        ours, theirs = self.addresses.T[:, :, None]
+        sizes = np.tile(self.pieces.sizes, len(self.addresses))
+        return Rows((ours + self.pieces.ours).reshape(-1), (theirs + self.pieces.theirs).reshape(-1), sizes)
 
 
 _NOTHING = np.zeros(0, np.int64)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from frame.interfaces import KVLayout, RequestView
+from frame.transfers import news
 
 from ..blocks.wire import PeerError
 from .holds import MAX_RENEWALS
@@ -89,6 +90,7 @@ class Pulls:
                 return None, False  # by another request with the same parameters, after which it may be here
             pull.patience = time.monotonic() + self._options.lookup_seconds
             pull.asked = self._threads.submit(self._ask, pull)
+            pull.asked.add_done_callback(lambda _: news.tell())
         if not pull.asked.done():
             return (None, False) if time.monotonic() < pull.patience else (0, False)
         if pull.grant is None and (grant := pull.asked.result()) is not None:
@@ -113,14 +115,10 @@ class Pulls:
             return None
         stop = self._stop(pull, request)
         start = stop - num_external
-        ours = [
-            [int(table[place]) for place in group.places(start, stop)]
-            for table, group in zip(block_ids, self._groups, strict=True)
-        ]
-        theirs = [
-            [blocks[place] for place in group.places(start, stop)]
-            for blocks, group in zip(grant.blocks, grant.met.theirs.groups, strict=True)
-        ]
+        ours, theirs = (
+            [_at(group.places(start, stop), blocks) for blocks, group in zip(tables, groups, strict=True)]
+            for tables, groups in ((block_ids, self._groups), (grant.blocks, grant.met.theirs.groups))
+        )
         self._loading[request.request_id] = pull
         return Load(
             request.request_id,
@@ -276,6 +274,13 @@ class Pulls:
         if about not in self._warned and len(self._warned) < 64:
             self._warned.add(about)
             logger.warning("%s", text)
+
+
+def _at(places: range, blocks: Sequence[int]) -> list[int]:
+    """The blocks at these places, all of which there must be."""
+    if places.stop > len(blocks):
+        raise ValueError(f"{len(blocks)} blocks have no place {places.stop - 1}")
+    return list(blocks[places.start : places.stop])
 
 
 def whole_tokens(request: RequestView, layout: KVLayout) -> int:

@@ -25,6 +25,8 @@ logger = logging.getLogger("frame.connectors.nixl")
 class NixlScheduler(ConnectorScheduler):
     """See the module. Raises `ValueError` for layers that keep an encoder's tokens."""
 
+    reads_hashes = False
+
     def __init__(self, setup: ConnectorSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         for group in self.layout.groups:
@@ -138,7 +140,7 @@ class NixlScheduler(ConnectorScheduler):
         # all but the last one: the other engine's blocks may be shorter
         num_tokens = request.prompt_len - 1 if whole_tokens(request, self.layout) else 0
         blocks = [
-            [int(block) for block in table[: group.blocks_for(num_tokens)]]
+            list(table[: group.blocks_for(num_tokens)])
             for table, group in zip(block_ids, self.layout.groups, strict=True)
         ]
         if self._listener is None or num_tokens == 0 or sum(map(len, blocks)) > MAX_BLOCKS:

@@ -13,21 +13,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import CacheView, ConnectorWorker, ConnectorWorkerSetup, Mark, TransferReport, decode, encode
+from frame.interfaces import (
+    CacheView,
+    ConnectorWorker,
+    ConnectorWorkerSetup,
+    KVGroup,
+    Mark,
+    TransferReport,
+    decode,
+    encode,
+)
 
 from ..blocks.mapped_memory import sharing_of
 from .agent import Agent, Read
 from .direct import Direct
-from .maps import Rows, Side, of_rank, readers, rows
+from .maps import LayerRows, Piece, Side, of_rank, readers, rows
 from .messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .mirror import Mirror
 from .options import NixlOptions
-from .shapes import BlockShape, Facts, LayerShape, RankShape, divided
+from .shapes import BlockShape, Facts, GroupShape, LayerShape, RankShape, divided
 
 logger = logging.getLogger("frame.connectors.nixl")
 
@@ -131,17 +141,18 @@ class NixlWorker(ConnectorWorker):
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
         for loading in self._ended(ended):
             owner = loading.load.owner
-            blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
+            counts = [len(blocks) - blocks.count(0) for blocks in loading.load.ours]
             received.append(owner)
             if loading.arrived:
-                _count(counters, "nixl_loaded_blocks", len(blocks))
-                _count(counters, "nixl_loaded_bytes", self._num_bytes(loading.load))
+                _count(counters, "nixl_loaded_blocks", sum(counts))
+                _count(counters, "nixl_loaded_bytes", self._num_bytes(counts))
                 if self.rank % self.setup.mesh.engine_size == 0:  # the others read at the same time
                     _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
             else:
                 failed.append(owner)
-                failed_blocks += blocks
-                _count(counters, "nixl_failed_blocks", len(blocks))
+                for group, blocks in enumerate(loading.load.ours):
+                    failed_blocks += [(group, block) for block in blocks if block]
+                _count(counters, "nixl_failed_blocks", sum(counts))
         if self._agent is not None:
             _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
             self._num_direct = self._agent.num_direct
@@ -157,6 +168,9 @@ class NixlWorker(ConnectorWorker):
             counters=counters,
             notes=notes,
         )
+
+    def pending_loads(self) -> list[str]:
+        return [*self._loads, *(loading.load.owner for loading in self._putting)]
 
     def close(self) -> None:
         self._end_agent()
@@ -210,12 +224,14 @@ class NixlWorker(ConnectorWorker):
         fit = self._fit(load.fit)
         from_ranks = readers(fit.pieces)
         mine = from_ranks[self.rank]
-        self._loads[load.owner] = Loading(load, time.monotonic(), max(1, len(mine)))
+        loading = Loading(load, time.monotonic(), max(1, len(mine)))
         if not mine or not _covers(load, fit.theirs, mine):
+            self._loads[load.owner] = loading
             self._lost += [(load.owner, not mine)] * max(1, len(mine))
             return
         self._queue.run(_nothing)
         mark = self._queue.mark()
+        self._loads[load.owner] = loading
         first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
         for number, rank in enumerate(mine, first):
             notice = Notice(load.ticket, number, count).packed()
@@ -229,35 +245,41 @@ class NixlWorker(ConnectorWorker):
             self._fits[data] = decode(data, Fit)
         return self._fits[data]
 
-    def _rows(self, load: Load, fit: Fit, rank: int) -> Rows:
+    def _rows(self, load: Load, fit: Fit, rank: int) -> list[LayerRows]:
         """What to read from that rank of the other engine."""
         own, peer, facts = self._facts, load.agents[rank], fit.theirs
         if own is None:
             raise ValueError("this worker has no memory")
         tables = [np.array(blocks, np.int64) for blocks in load.ours]
         theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
-        alike = dict[tuple[Side, Side, tuple[int, int], int, int], list[tuple[int, int]]]()
+        alike = dict[tuple[int, ...], list[Piece]]()
         for piece in of_rank(fit.pieces[self.rank], rank):
-            here, there = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
-            ours, other = own.agent.layers[piece.ours], peer.layers[piece.theirs]
-            sides = (
-                _side(here, ours, own.shape.blocks[here.block], self.layout.groups[here.group].block_size),
-                _side(there, other, facts.blocks[there.block], facts.groups[there.group].block_size),
+            layers = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
+            memories = own.agent.layers[piece.ours], peer.layers[piece.theirs]
+            kinds = (
+                (layer.group, layer.block, layer.first, memory.stride)
+                for layer, memory in zip(layers, memories, strict=True)
             )
-            kind = (*sides, (piece.first, piece.last), here.group, there.group)
-            alike.setdefault(kind, []).append((ours.address, other.address))
+            alike.setdefault((piece.first, piece.last, *chain(*kinds)), []).append(piece)
         parts = []
-        for (one, another, heads, group, their_group), addresses in alike.items():
+        for (first, last, *_), found in alike.items():
+            here, there = own.shape.layers[found[0].ours], facts.ranks[rank][found[0].theirs]
+            one, another = (
+                _side(here, own.agent.layers[found[0].ours], own.shape.blocks, self.layout.groups),
+                _side(there, peer.layers[found[0].theirs], facts.blocks, facts.groups),
+            )
             # a state, which has one block, stands for all of them
-            start = load.stop - one.block_size if self.layout.groups[group].keeps_states else load.start
+            start = load.stop - one.block_size if self.layout.groups[here.group].keeps_states else load.start
             tokens = range(start, load.stop)
-            parts.append(rows(one, another, heads, tokens, tables[group], theirs[their_group]).at(addresses))
-        return Rows.join(parts)
+            pieces = rows(one, another, (first, last), tokens, tables[here.group], theirs[there.group])
+            places = [(own.agent.layers[piece.ours].address, peer.layers[piece.theirs].address) for piece in found]
+            parts.append(LayerRows(np.array(places, np.int64), pieces))
+        return parts
 
-    def _num_bytes(self, load: Load) -> int:
+    def _num_bytes(self, counts: Sequence[int]) -> int:
+        """Bytes of so many blocks of each group."""
         if self._facts is None:
             return 0
-        counts = [sum(block > 0 for block in blocks) for blocks in load.ours]
         layers = zip(self._facts.shape.layers, self._facts.agent.layers, strict=True)
         return sum(memory.size * counts[layer.group] for layer, memory in layers)
 
@@ -279,9 +301,11 @@ def _covers(load: Load, theirs: Facts, ranks: Sequence[int]) -> bool:
     return True
 
 
-def _side(layer: LayerShape, memory: LayerMemory, block: BlockShape, block_size: int) -> Side:
+def _side(
+    layer: LayerShape, memory: LayerMemory, blocks: Sequence[BlockShape], groups: Sequence[KVGroup | GroupShape]
+) -> Side:
     """How a layer's blocks lie, from its address on."""
-    return Side(block, block_size, layer.first, 0, memory.stride)
+    return Side(blocks[layer.block], groups[layer.group].block_size, layer.first, 0, memory.stride)
 
 
 def _count(counters: dict[str, float], name: str, value: float) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+from ..blocks.files import check_folder
 from ..blocks.host_slab import check_size, gib
 from .messages import OffloadOptions
 
 
 def check_options(options: OffloadOptions, num_workers: int, num_machines: int) -> None:
-    """Raises `ValueError` where this machine has less memory than its workers are to take."""
+    """Raises `ValueError` where this machine has less memory than its workers are to take, or no such folder."""
+    if options.disk is not None:
+        check_folder(options.disk, "offload")
     num_bytes = options.num_bytes // num_workers * (num_workers // num_machines)
     check_size(num_bytes)
     folder = options.shared_folder

@@ -8,21 +8,18 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from frame.interfaces import decode, encode
+from frame.interfaces import encode
 
-from .row_forms import Piece, RowForm, copy_pieces, pieces_of
+from .row_forms import MOST_FORM_BYTES, MOST_RANKS, Piece, RowForm, copy_pieces, pieces_of
 from .row_sums import RowSums, seal
 from .rows_file import HEAD, MARK, MARKS_AT, form_file, rows_file, rows_start
 from .shelf import Shelf, open_file
 from .shelf_index import index_file, read_slot
 
-MOST_RANKS = 1024
-_MOST_FORM_BYTES = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -55,6 +52,8 @@ class ForeignRows:
                 if descriptor is None:
                     return False
                 undo.callback(os.close, descriptor)
+                if not _holds(descriptor, forms[place].row_bytes):
+                    return False
                 rows[place] = descriptor
             for part, row in enumerate(out):
                 others: dict[int, tuple[RowForm, Tensor]] = {}
@@ -74,7 +73,7 @@ class ForeignRows:
 
     def _read(self, file: int, there: int, generation: int, key: bytes, part: int, out: Tensor) -> bool:
         head = os.pread(file, HEAD.size, 0)
-        if len(head) != HEAD.size or HEAD.unpack(head)[2] != len(out):
+        if len(head) != HEAD.size:
             return False
         start = rows_start(HEAD.unpack(head)[3])
         data: np.ndarray = out.numpy()
@@ -108,6 +107,12 @@ def write_form(shelf: Shelf, place: int, form: RowForm, kind: str = "") -> None:
     os.close(described)
 
 
+def _holds(file: int, row_bytes: int) -> bool:
+    """Whether there are such rows in a file, before memory for one is taken."""
+    head = os.pread(file, HEAD.size, 0)
+    return len(head) == HEAD.size and HEAD.unpack(head)[2] == row_bytes <= os.fstat(file).st_size
+
+
 def _forms(folder: int, kind: str) -> list[RowForm]:
     """The forms of all workers of a shelf, up to the first that cannot be read."""
     forms: list[RowForm] = []
@@ -116,9 +121,8 @@ def _forms(folder: int, kind: str) -> list[RowForm]:
         if descriptor is None:
             break
         try:
-            data = os.pread(descriptor, _MOST_FORM_BYTES, 0)
-            forms.append(decode(data, RowForm))
-        except (OSError, ValueError, msgspec.DecodeError):
+            forms.append(RowForm.read(os.pread(descriptor, MOST_FORM_BYTES + 1, 0)))
+        except (OSError, ValueError):
             break
         finally:
             os.close(descriptor)

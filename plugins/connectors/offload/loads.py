@@ -45,6 +45,11 @@ class ComingLoads:
         """The messages that asked for them."""
         return {one.copy.number for one in self._loads}
 
+    @property
+    def owners(self) -> list[str]:
+        """The requests that wait for them."""
+        return [one.copy.owner for one in self._loads]
+
     def add(self, step: OffloadStep) -> None:
         """What a message has loaded, for each request; the mover has begun with it."""
         copies: dict[str, Copy] = {}

@@ -9,12 +9,15 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..blocks.messages import BlockStep, Move
+from .row_forms import RowForm
 
 #: What a message asks for, and a note says the end of: loads to the device, saves from it, blocks that come to host
 #: memory from elsewhere, and those that leave it for the disk; the last three are of states.
 Kind = Literal["load", "save", "fetch", "leave", "save state", "fetch state", "leave state"]
 #: For the name of a shelf: this engine's own.
 HERE = "."
+#: Before the name of engines of other parallel sizes, whose files on the disk are read.
+OTHERS = "/"
 
 
 class OffloadOptions(BaseModel):
@@ -90,7 +93,8 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """A block of the tier that is to come to `row` and the rows behind it, as many as a block has, or to leave them.
 
     `generation` is that of its slot. It comes from `their_slot` of another engine's `shelf`, whose generation is
-    `theirs`, or from the disk, where that is empty; in the `HERE` shelf it is there and to be checked.
+    `theirs`, or from the disk, where that is empty or begins with `OTHERS`; in the `HERE` shelf it is there and to be
+    checked.
     """
 
     key: bytes
@@ -138,14 +142,13 @@ class OffloadStep(BlockStep, kw_only=True, omit_defaults=True):
 class Rows(msgspec.Struct, frozen=True):
     """Rows of host memory of a worker: how many there are, and how many bytes each takes; none where that is 0.
 
-    `identity` is the name of those in shared memory, if there are such; rows of a `family` hold the same layers, but
-    perhaps other heads.
+    `identity` is the name of those in shared memory, if there are such; `form` says what lies in each.
     """
 
     num_rows: int = 0
     row_bytes: int = 0
     identity: bytes = b""
-    family: bytes = b""
+    form: RowForm = RowForm(0, [])
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from ..blocks.files import BlockFiles
 from ..blocks.host_slab import HostSlab
 from .disk import file_key, files_of
-from .messages import HERE, Fetch, Kind, OffloadOptions, OffloadStep
+from .foreign_files import ForeignFiles
+from .messages import HERE, OTHERS, Fetch, Kind, OffloadOptions, OffloadStep
 
 logger = logging.getLogger("frame.connectors.offload")
 
@@ -26,10 +29,14 @@ class Moved:
 
 @dataclass(frozen=True)
 class Store:
-    """Blocks of tokens, or states: they have `parts` rows of `slab` each; a stage of a pipeline may have no rows."""
+    """Blocks of tokens, or states: they have `parts` rows of `slab` each; a stage of a pipeline may have no rows.
+
+    `others` has the files of engines of other parallel sizes, where there is a disk.
+    """
 
     parts: int
     slab: Callable[[], HostSlab | None]
+    others: Callable[[], ForeignFiles | None]
 
 
 @dataclass
@@ -105,14 +112,15 @@ class TierMover:
     def _tried(self, work: Callable[..., Moved], store: Store, space: str, fetch: Fetch) -> Moved:
         try:
             slab = store.slab()
-            return Moved(good=True, counts={}) if slab is None else work(slab, store.parts, space, fetch)
+            return Moved(good=True, counts={}) if slab is None else work(slab, store, space, fetch)
         except Exception:
             logger.exception("a block could not be moved")
             return Moved(good=False, counts={})
 
-    def _fetch(self, slab: HostSlab, count: int, space: str, fetch: Fetch) -> Moved:
+    def _fetch(self, slab: HostSlab, store: Store, space: str, fetch: Fetch) -> Moved:
         """To host memory; what it is known by there is written, too."""
-        begun, parts = time.monotonic(), range(count)
+        begun, count, others = time.monotonic(), store.parts, store.others()
+        parts = range(count)
         match fetch.shelf:
             case "":
                 name = "disk"
@@ -120,6 +128,10 @@ class TierMover:
                     self._files.read(space, file_key(fetch.key, part, count), slab.row(fetch.row + part))
                     for part in parts
                 )
+            case shelf if shelf.startswith(OTHERS):
+                name, keys = "disk", [file_key(fetch.key, part, count) for part in parts]
+                rows = [torch.from_numpy(slab.row(fetch.row + part)) for part in parts]
+                good = others is not None and others.take(shelf.removeprefix(OTHERS), keys, rows)
             case shelf if shelf == HERE:
                 name, good = "checked", _is_sound(slab, count, fetch)
             case shelf:
@@ -132,8 +144,8 @@ class TierMover:
         size = count * slab.row_bytes
         return Moved(good=True, counts={f"{name}_read_bytes": size, f"{name}_read_seconds": time.monotonic() - begun})
 
-    def _leave(self, slab: HostSlab, count: int, space: str, fetch: Fetch) -> Moved:
-        begun, written = time.monotonic(), 0
+    def _leave(self, slab: HostSlab, store: Store, space: str, fetch: Fetch) -> Moved:
+        begun, written, count = time.monotonic(), 0, store.parts
         if not _is_sound(slab, count, fetch):
             return Moved(good=False, counts={"checked_failed_blocks": 1})
         for part in range(count):

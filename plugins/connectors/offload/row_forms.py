@@ -7,20 +7,27 @@ file.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import torch
 from torch import Tensor
 
-from frame.interfaces import BlockFormat, CacheView, KVLayout, Mesh, encode
+from frame.interfaces import BlockFormat, CacheView, KVLayout, Mesh, decode, encode
 
 from ..blocks.step_worker import Part, Stored
 
+#: Most workers of an engine, bytes that say the form of a row, bytes of a row, and axes of a block.
+MOST_RANKS, MOST_FORM_BYTES, _MOST_ROW_BYTES, _MOST_AXES = 1024, 1 << 20, 1 << 40, 8
+
 
 class LayerForm(msgspec.Struct, frozen=True, array_like=True):
-    """`count` blocks of a layer, of `block_bytes` each, lie from `start` on; the rest is as in `CacheView`."""
+    """`count` blocks of a layer, of `block_bytes` each, lie from `start` on; the rest is as in `CacheView`.
+
+    Of a state it is a run of rows of a tensor, which are as heads.
+    """
 
     name: str
     start: int
@@ -52,6 +59,23 @@ class LayerForm(msgspec.Struct, frozen=True, array_like=True):
             self.total_heads,
         ]
 
+    def check(self, row_bytes: int) -> None:
+        """Raises `ValueError` where this can be of no row of so many bytes."""
+        axes, first, last = len(self.shape), *(self.heads or (0, 0))
+        wrong = (
+            not 0 < axes <= _MOST_AXES or sorted(self.order) != list(range(axes)) or not 0 <= self.block_axis <= axes
+        )
+        if wrong or min(self.count, self.block_bytes, *self.shape) < 1 or self.start < 0:
+            raise ValueError("a layer has a shape that cannot be")
+        needed = math.prod(self.shape) * dtype_of(self.dtype).itemsize
+        if needed > self.block_bytes or self.start + self.count * self.block_bytes > row_bytes:
+            raise ValueError("a layer has more bytes than there are")
+        if self.head_axis is not None and not 0 <= self.head_axis < axes:
+            raise ValueError("a layer has an axis that there is not")
+        count = None if self.head_axis is None or self.heads is None else self.shape[self.head_axis]
+        if count is not None and (not 0 <= first < last <= self.total_heads or count != last - first):
+            raise ValueError("a layer has heads that there are not")
+
 
 class RowForm(msgspec.Struct, frozen=True, array_like=True):
     """A row of one worker."""
@@ -59,16 +83,29 @@ class RowForm(msgspec.Struct, frozen=True, array_like=True):
     row_bytes: int
     layers: list[LayerForm]
 
+    @classmethod
+    def read(cls, data: bytes) -> RowForm:
+        """What another engine wrote of itself; raises `ValueError` where it can be of no row."""
+        if len(data) > MOST_FORM_BYTES:
+            raise ValueError("a form has more bytes than it may")
+        try:
+            form = decode(data, cls)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError("what should be a form is none") from error
+        form.check()
+        return form
+
+    def check(self) -> None:
+        """Raises `ValueError` where this can be of no row."""
+        if not 0 <= self.row_bytes <= _MOST_ROW_BYTES:
+            raise ValueError("a row has a size that cannot be")
+        for layer in self.layers:
+            layer.check(self.row_bytes)
+
     @property
     def digest(self) -> bytes:
         """Stands for all of it, so that a row is not taken for one of another form: 16 bytes."""
         return hashlib.blake2b(encode(self), digest_size=16).digest()
-
-    @property
-    def family(self) -> bytes:
-        """Equal where rows hold the same layers in the same way but for the heads: 16 bytes."""
-        facts = [[layer.name, *layer.kind] for layer in self.layers]
-        return hashlib.blake2b(encode(facts), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -97,13 +134,20 @@ def mesh_name(mesh: Mesh) -> str:
     return f"t{mesh.tensor}p{mesh.pipeline}"
 
 
-def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], layout: KVLayout) -> RowForm:
-    """The form of rows whose `parts` are those of `caches` that keep tokens, in the order of the layout."""
-    groups = [group for group in layout.groups if not group.keeps_states]
-    names = [layer for group in groups for layer in group.layers if layer in caches]
+def family_of(forms: Iterable[RowForm]) -> bytes:
+    """Equal where the rows of engines hold the same layers in the same way, but for how they are divided: 16 bytes."""
+    facts = {encode([layer.name, *layer.kind]) for form in forms for layer in form.layers}
+    return hashlib.blake2b(encode(sorted(facts)), digest_size=16).digest()
+
+
+def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], owner: str) -> RowForm:
+    """The form of rows whose `parts` are those of `caches` that keep tokens.
+
+    Of a layer whose heads are not told only the worker that is `owner` of an equal engine has the same part.
+    """
     layers = [
         LayerForm(
-            name,
+            f"{part.layer} of {owner}" if view.heads is None and view.total_heads else part.layer,
             part.start,
             part.count,
             part.cache.shape[1],
@@ -115,50 +159,47 @@ def form_of(parts: Sequence[Part], caches: Mapping[str, CacheView], layout: KVLa
             view.heads,
             view.total_heads,
         )
-        for name, part in zip(names, parts, strict=True)
-        for view in (caches[name],)
+        for part in parts
+        for view in (caches[part.layer],)
     ]
     return RowForm(parts[-1].end if parts else 0, layers)
 
 
-def state_form(states: Stored, caches: Mapping[str, CacheView], layout: KVLayout, owner: str) -> RowForm:
-    """The form of rows of `states`, of which only the worker that is `owner` of an equal engine has the same part.
+def state_form(states: Stored, caches: Mapping[str, CacheView], owner: str) -> RowForm:
+    """The form of rows of `states`, of the layers of `caches`: the rows of a tensor that ranks divide are as heads.
 
-    Where the tensors lie follows from the layers and their element types.
+    Of a tensor whose runs are not told only the worker that is `owner` of an equal engine has the same part.
     """
-    layers = [
-        LayerForm(
-            f"{name} of {owner}",
-            0,
-            1,
-            view.bytes.shape[1],
-            view.format.shape,
-            view.format.order,
-            " ".join(f"{dtype}:{size}" for dtype, size in view.parts) or str(view.format.dtype),
-            view.format.block_axis,
-            None,
-            None,
-            view.total_heads,
-        )
-        for group in layout.groups
-        if group.keeps_states
-        for name in group.layers
-        if name in caches
-        for view in (caches[name],)
-    ]
-    return RowForm(states.num_bytes, layers)
+    return RowForm(states.num_bytes, [form for part in states.parts for form in _runs(part, caches[part.layer], owner)])
+
+
+def _runs(part: Part, view: CacheView, owner: str) -> Iterator[LayerForm]:
+    """The runs of a tensor, by their numbers in the layer."""
+    end, place, told = part.place + part.end - part.start, 0, list[LayerForm]()
+    for number, run in enumerate(view.runs):
+        shape = (run.last - run.first, run.row_bytes // run.dtype.itemsize)
+        size = shape[0] * run.row_bytes
+        if run.dtype == part.dtype and part.place <= place and place + size <= end:
+            start, heads = part.start + place - part.place, (run.first, run.last)
+            name, kind = f"{part.layer}#{number}", str(run.dtype)
+            told.append(LayerForm(name, start, 1, size, shape, (0, 1), kind, 0, 0, heads, run.total))
+        place += size
+    if sum(one.block_bytes for one in told) == end - part.place:
+        yield from told
+    else:
+        size, name = end - part.place, f"{part.layer} from {part.place} of {owner}"
+        count = size // part.dtype.itemsize
+        yield LayerForm(name, part.start, 1, size, (count,), (0,), str(part.dtype), 0, None, None, 0)
 
 
 def pieces_of(own: RowForm, others: Sequence[RowForm]) -> list[Piece] | None:
     """Where each layer and each head of `own` lies in the rows of `others`; None where something is missing."""
-    pieces = []
+    pieces, having = [], dict[str, list[tuple[int, int, LayerForm]]]()
+    for place, form in enumerate(others):
+        for number, theirs in enumerate(form.layers):
+            having.setdefault(theirs.name, []).append((place, number, theirs))
     for index, layer in enumerate(own.layers):
-        there = [
-            (place, number, theirs)
-            for place, form in enumerate(others)
-            for number, theirs in enumerate(form.layers)
-            if theirs.name == layer.name and theirs.kind == layer.kind
-        ]
+        there = [one for one in having.get(layer.name, ()) if one[2].kind == layer.kind]
         if layer.heads is None or layer.head_axis is None:
             if not there:
                 return None
@@ -197,6 +238,14 @@ def _blocks(layer: LayerForm, row: Tensor) -> Tensor:
 
 
 def _elements(layer: LayerForm, row: Tensor) -> Tensor:
-    dtype = getattr(torch, layer.dtype.removeprefix("torch."))
-    block = BlockFormat(layer.shape, layer.order, dtype, layer.block_axis, layer.head_axis)
-    return replace(block).view(_blocks(layer, row))
+    """Blocks by their axes, with one behind them for the bytes of an element: a row may begin anywhere in memory."""
+    size, order = dtype_of(layer.dtype).itemsize, (*layer.order, len(layer.shape))
+    return BlockFormat((*layer.shape, size), order, torch.uint8, layer.block_axis).view(_blocks(layer, row))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The element type of that name; raises `ValueError` where there is none."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"no elements have the type {name}")
+    return found

@@ -29,10 +29,12 @@ from ..blocks.scheduler import BlockScheduler
 from .checked_policy import CheckedPolicy, NothingHeld
 from .device_blocks import blocks_of, given_blocks
 from .disk import DiskTier, NoDisk
+from .disk_forms import VERSION, EngineForms, WorkerForm
 from .index import Ledger, TierIndex
 from .messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
 from .neighbours import NoNeighbours
 from .row_forms import mesh_name, space_name
+from .rows_file import STATES
 from .shelf import Shelf
 from .shelves import shelve
 from .sizes import TierSizes, num_free
@@ -67,7 +69,7 @@ class OffloadScheduler(BlockScheduler):
             else None
         )
         self._neighbours = NoNeighbours()
-        self._disk = NoDisk() if options.disk is None else DiskTier(options, self._parts)
+        self._disk = NoDisk() if options.disk is None else DiskTier(options, self._parts, self.layout)
         self._sources = TierSources(self._index, self._neighbours, self._disk)
         self._transfers = Transfers()
         self._fetches: list[Fetch] = []  # that the next message has
@@ -119,17 +121,17 @@ class OffloadScheduler(BlockScheduler):
     def allocated(self, request: RequestView, block_ids: Sequence[Sequence[int]], num_external: int) -> None:
         earlier = len(self._loads)
         super().allocated(request, block_ids, num_external)
-        self._disk.forget(request.request_id)
-        self._rows.forget(request.request_id)
         loads = self._loads[earlier:]
         if loads:
             tokens, states = ([move for move in loads if move.state is kind] for kind in (False, True))
             keys = list(dict.fromkeys(key for move in tokens if (key := self._key(request.block_hashes, move.index))))
-            self._rows.use(states)
-            self._fetches += self._sources.bring(keys)
+            self._rows.use(request.request_id, states)
+            self._fetches += self._sources.bring(request.request_id, keys)
             keys = [key for key in keys if self._index.knows(key)]
             self._index.use(keys)
             self._used[request.request_id] = self._used.get(request.request_id, []) + keys
+        self._disk.forget(request.request_id)
+        self._rows.forget(request.request_id)
         here = self.found_from(request)
         self._lookups += max(0, len(request.block_hashes) - here) * self.layout.grain
         self._hits += num_external
@@ -264,11 +266,12 @@ class OffloadScheduler(BlockScheduler):
 
     def _connect_disk(self, hellos: Mapping[int, Hello]) -> NoDisk:
         """The disk for states; each looks for files of those workers that have such rows."""
-        ranked = [(space, hello) for space, (_, hello) in zip(self.spaces, sorted(hellos.items()), strict=True)]
-        states = NoDisk() if self._options.disk is None else DiskTier(self._options, 1)
-        marks = {rank: hello.mark for rank, hello in hellos.items()}
-        self._disk.connect([space for space, hello in ranked if hello.tokens.row_bytes], marks)
-        states.connect([space for space, hello in ranked if hello.states.row_bytes], {})
+        marks, ranked = {rank: hello.mark for rank, hello in hellos.items()}, [one for _, one in sorted(hellos.items())]
+        states = NoDisk() if self._options.disk is None else DiskTier(self._options, 1, self.layout, STATES)
+        for disk, rows in ((self._disk, [one.tokens for one in ranked]), (states, [one.states for one in ranked])):
+            spaces = [space for space, one in zip(self.spaces, rows, strict=True) if one.row_bytes]
+            forms = [WorkerForm(one.formats, own.form) for one, own in zip(ranked, rows, strict=True)]
+            disk.connect(spaces, marks if disk is self._disk else {}, self.blocks_name, EngineForms(VERSION, forms))
         return states
 
     def _make_rows(self, index: TierIndex, neighbours: NoNeighbours, disk: NoDisk) -> StateRows:

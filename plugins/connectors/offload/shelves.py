@@ -13,6 +13,7 @@ from frame.interfaces import encode
 from .index import Ledger, TierIndex
 from .messages import Hello
 from .neighbours import Neighbours
+from .row_forms import family_of
 from .rows_file import STATES
 from .shelf import Shelf
 from .shelf_index import ShelfLedger
@@ -22,16 +23,10 @@ def shelve(
     shelf: Shelf, hellos: Mapping[int, Hello], num_slots: int, make: Callable[[Ledger], TierIndex], *, states: bool
 ) -> tuple[TierIndex, Neighbours]:
     """Has the shelf say what the slots of an index hold, that `make` makes, and takes over what is there."""
-    ranked = [(rank, hello, hello.states if states else hello.tokens) for rank, hello in sorted(hellos.items())]
-    facts = {rows.family for _, _, rows in ranked}
-    if len(facts) > 1:  # its workers hold different layers: only an engine that divides them alike is of use
-        facts = {encode((rank, hello.formats, rows.family)) for rank, hello, rows in ranked}
-    shape, kind = _digest(sorted(facts)), STATES if states else ""
-    ledger = ShelfLedger(shelf, shape, _digest([rows.identity for _, _, rows in ranked]), num_slots, kind)
+    rows = [hello.states if states else hello.tokens for _, hello in sorted(hellos.items())]
+    shape, kind = family_of(one.form for one in rows), STATES if states else ""
+    identity = hashlib.blake2b(encode([one.identity for one in rows]), digest_size=16).digest()
+    ledger = ShelfLedger(shelf, shape, identity, num_slots, kind)
     index = make(ledger)
     index.adopt(ledger.found())
     return index, Neighbours(shelf, shape, kind)
-
-
-def _digest(facts: list[bytes]) -> bytes:
-    return hashlib.blake2b(encode(facts), digest_size=16).digest()

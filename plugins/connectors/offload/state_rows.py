@@ -59,10 +59,10 @@ class StateRows:
         """How many of `keys` there are up to the last that can be loaded; None where that is not known yet."""
         return self._sources.found_last(request_id, keys)
 
-    def use(self, moves: Sequence[Move]) -> None:
-        """The next message has these loaded."""
+    def use(self, request_id: str, moves: Sequence[Move]) -> None:
+        """The next message has these loaded, which are of one request."""
         keys = [move.key for move in moves]
-        self._fetches += self._sources.bring(keys)
+        self._fetches += self._sources.bring(request_id, keys)
         keys = [key for key in keys if self.index.knows(key)]
         self.index.use(keys)
         self._used += keys

@@ -64,7 +64,7 @@ class TierSources:
                 return place + 1
         return 0
 
-    def bring(self, keys: list[bytes]) -> list[Fetch]:
+    def bring(self, request_id: str, keys: list[bytes]) -> list[Fetch]:
         """Has those of `keys` come that are not there, and checks those that are unsure."""
         index, fetches = self._index, list[Fetch]()
         here = [key for key in keys if index.has(key)]
@@ -76,7 +76,9 @@ class TierSources:
                 index.use([key])
                 here.append(key)
                 place = None if checked else self._neighbours.find(key)
-                fetches.append(self.fetch(key, row, *((HERE,) if checked else place or ())))
+                fetches.append(
+                    self.fetch(key, row, *((HERE,) if checked else place or (self._disk.place(request_id, key),)))
+                )
         index.release(here)
         return fetches
 

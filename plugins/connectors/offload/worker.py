@@ -19,6 +19,9 @@ from frame.interfaces import CacheView, ConnectorWorkerSetup, SideQueue, Transfe
 from ..blocks.host_slab import HostSlab, check_room
 from ..blocks.messages import BlockStep, Move
 from ..blocks.step_worker import StepWorker
+from .disk import files_of
+from .disk_forms import DiskForms
+from .foreign_files import ForeignFiles
 from .foreign_rows import write_form
 from .loads import ComingLoads
 from .messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
@@ -53,9 +56,11 @@ class OffloadWorker(StepWorker):
         self._load_queue: SideQueue = setup.streams.side_queue()
         self._save_queue: SideQueue = setup.streams.side_queue()
         self._copies: RowCopies | None = None
-        self._families = {"": b"", STATES: b""}  # of rows of tokens and of states, in shared memory
+        self._forms = {"": RowForm(0, []), STATES: RowForm(0, [])}  # of rows of tokens and of states
+        self._others: dict[str, ForeignFiles] = {}
         self._loading: list[Copy] = []
         self._saving: list[Copy] = []
+        self._begun = -1  # the newest message of which what comes to host memory, or leaves it, was begun
         self._skipped: list[int] = []  # messages that never came
         self._ended: list[str] = []  # requests whose loads they asked for
         self._told: list[tuple[Kind, int, list[int] | None]] = []  # what has ended since the last report
@@ -63,8 +68,8 @@ class OffloadWorker(StepWorker):
         self._num_parts = max(1, options.block_size // self.layout.grain)
         self._mover = TierMover(
             options,
-            Store(self._num_parts, lambda: self._slab),
-            Store(1, lambda: None if self._states is None else self._states.slab),
+            Store(self._num_parts, lambda: self._slab, lambda: self._others.get("")),
+            Store(1, lambda: None if self._states is None else self._states.slab, lambda: self._others.get(STATES)),
         )
         self._coming = ComingLoads(self._mover, self.fail)
         self._gauges: dict[str, float] = {}
@@ -75,11 +80,11 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         if caches and self._slab is None and self._states is None:
             device, states = next(iter(caches.values())).bytes.device, share_of_states(self.layout, self._share)
+            owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
             if states:
-                owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
-                form = state_form(self.states, caches, self.layout, owner)
+                form = state_form(self.states, caches, owner)
                 self._states = StateCopies(self.setup, self.states, self._make_slab(device, form, states, STATES))
-            form = form_of(self.tokens.parts, caches, self.layout)
+            form = form_of(self.tokens.parts, caches, owner)
             self._slab = self._make_slab(device, form, self._share - states, "")
             if self._slab is not None:
                 self._copies = RowCopies(self._slab, device, self.setup.streams)
@@ -93,7 +98,7 @@ class OffloadWorker(StepWorker):
     def handshake(self) -> bytes:
         states = None if self._states is None else self._states.slab
         tokens, kept = (
-            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._families[kind])
+            Rows() if slab is None else Rows(slab.num_rows, slab.row_bytes, slab.identity, self._forms[kind])
             for slab, kind in ((self._slab, ""), (states, STATES))
         )
         return encode(Hello(tokens, kept, self.formats, self._mover.mark()))
@@ -103,10 +108,16 @@ class OffloadWorker(StepWorker):
         self._told += [(kind, number, None) for number in skipped for kind in get_args(Kind)]
         if broken >= 0:
             self._told.append(("save", broken, None))
+            if self._begun != broken:
+                others = [kind for kind in get_args(Kind) if kind not in ("save", "save state")]
+                self._told += [(kind, broken, None) for kind in others]
             if self._states is not None and self._states.begun != broken:
                 self._told.append(("save state", broken, None))
         # what the lost messages said of blocks that are given away is not known
         self._save_queue.join()
+
+    def pending_loads(self) -> list[str]:
+        return [*self._coming.owners, *(copy.owner for copy in self._loading)]
 
     def save_states(self, moves: Sequence[Move]) -> None:
         if isinstance(self._step, OffloadStep) and self._states is not None:
@@ -120,6 +131,7 @@ class OffloadWorker(StepWorker):
         # the scheduler gave up on these loads when their step failed, and keeps their blocks until somebody speaks
         self._ended += [owner for number in self._skipped for owner in step.waiting.get(number, ())]
         self._skipped = []
+        self._begun = step.number
         self._mover.begin(step, self.space)
         self._coming.add(step)
         self._start_loads()
@@ -188,12 +200,16 @@ class OffloadWorker(StepWorker):
     def _start_loads(self) -> None:
         """Starts the loads whose rows are there; those of blocks that did not come are over."""
         for copy in self._coming.ready():
+            self._loading.append(copy)  # first: what raises may have begun it
             self._run(self._load_queue, copy, self._read)
-            self._loading.append(copy)
 
     def _run(self, queue: SideQueue, copy: Copy, work: Callable[[Copy], None]) -> None:
-        queue.run(partial(self._tried, copy, work))
-        copy.mark = queue.mark()
+        try:
+            queue.run(partial(self._tried, copy, work))
+            copy.mark = queue.mark()
+        except Exception as error:
+            copy.error = error
+            raise
 
     def _tried(self, copy: Copy, work: Callable[[Copy], None]) -> None:
         try:
@@ -221,6 +237,11 @@ class OffloadWorker(StepWorker):
     def _make_slab(self, device: torch.device, form: RowForm, num_bytes: int, kind: str) -> HostSlab | None:
         """Rows of a form; None where this stage of a pipeline keeps nothing of that kind."""
         options, setup = self._options, self.setup
+        self._forms[kind] = form
+        if options.disk is not None and form.row_bytes:
+            files = files_of(options)
+            forms = DiskForms(files, space_name(self.layout, 1 if kind else self._num_parts), kind)
+            self._others[kind] = ForeignFiles(files, forms, form)
         if not options.shared:
             return HostSlab(form.row_bytes, num_bytes, setup.memory.pinned) if form.row_bytes else None
         if self._shelf is None:
@@ -230,7 +251,6 @@ class OffloadWorker(StepWorker):
         if not form.row_bytes:
             write_form(self._shelf, self.place, form, kind)
             return None
-        self._families[kind] = form.family
         return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device, kind)
 
     def _end_loads(self) -> list[str]:

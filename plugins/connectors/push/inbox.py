@@ -128,7 +128,7 @@ class Inbox:
     def _serve(self, caller: socket.socket) -> None:
         channel = meet_caller(caller, self._secret, {self._rank: self._facts}, _HELLO_SECONDS).channel
         channel.send(Ready(), _HELLO_SECONDS)
-        sender = Sender(caller, self._session)
+        sender = Sender(caller, self._session, "{}:{}".format(*caller.getpeername()[:2]))
         try:
             while True:
                 message: Message = channel.receive(Message, None)
@@ -136,7 +136,7 @@ class Inbox:
         except (PeerError, OSError):
             self._end(sender)
             if sender.session == DIRECT:
-                await_end(caller)  # it writes until it has heard that nobody listens
+                self._await_end(sender)
             raise
         finally:
             self._end(sender)
@@ -150,6 +150,21 @@ class Inbox:
                     self._drop(prompt)
             for name in [name for name, waiting in self._waiting.items() if waiting.source is sender]:
                 self._wait_no_more(name)
+
+    def _await_end(self, sender: Sender) -> None:
+        """A sender writes until it has heard that nobody listens; nobody else gets that memory before, however late."""
+        if await_end(sender.connection, self._expiry):
+            return
+        with self._lock:
+            num_bytes = sum(prompt.memory.numel() for prompt in sender.begun.values())
+        logger.warning(
+            "an engine that sends KV blocks (%s) does not hang up: %d bytes of this device's memory, to which it may "
+            "write, are not used until it does, or its process ends",
+            sender.where,
+            num_bytes,
+        )
+        await_end(sender.connection, None)
+        logger.info("the engine that sent KV blocks (%s) has hung up", sender.where)
 
     def _part_from(self, sender: Sender) -> None:
         """A sender is gone; what it began to write before may still come."""

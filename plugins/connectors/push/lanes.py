@@ -29,7 +29,7 @@ from .wire import Begin, Drop, End, Full, Have, Meet, No, Part, Ready, Written, 
 
 logger = logging.getLogger("frame.connectors.push")
 
-#: Other engines at a time; the one unused for longest goes.
+#: Other engines at a time. For a further one the one unused for longest goes; while blocks go to all, it gets none.
 _MAX_LANES = 64
 _MAX_TOLD = 64
 #: Seconds after which an idle lane looks whether the other side is still there, whose memory it keeps mapped.
@@ -83,32 +83,53 @@ class Lanes:
         )
         self._lanes: OrderedDict[tuple[str, int], _Lane] = OrderedDict()
         self._ended: list[_Lane] = []
+        self._refused: set[tuple[str, int]] = set()  # to which nothing was sent, as the log says
         self._notes = Notes()
 
     def begin(self, parcel: Parcel) -> None:
-        """Tells the other side that blocks follow."""
-        self._of(parcel).begin(parcel)
+        """Tells the other side that blocks follow; where too many others are sent to, nothing is sent."""
+        place = _place(parcel)
+        if place not in self._lanes and not self._open(place):
+            self._notes.fail(parcel)
+            if place not in self._refused and len(self._refused) < _MAX_TOLD:
+                self._refused.add(place)
+                logger.warning(
+                    "no KV blocks go to the engine at %s:%d: they go to %d others, no more at a time",
+                    *place,
+                    _MAX_LANES,
+                )
+            return
+        self._lanes.move_to_end(place)
+        self._lanes[place].begin(parcel)
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
-        """Sends blocks once they are copied; their memory is given back then."""
-        self._of(parcel).send(parcel, staged)
+        """Sends blocks of one that was begun, once they are copied; their memory is given back then.
+
+        Where its lane has gone, because it had failed, any other does the latter.
+        """
+        lane = self._lanes.get(_place(parcel)) or next(iter(self._lanes.values()))
+        lane.send(parcel, staged)
 
     def written(self, batch: Batch) -> None:
         """Tells the other side of blocks once they are written."""
-        self._of(batch.runs[0].parcel).written(batch)
+        if (lane := self._lanes.get(_place(batch.runs[0].parcel))) is not None:
+            lane.written(batch)
 
     def look(self, parcel: Parcel) -> None:
         """Looks whether the other side is gone."""
-        self._of(parcel).look()
+        if (lane := self._lanes.get(_place(parcel))) is not None:
+            lane.look()
 
     def end(self, parcel: Parcel) -> None:
         """All blocks were given to `send` or `written`."""
-        self._of(parcel).finish(parcel)
+        if (lane := self._lanes.get(_place(parcel))) is not None:
+            lane.finish(parcel)
 
     def drop(self, parcel: Parcel) -> None:
         """The blocks are worth nothing, or some cannot be sent."""
         parcel.over = True
-        self._of(parcel).drop(parcel)
+        if (lane := self._lanes.get(_place(parcel))) is not None:
+            lane.drop(parcel)
 
     def take(self) -> Outcome:
         """What was done since the last call."""
@@ -121,17 +142,21 @@ class Lanes:
         for lane in (*self._lanes.values(), *self._ended):
             lane.join()
 
-    def _of(self, parcel: Parcel) -> _Lane:
-        place = (parcel.goal.host, parcel.goal.port)
-        if place not in self._lanes:
-            idle = [one for one, lane in self._lanes.items() if lane.idle]
-            self._ended = [lane for lane in self._ended if lane.lives]
-            if len(self._lanes) >= _MAX_LANES and idle:
-                self._ended.append(self._lanes.pop(idle[0]))
-                self._ended[-1].end()  # a step does not wait for it
-            self._lanes[place] = self._make(place, notes=self._notes)
-        self._lanes.move_to_end(place)
-        return self._lanes[place]
+    def _open(self, place: tuple[str, int]) -> bool:
+        """Makes a lane, which may take the room of an idle one; False where there is none."""
+        self._ended = [lane for lane in self._ended if lane.lives]
+        if len(self._lanes) >= _MAX_LANES:
+            idle = next((one for one, lane in self._lanes.items() if lane.idle), None)
+            if idle is None:
+                return False
+            self._ended.append(self._lanes.pop(idle))
+            self._ended[-1].end()  # a step does not wait for it
+        self._lanes[place] = self._make(place, notes=self._notes)
+        return True
+
+
+def _place(parcel: Parcel) -> tuple[str, int]:
+    return parcel.goal.host, parcel.goal.port
 
 
 class _Lane:
@@ -160,6 +185,7 @@ class _Lane:
         self._checksums = checksums
         self._notes = notes
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_jobs = self._num_done = 0  # counted by the worker's thread and by this lane's
         self._connection: socket.socket | None = None
         self._channel: Channel | None = None
         self._open: set[Parcel] = set()  # that the other side was told of
@@ -174,19 +200,22 @@ class _Lane:
 
     @property
     def idle(self) -> bool:
-        return not (self._open or self._line or self._waiting) and self._jobs.empty()
+        # in this order: a job that is done has changed what is open before, and what waits may be asked for meanwhile
+        if self._waiting or self._num_done != self._num_jobs:
+            return False
+        return not (self._open or self._line or self._waiting)
 
     def begin(self, parcel: Parcel) -> None:
-        self._jobs.put(partial(self._begin_soon, parcel))
+        self._give(partial(self._begin_soon, parcel))
 
     def send(self, parcel: Parcel, staged: Staged) -> None:
         self._put(parcel, staged.mark, partial(self._send, parcel, staged))
 
     def written(self, batch: Batch) -> None:
-        self._jobs.put(partial(self._note_soon, batch))
+        self._give(partial(self._note_soon, batch))
 
     def look(self) -> None:
-        self._jobs.put(self._watch)
+        self._give(self._watch)
 
     def finish(self, parcel: Parcel) -> None:
         self._put(parcel, None, partial(self._end, parcel))
@@ -210,14 +239,20 @@ class _Lane:
     def join(self) -> None:
         self._thread.join()
 
+    def _give(self, job: Callable[[], None]) -> None:
+        self._num_jobs += 1
+        self._jobs.put(job)
+
     def _serve(self) -> None:
         while True:
             self._work_off()
             if self._waiting and time.monotonic() > self._asks_at:
+                self._num_done -= 1  # this is one more job
                 oldest, until = self._waiting.popleft()
                 self._begin(oldest, until)
                 if self._waiting and self._waiting[-1][0] is oldest:
                     self._waiting.rotate()
+                self._num_done += 1
                 self._asks_at = time.monotonic() + _ROOM_SECONDS
             try:
                 job = self._jobs.get(timeout=self._pause())
@@ -228,13 +263,14 @@ class _Lane:
             if job is None:
                 break
             job()
+            self._num_done += 1
         self._lose()
         while self._line:
             self._line.popleft().work()
 
     def _put(self, parcel: Parcel, mark: Mark | None, work: Callable[[], None]) -> None:
         piece = _Piece(frozenset([parcel]), mark, work)
-        self._jobs.put(lambda: self._line.append(piece))
+        self._give(lambda: self._line.append(piece))
 
     def _note_soon(self, batch: Batch) -> None:
         parcels = frozenset(run.parcel for run in batch.runs)
@@ -242,8 +278,8 @@ class _Lane:
 
     def _work_off(self) -> None:
         """Does what can be done: marks behind one that is not passed are not looked at."""
-        given, self._line = self._line, deque()
-        left, held, passed = deque[_Piece](), set[Parcel](), True
+        given = list(self._line)  # which stays as it is meanwhile, but for what the work gives: the lane is not idle
+        left, held, passed = list[_Piece](), set[Parcel](), True
         for piece in given:
             passed = passed and (piece.mark is None or _is_passed(piece.mark))
             if (passed or piece.mark is None) and held.isdisjoint(piece.parcels):
@@ -251,7 +287,8 @@ class _Lane:
             else:
                 held |= piece.parcels
                 left.append(piece)
-        self._line = left + self._line  # what the work gave comes last
+        if len(left) < len(given):
+            self._line = deque([*left, *list(self._line)[len(given) :]])
 
     def _pause(self) -> float | None:
         """How long nothing but what a step gives can be done."""

@@ -87,6 +87,11 @@ class Loadings:
             self._count("loaded_bytes", sum(cache.shape[1] * len(blocks[group]) for group, cache in sizes))
             self._count("load_seconds", time.monotonic() - loading.begun)
 
+    @property
+    def pending(self) -> list[str]:
+        """The requests whose loads go on, or whose ends are in `received`."""
+        return [*self.received, *(loading.load.owner for loading in self._loadings)]
+
     def stop_writing(self) -> None:
         """The caches go away; nothing is written to them when it returns."""
         for loading in self._loadings:
@@ -99,9 +104,13 @@ class Loadings:
             self._fail(load)
             return
         loading = Loading(load, prompt)
-        self._queue.run(partial(self._copy, loading))
-        loading.mark = self._queue.mark()
-        self._loadings.append(loading)
+        self._loadings.append(loading)  # first: what raises may have begun it
+        try:
+            self._queue.run(partial(self._copy, loading))
+            loading.mark = self._queue.mark()
+        except Exception as error:
+            loading.error = error
+            raise
 
     def _copy(self, loading: Loading) -> None:
         try:

@@ -11,6 +11,8 @@ from frame.settings import read_secret
 
 from ..nixl.options import matches
 
+#: Of each buffer: places where senders show that they write, and what the device's allocator adds.
+_BESIDE_BYTES = 4 << 20
 _PLACE = re.compile(r"(?:\[([^\]\s]+)\]|([^\s:/]+)):([0-9]{1,5})")
 
 
@@ -105,8 +107,8 @@ class PushOptions(SendOptions):
         1 << 30,
         ge=1 << 16,
         le=1 << 40,
-        description="Bytes of a GPU for blocks that were written there and that no request has yet. They are taken "
-        "beside gpu_memory_utilization; where they are not free, blocks cross host memory.",
+        description="Bytes of a GPU for blocks that were written there and that no request has yet. The KV cache "
+        "gets as many fewer, unless its size is given; where they are not free, blocks cross host memory.",
     )
 
     @field_validator("decode")
@@ -120,6 +122,13 @@ class PushOptions(SendOptions):
     def place(self) -> tuple[str, int] | None:
         """`decode` as host and port."""
         return None if self.decode is None else _place(self.decode)
+
+
+def device_bytes(options: PushOptions, role: str, device_type: str) -> int:
+    """Bytes of a worker's device for the buffer that this role needs, where blocks may go from device to device."""
+    if device_type != "cuda" or not options.direct or options.secret_file is None or role == "producer":
+        return 0
+    return options.device_bytes + _BESIDE_BYTES
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -14,13 +14,14 @@ from .messages import State
 
 @dataclass(eq=False)
 class Sender:
-    """Who is at the other end of a connection; with `session` it writes to this worker's memory itself.
+    """Who is at the other end, `where`, of a connection; with `session` it writes to this worker's memory itself.
 
     `scratch` is where it is to prove that. `begun` are the prompts that it may be writing, by digest.
     """
 
     connection: socket.socket
     session: str
+    where: str
     scratch: Tensor | None = None
     begun: dict[bytes, Prompt] = field(default_factory=dict)
 

@@ -29,6 +29,7 @@ class SendScheduler(ConnectorScheduler):
     """
 
     title: ClassVar[str]
+    reads_hashes = False
 
     def __init__(self, setup: ConnectorSetup, options: SendOptions) -> None:
         super().__init__(setup, options)

@@ -137,6 +137,9 @@ class PushWorker(ConnectorWorker):
             report.notes = [(self.rank, encode(note))]
         return report
 
+    def pending_loads(self) -> list[str]:
+        return [] if self._loadings is None else self._loadings.pending
+
     def close(self) -> None:
         if self._inbox is not None:
             self._inbox.close()

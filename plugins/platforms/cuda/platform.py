@@ -27,6 +27,7 @@ from frame.interfaces import (
     PlatformSpec,
     Steps,
     Streams,
+    TrialRun,
 )
 from frame.ops import Ops
 
@@ -34,6 +35,7 @@ from ..options import CudaOptions
 from .agreement import Agreement
 from .collectives import CudaCollectives
 from .compile.compiler import without_lines
+from .compile.known_starts import KnownStart
 from .compile.rehearsal import can_rehearse, rehearse as compile_kernels
 from .compile.triton_files import read_triton
 from .graphs.capture import Capturer
@@ -189,21 +191,27 @@ class CudaPlatform(Platform):
 class CudaKernels(Kernels):
     """Triton's kernels, compiled many at a time."""
 
-    #: Whether an engine of this process has begun to.
+    #: Whether an engine of this process has begun to, or had no need to.
     _compiled_ahead: ClassVar[bool] = False
 
     def __init__(self, platform: CudaPlatform) -> None:
         self._platform = platform
         self._ahead: Callable[[], bool] | None = None
+        self._start: KnownStart | None = None
+        self._known = False
 
     def compile_ahead(self, rehearse: Callable[[Platform], None]) -> None:
         """Starts compiling in a process of its own, before there is a context on the device that it would inherit.
 
         Only for the first engine of a process: where an engine had a context, torch fails in a fork ("initialization
-        error"), and most kernels are in Triton's cache by then.
+        error"), and most kernels are in Triton's cache by then. Nor where an earlier start was as this one.
         """
-        if can_rehearse() and not CudaKernels._compiled_ahead:
-            CudaKernels._compiled_ahead = True
+        if not can_rehearse():
+            return
+        self._start = KnownStart(self._platform.setup.steps_key, self._platform.device)
+        self._known = self._start.is_noted()
+        first, CudaKernels._compiled_ahead = not CudaKernels._compiled_ahead, True
+        if first and not self._known:
             from .compile.absent_cuda import CompilingAhead
 
             for name in _ATTENTION:
@@ -213,15 +221,23 @@ class CudaKernels(Kernels):
             properties = torch.cuda.get_device_properties(self._platform.device)
             self._ahead = CompilingAhead(self._platform, properties, rehearse).wait
 
-    def prepare(self, run: Callable[[], None]) -> None:
+    def prepare(self, run: TrialRun) -> None:
         """Compiles the kernels of all steps at once, then runs the steps, so that libraries choose their algorithms.
 
-        While another process compiles, the steps run without Triton's kernels. Last, products are measured that no
-        earlier start has measured.
+        While another process compiles, the steps run without Triton's kernels; those of an earlier start that was as
+        this one are loaded when they are launched. Last, products are measured that no earlier start has measured.
         """
         ahead, self._ahead = self._ahead, None
         with without_lines():
+            if self._known:
+                logger.info("kernels: those of an earlier start")
+                read_triton()()  # else two threads would hash the files
+                run(brief=True)
+                self._platform.settle_products()
+                return
             with self._platform.unconnected():
-                compile_kernels(run, ahead)
+                whole = compile_kernels(run, ahead)
             run()
             self._platform.settle_products()
+        if whole and self._start is not None:
+            self._start.note()

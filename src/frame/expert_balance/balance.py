@@ -145,6 +145,20 @@ class ExpertBalance(NoBalance):
         #: decisions that changed something, experts that went from rank to rank, and those that came to this one
         self.num_placements, self.num_copies, self.num_received = 0, 0, 0
         self._told = ExpertReport()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Sends every rank a byte: the first messages of a communicator take longer than steps, which would wait."""
+        self._group.all_reduce(self._window.total())
+        ones = [1] * self._group.size
+        message = self._bytes[0][0].new_zeros(self._group.size, 1)
+
+        def send() -> None:
+            self._group.all_to_all(message, ones, ones)
+
+        self._queue.run(send)
+        self._queue.join()
+        self._group.host.gather(b"")
 
     def advance(self, dummy: bool) -> ExpertReport | None:
         self._window.close_step(dummy or not self._counts)

@@ -226,6 +226,7 @@ if TYPE_CHECKING:
         Shapes as Shapes,
         Steps as Steps,
         StepShape as StepShape,
+        TrialRun as TrialRun,
     )
     from frame.core.interfaces.pooling import (
         Pooler as Pooler,

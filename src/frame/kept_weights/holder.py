@@ -74,8 +74,14 @@ class NoHolder:
     def renew(self, model: Model, loader: WeightLoader) -> None:
         """Has them kept again, now that they have changed."""
 
+    def hide(self) -> None:
+        """Has nobody find them; called before their memory may be freed. Raises `OSError` where that cannot be had."""
+
+    def show(self) -> None:
+        """Has them found again: their memory was not freed after all."""
+
     def drop(self) -> None:
-        """Gives their memory back; called before it is freed here, too. Raises `OSError` where that cannot be had."""
+        """Gives their memory back, which is freed here, too."""
 
 
 class WeightHolder(NoHolder):
@@ -101,6 +107,7 @@ class WeightHolder(NoHolder):
         self._key_of, self._source, self._key = key_of, source, key
         self._digest_of: DigestOf = lambda hf, loader: ""
         self._kept = kept
+        self._told = b"" if kept is None else msgspec.msgpack.encode(kept)  # the table that the keeper has
         self._is_kept = kept is not None  # by the keeper, now
         self._against = ""  # why nothing will be kept
         self._placed: Placing | None = None
@@ -155,8 +162,17 @@ class WeightHolder(NoHolder):
         if self._is_kept:
             self._source = config, loader.folder
             self._key = self._key_of(*self._source)
+            self.hide()
+
+    def hide(self) -> None:
+        if self._is_kept:
             with suppress(ConnectionError):  # who kept them is gone, and with it what was kept
                 ask(self._address, Suspend(self._rank))
+
+    def show(self) -> None:
+        if self._is_kept:
+            self._is_kept = False
+            self._try(self._tell)
 
     def renew(self, model: Model, loader: WeightLoader) -> None:
         if self._is_kept:
@@ -177,7 +193,8 @@ class WeightHolder(NoHolder):
         self._require_same_files()
         pieces = self._memory.pieces()
         sizes = [piece.num_bytes for piece in pieces]
-        question = Keep(self._rank, self._key, msgspec.msgpack.encode(table), sizes)
+        self._told = msgspec.msgpack.encode(table)
+        question = Keep(self._rank, self._key, self._told, sizes)
         ask(self._address, question, [piece.descriptor for piece in pieces])
         self._is_kept = True
         logger.info("rank %d: the server keeps %.2f GB of weights", self._rank, sum(sizes) / 1e9)
@@ -186,18 +203,27 @@ class WeightHolder(NoHolder):
         try:
             table = self._table(model, self._digest_of(read_checkpoint(self._source[0]).hf, loader))
             self._require_same_files()
-            ask(self._address, Renew(self._rank, self._key, msgspec.msgpack.encode(table)))
+            self._told = msgspec.msgpack.encode(table)
+            self._tell()
         except Exception:
             ask(self._address, Drop(self._rank))
             raise
-        self._is_kept = True
         logger.info("rank %d: the server keeps the weights of %s from now on", self._rank, loader.folder)
+
+    def _tell(self) -> None:
+        ask(self._address, Renew(self._rank, self._key, self._told))
+        self._is_kept = True
 
     def drop(self) -> None:
         if self._is_kept:
-            with suppress(ConnectionError):  # who kept them is gone, and with it what was kept
-                ask(self._address, Drop(self._rank))
             self._is_kept = False
+            try:
+                ask(self._address, Drop(self._rank))
+            except ConnectionError:  # who kept them is gone, and with it what was kept
+                pass
+            except OSError as error:
+                logger.warning("rank %d: the server still holds the memory of its weights: %s", self._rank, error)
+                return
             logger.info("rank %d: the server keeps its weights no longer", self._rank)
 
     def _require_same_files(self) -> None:

@@ -25,6 +25,7 @@ class CheckedConnector(ConnectorScheduler):
     def __init__(self, inner: ConnectorScheduler) -> None:
         super().__init__(inner.setup, inner.options)
         self.inner = inner
+        self.reads_hashes = inner.reads_hashes
         self.matched: dict[str, int] = {}
         self.ended: dict[str, bool] = {}
         self.sent: set[str] = set()

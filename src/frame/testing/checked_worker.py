@@ -6,7 +6,7 @@ What a worker raises ends a step's requests, so faults are kept for the end of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -55,6 +55,10 @@ class CheckedWorker(ConnectorWorker):
         self._waiting.append((report.sent, report.received))
         sent, received = self._waiting.pop(0)
         return replace(report, sent=sent, received=received)
+
+    def pending_loads(self) -> Iterable[str] | None:
+        pending = self.inner.pending_loads()
+        return None if pending is None else {*pending, *(name for _, received in self._waiting for name in received)}
 
     def handshake(self) -> bytes:
         return self.inner.handshake()

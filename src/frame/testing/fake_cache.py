@@ -51,9 +51,10 @@ def make_layout(
     """A KV cache of small blocks; one group for each window (0 is a full one), each of that many layers.
 
     There is one besides for each of `chunks`, whose tokens read those of their own chunk alone, and one of so many
-    layers that keep `latents`. The heads are divided over `ranks`. A block of group g has `strides[g]` times
-    `block_size` tokens; without strides every block has `block_size`. With `states` there is a group of a running
-    state besides, for so many requests, and for so many `checkpoints`; if it `encodes` there is one of encoder tokens.
+    layers that keep `latents`. The heads are divided over `ranks`, also those of states. A block of group g has
+    `strides[g]` times `block_size` tokens; without strides every block has `block_size`. With `states` there is a group
+    of a running state besides, for so many requests, and for so many `checkpoints`; if it `encodes` there is one of
+    encoder tokens.
     """
     groups = []
     heads = HEADS // ranks
@@ -75,7 +76,7 @@ def make_layout(
         groups.append(KVGroup(specs=crossed, layers=("encoded",), block_size=block_size))
     if states:
         interval = block_size * math.lcm(*strides) if checkpoints else 0
-        kept = (StateKV(state_bytes=4 * NUMBERS),)
+        kept = (StateKV(state_bytes=4 * NUMBERS // ranks),)
         groups.append(KVGroup(specs=kept, layers=("state",), block_size=interval, pool=1))
     return KVLayout(
         groups=tuple(groups),

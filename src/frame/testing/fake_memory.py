@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from frame.core.interfaces.attention import BlockFormat
-from frame.core.interfaces.connector import CacheView
+from frame.core.interfaces.connector import CacheView, StateRun
 from frame.core.interfaces.kv import AnyKVSpec, FullKV, KVLayout, LatentKV, StateKV
 from frame.core.interfaces.step import BlockCopy
 from frame.core.worker.start.kv_memory import KVMemory
@@ -37,8 +37,9 @@ class FakeMemory:
                 self._rows[layer] = np.moveaxis(rows, 0, 2) if block.block_axis else rows
                 if group.keeps_states:
                     raw = BlockFormat((caches[layer].shape[1],), (0,), torch.uint8)
-                    kept = ((torch.float32, caches[layer].shape[1]),)
-                    self.views[layer] = CacheView(caches[layer], raw, index, None, 1, kept)
+                    kept, mine = ((torch.float32, caches[layer].shape[1]),), _heads_of(spec, rank)
+                    runs = (StateRun(torch.float32, 4 * HEAD_DIM, mine.start, mine.stop, HEADS),) * 2
+                    self.views[layer] = CacheView(caches[layer], raw, index, None, 1, kept, runs)
                 elif not group.keeps_encoded:
                     heads, total = (None, 0) if block.head_axis is None else (_heads_of(spec, rank), HEADS)
                     part = None if heads is None else (heads.start, heads.stop)
@@ -85,8 +86,9 @@ def _block_format(spec: AnyKVSpec, block_size: int) -> BlockFormat:
 
 
 def _heads_of(spec: AnyKVSpec, rank: int) -> range:
-    """The heads that a rank keeps; several keep the same where they are fewer, and all of latents and states."""
-    if not isinstance(spec, FullKV):
+    """The heads that a rank keeps; several keep the same where they are fewer, and all of latents."""
+    if not isinstance(spec, FullKV | StateKV):
         return range(HEADS)
-    first = rank * spec.num_kv_heads % HEADS
-    return range(first, first + spec.num_kv_heads)
+    count = spec.num_kv_heads if isinstance(spec, FullKV) else spec.state_bytes // (8 * HEAD_DIM)
+    first = rank * count % HEADS
+    return range(first, first + count)

@@ -138,7 +138,8 @@ class FakeWorker:
         result = self._draw_rows(plan, rows, starts)
         if plan.step in self.broken_steps:
             raise BrokenStepError(f"step {plan.step} was told to break")
-        result.transfer = self.untold.told(plan, self.transfer.end_step(plan.finished_ids))
+        report = self.transfer.end_step(plan.finished_ids)
+        result.transfer = self.untold.told(plan, report, self.transfer)
         self._executed = result
 
     def sample(self, masks: bytes = b"") -> FakeHandle:

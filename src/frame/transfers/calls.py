@@ -213,13 +213,15 @@ class Transfers:
         logger.error("nothing is loaded or saved by KV connector %s any more", self._name)
 
     def _view(self, request: Request, reason: str) -> RequestView:
-        layout = self._kv.layout
-        step = layout.grain // layout.block_size
-        full = request.prompt_len // layout.grain * step
+        layout, hashes = self._kv.layout, list[bytes]()
+        if self.connector.reads_hashes:
+            step = layout.grain // layout.block_size
+            full = request.prompt_len // layout.grain * step
+            hashes = self._kv.block_hashes(request, full)[step - 1 : full : step]
         return RequestView(
             request_id=request.request_id,
             token_ids=request.token_ids[:],
-            block_hashes=self._kv.block_hashes(request, full)[step - 1 : full : step],
+            block_hashes=hashes,
             prompt_len=request.prompt_len,
             cache_salt=request.source.salt,
             params=request.source.kv_transfer or {},

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
 from frame.core.interfaces.mesh import Mesh
+from frame.core.interfaces.provider import Provider
 from frame.core.plugin_host.kinds import KINDS
 from frame.core.plugin_host.offers import PluginError, import_target
 from frame.core.plugin_host.registry import Registry
 
 from .children import CHILDREN, with_options
+
+logger = logging.getLogger("frame.transfers")
 
 #: The tag of a connector's provider that names what is called, `"package.module:function"`.
 CHECK = "check"
@@ -20,13 +25,21 @@ def check_connector(config: FrameConfig, mesh: Mesh, registry: Registry) -> None
 
     It is called with them, the workers of the engine, and on how many machines they are. A tag that is a kind of
     plugins names the option that names one, which must be there. The connectors that it holds are checked too; they
-    hold no others.
+    hold no others. Options of other connectors are named in the log.
     """
+    used = list[Provider]()
     if (name := config.transfer.kv_connector) is not None:
-        _check(config, mesh, registry, name, f"KV connector {name!r}")
+        used = _check(config, mesh, registry, name, f"KV connector {name!r}")
+    has = f"this engine's KV connector is {name!r}" if used else "this engine has no KV connector"
+    for given, values in config.plugin.items():
+        owners = [offer for offer in registry.offers if given in offer.names]
+        unused = not any(offer.kind != "connector" or offer.provider in used for offer in owners)
+        if owners and values and unused:
+            logger.warning("options of KV connector %r have no effect (%s): %s", given, ", ".join(values), has)
 
 
-def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where: str) -> None:
+def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where: str) -> list[Provider]:
+    """Returns the connector and those that it holds."""
     provider = registry.choose("connector", name)
     options = registry.options(provider, config)
     if (target := provider.tags.get(CHECK)) is not None:
@@ -41,9 +54,11 @@ def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where
                 registry.choose(kind, named)
             except PluginError as error:
                 raise ConfigError(f"{where}: option {option}: {error}") from None
+    found = [provider]
     for child in getattr(options, provider.tags.get(CHILDREN, ""), ()):
         held = registry.choose("connector", child.kv_connector)
         if CHILDREN in held.tags:
             raise ConfigError(f"{where}: it cannot hold {child.kv_connector!r}, which holds connectors itself")
         own = with_options(config, registry, held, child.options)
-        _check(own, mesh, registry, child.kv_connector, f"{where}, {child.kv_connector!r} in it")
+        found += _check(own, mesh, registry, child.kv_connector, f"{where}, {child.kv_connector!r} in it")
+    return found

@@ -1,10 +1,11 @@
 """What a worker tells later of steps that failed: on another worker, behind the connector, or before it.
 
-Knows no connector, and of reports only how two become one.
+Knows of a connector only which loads it says go on, and of reports only how two become one.
 """
 
 from __future__ import annotations
 
+from frame.core.interfaces.connector import ConnectorWorker
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import decode
 
@@ -20,31 +21,41 @@ class UntoldReports:
 
     def __init__(self) -> None:
         self._reports: dict[int, TransferReport] = {}  # by step, oldest first
-        self._heard: dict[int, None] = {}  # steps that the connector began, or may have begun
+        # steps that the connector began, or may have begun, and whether it was told which of their loads ended
+        self._heard: dict[int, bool] = {}
         self._nothing = TransferReport()
 
     def begin(self, plan: StepPlan) -> None:
         """Called before the connector begins the step."""
-        self._heard[plan.step] = None
+        self._heard[plan.step] = False
         for known in (self._heard, self._reports):
             while known and next(iter(known)) <= plan.step - _KEPT_STEPS:
                 del known[next(iter(known))]
 
-    def told(self, plan: StepPlan, report: TransferReport) -> TransferReport:
+    def told(self, plan: StepPlan, report: TransferReport, connector: ConnectorWorker) -> TransferReport:
         """What is to be told in the step of `plan`: `report`, and what the engine does not know of the lost steps.
 
-        That is their reports, and that loads have ended of which the connector never heard.
+        That is their reports, and that loads have ended of which the connector never heard, or which it never began.
         """
         if lost := plan.extras.get(LOST):
             for step, owners in reversed(decode(lost, list[tuple[int, list[str]]])):
                 if (earlier := self._reports.pop(step, None)) is not None:
                     report = joined(earlier, report)
-                if step not in self._heard:
-                    self._heard[step] = None  # told once
-                    report = joined(TransferReport(received=owners), report)
+                if not self._heard.get(step, False):
+                    ended = self._ended(step, owners, report, connector) if step in self._heard else owners
+                    self._heard[step] = True  # told once
+                    report = joined(TransferReport(received=ended), report)
         if report != self._nothing:
             self._reports[plan.step] = report
         return report
+
+    def _ended(self, step: int, owners: list[str], report: TransferReport, connector: ConnectorWorker) -> list[str]:
+        """Those of the requests whose loads do not go on though the connector heard of the step, and nobody told."""
+        pending = connector.pending_loads()
+        if pending is None:
+            return []
+        told = {name for number, one in self._reports.items() if number >= step for name in one.received}
+        return [name for name in owners if name not in {*pending, *report.received, *told}]
 
 
 def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:

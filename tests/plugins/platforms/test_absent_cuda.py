@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -28,7 +30,7 @@ from frame.plugins.platforms.cuda.compile import absent_cuda as absent, rehearsa
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
 from frame.plugins.platforms.cuda.compile.compiler import absent_driver
-from frame.plugins.platforms.cuda.platform import CudaKernels
+from frame.plugins.platforms.cuda.platform import CudaKernels, CudaPlatform
 from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 
@@ -215,3 +217,47 @@ def test_only_the_first_engine_of_a_process_compiles_ahead_in_a_fork(worker, mon
     for _ in range(2):
         CudaKernels(worker.platform).compile_ahead(lambda _: None)
     assert started == [1]
+
+
+def test_a_start_as_an_earlier_one_looks_for_no_kernels(worker, monkeypatch, tmp_path):
+    """Until the configuration, the device or a library is another one."""
+    ran, forked, chip = [], [], ["NVIDIA H200"]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: forked.append(1) or SimpleNamespace(wait=lambda: True))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: chip[0])
+    monkeypatch.setattr(CudaPlatform, "settle_products", lambda _: None)
+
+    def start(key, fails=False, first=True):
+        monkeypatch.setattr(CudaKernels, "_compiled_ahead", not first)
+
+        def run(*, brief=False):
+            ran.append(brief)
+            if fails:
+                raise ValueError("a part that no rehearsal can run")
+
+        platform = copy(worker.platform)
+        platform.setup = replace(platform.setup, steps_key=key)
+        kernels = CudaKernels(platform)
+        kernels.compile_ahead(lambda _: None)
+        with suppress(ValueError):
+            kernels.prepare(run)
+        found = list(ran)
+        ran.clear()
+        return found
+
+    assert start("a", fails=True) == [False, False]
+    assert start("a") == [False, False]
+    assert len(forked) == 2
+    assert start("a") == [True]
+    assert CudaKernels._compiled_ahead  # a further engine must not fork beside the first one's context
+    assert len(forked) == 2
+    assert start("b", first=False) == [False, False]
+    assert len(forked) == 2
+    assert start("") == start("") == [False, False]
+    chip[0] = "NVIDIA H100 80GB HBM3"
+    assert start("a") == [False, False]
+    assert start("a") == [True]
+    for note in tmp_path.glob("frame-start-*"):
+        note.unlink()
+    assert start("a") == [False, False]

@@ -28,6 +28,9 @@ except ImportError:  # a later Triton: kernels compile when they are first launc
 
 logger = logging.getLogger("frame.platforms.rehearsal")
 
+#: A kernel that takes longer than this was not read from the cache.
+_READ_SECONDS = 0.1
+
 
 class Unlaunched:
     """Stands in Triton's cache for a kernel that is being compiled; launching it does nothing."""
@@ -77,12 +80,17 @@ class CompileMode:
         if self._token is not None:
             _async_compile.active_mode.reset(self._token)
 
-    def load(self) -> None:
-        """Gives Triton every kernel: from its cache on disk, or compiled here and now."""
+    def load(self) -> list[str]:
+        """Gives Triton every kernel: from its cache on disk, or compiled here and now, whose names it returns."""
+        compiled = []
         for compile_kernel, finalizers in self._kept.values():
+            start = time.perf_counter()
             kernel = compile_kernel()
+            if time.perf_counter() - start > _READ_SECONDS:
+                compiled.append(kernel.metadata.name)
             for finalize in finalizers:
                 finalize(kernel)
+        return compiled
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -132,27 +140,32 @@ def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileM
     return mode
 
 
-def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> None:
+def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> bool:
     """Calls `run`, whose results mean nothing, and compiles the kernels that it would launch, if Triton can do so.
 
     `ahead` waits for another process that compiles the same kernels, and says whether it succeeded. Code that reads on
     the host what an unlaunched kernel should have written may raise: the rest is then left to the first real run, which
-    raises again if the fault is its own.
+    raises again if the fault is its own. Returns whether all kernels were met.
     """
     if not can_rehearse():
-        return
+        return False
+    whole = True
 
     def as_far_as_it_goes() -> None:
+        nonlocal whole
         try:
             run()
         except Exception as error:
+            whole = False
             logger.debug("the rehearsal ended early: %s", error, exc_info=error)
 
     with Zeros():
         mode = compile_in_forks(as_far_as_it_goes) if ahead is None else _collect(as_far_as_it_goes, ahead)
     start = time.perf_counter()
-    mode.load()
-    logger.info("%d kernels loaded in %.2f s", len(mode), time.perf_counter() - start)
+    compiled = mode.load()
+    besides = f", of them compiled here: {', '.join(compiled)}" if compiled else ""
+    logger.info("%d kernels loaded in %.2f s%s", len(mode), time.perf_counter() - start, besides)
+    return whole
 
 
 def can_rehearse() -> bool:
