@@ -71,7 +71,8 @@ class FileSharing(Sharing):
             if not self.mapped[handle][0]:
                 del self.mapped[handle]
 
-    def copy(self, table):
+    def copy(self, table, behind=None):
+        assert behind is None
         if "copy" in self.faults:
             raise RuntimeError("the launch fails")
         return _Moved(self, [row[:3] for row in table.tolist()])
