@@ -28,7 +28,8 @@ _EXPONENTS = {
 CHECKED = frozenset(_EXPONENTS)
 
 
-@triton.jit(do_not_specialize=["exponents", "lowest", "signs"])  # a number 1 would become a constant of Python's
+# a number 1 would become a constant of Python's, and each kind of count a kernel to compile in the midst of a step
+@triton.jit(do_not_specialize=["count", "parts", "exponents", "lowest", "signs"])
 def _copy_pieces(
     table, finite, count, parts, exponents, lowest, signs,
     UNITS: tl.constexpr, WORDS: tl.constexpr, word: tl.constexpr, CHECK: tl.constexpr,

@@ -20,8 +20,8 @@ from frame.plugins.connectors.blocks.mapped_memory import Sharing
 class FileSharing(Sharing):
     """`faults` names what goes wrong.
 
-    "allocate", "export", "open", "move" raise; with "read" other memory is read than was opened, with "write" nothing
-    that is written to opened memory arrives. Copies to opened memory wait while `pause` is set.
+    "allocate", "export", "open", "move", "copy", "launch" raise; with "read" other memory is read than was opened, with
+    "write" nothing that is written to opened memory arrives. Copies to opened memory wait while `pause` is set.
     """
 
     device = torch.device("cpu")
@@ -71,13 +71,22 @@ class FileSharing(Sharing):
             if not self.mapped[handle][0]:
                 del self.mapped[handle]
 
-    def copy(self, table):
-        raise NotImplementedError("pushed blocks lie side by side")
+    def copy(self, table, behind=None):
+        assert behind is None
+        if "copy" in self.faults:
+            raise RuntimeError("the launch fails")
+        return _Moved(self, [row[:3] for row in table.tolist()])
+
+    def launch(self, table):
+        if "launch" in self.faults:
+            raise RuntimeError("the launch fails")
+        _Moved(self, [row[:3] for row in table.tolist()]).wait()
+        return lambda: 1e-3
 
     def move(self, source, target, num_bytes):
         if "move" in self.faults:
             raise RuntimeError("the launch fails")
-        return _Moved(self, source, target, num_bytes)
+        return _Moved(self, [(source, target, num_bytes)])
 
     def finds(self, address):
         """Whether memory of another worker lies there."""
@@ -88,14 +97,17 @@ class FileSharing(Sharing):
 class _Moved(Mark):
     """Copies when it is waited for, as only then a device is known to have done so."""
 
-    def __init__(self, sharing, *piece):
-        self._sharing, self._piece = sharing, piece
+    def __init__(self, sharing, pieces):
+        self._sharing, self._pieces = sharing, pieces
 
     def done(self):
         raise NotImplementedError("it is waited for")
 
     def wait(self):
-        sharing, (source, target, size) = self._sharing, self._piece
+        for piece in self._pieces:
+            self._copy(self._sharing, *piece)
+
+    def _copy(self, sharing, source, target, size):
         if sharing.finds(target):
             sharing.writing.set()
             if sharing.pause.is_set():

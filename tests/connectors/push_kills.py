@@ -21,7 +21,6 @@ import sys
 import time
 from pathlib import Path
 
-from frame.interfaces import Mark
 from frame.plugins.connectors.push import worker as push_worker
 from frame.testing.engines import request
 from frame.testing.fake_cache import VOCAB, expected_tokens, make_layout
@@ -37,20 +36,15 @@ ASKS = {"do_remote_decode": True}
 class SlowFiles(FileSharing):
     """Copies to other workers' memory take a while, and half of one is there before the rest."""
 
-    def move(self, source, target, num_bytes):
-        half = num_bytes // 2
-        return _Slowly(self, [(source, target, half), (source + half, target + half, num_bytes - half)])
-
-
-class _Slowly(Mark):
-    def __init__(self, sharing, pieces):
-        self.sharing, self.pieces = sharing, pieces
-
-    def wait(self):
-        for source, target, size in self.pieces:
-            if self.sharing.finds(target):
-                time.sleep(0.001)
-            ctypes.memmove(target, source, size)
+    def launch(self, table):
+        halves = table[:, 2] // 2
+        for start, size in ((0 * halves, halves), (halves, table[:, 2] - halves)):
+            time.sleep(0.001)
+            for (source, target), begin, count in zip(
+                table[:, :2].tolist(), start.tolist(), size.tolist(), strict=True
+            ):
+                ctypes.memmove(target + begin, source + begin, count)
+        return lambda: 0.002
 
 
 def serve(pipe, folder, port, role, decode):
@@ -59,7 +53,7 @@ def serve(pipe, folder, port, role, decode):
     push_worker.sharing_of = lambda device: SlowFiles(folder)
     pairs = Pairs(folder)
     options = {"port": port, "decode": decode, "retry_seconds": 0.01, "wait_seconds": 1.5, "buffer_bytes": 1 << 18}
-    options |= {"expiry_seconds": _EXPIRY_SECONDS, "device_bytes": 5 << 15, "send_device_bytes": 1 << 18}
+    options |= {"expiry_seconds": _EXPIRY_SECONDS, "device_bytes": 5 << 15}
     layout = make_layout(block_size=1, num_blocks=400)
     engine = pairs.engine(layout, options=options, max_num_batched_tokens=16, kv_role=role)
     told = set()

@@ -125,6 +125,12 @@ def assert_empty(worker, seconds=10.0):
         time.sleep(0.001)
 
 
+def moved(layout, length):
+    """How many tokens of a prompt the decode engine need not compute."""
+    whole = (length - 1) // layout.grain * layout.grain
+    return length - 1 if whole and not any(group.keeps_states for group in layout.groups) else whole
+
+
 def port(engine):
     return engine.connector.inner.door.port
 

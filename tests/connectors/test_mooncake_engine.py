@@ -14,7 +14,7 @@ from tests.connectors.mooncake_pairs import lacks
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine
 
 SIZES = (90, 17, 64, 5)
-CACHED = [(size - 1) // BLOCK_SIZE * BLOCK_SIZE for size in SIZES]
+CACHED = [size - 1 if size > BLOCK_SIZE else 0 for size in SIZES]
 MOONCAKE = {"kv_connector": "mooncake"}
 OPTIONS = {"trusted_network": True, "retry_seconds": 0, "expiry_seconds": 5}
 

@@ -12,7 +12,7 @@ from frame.testing.fake_cache import make_layout
 
 LAYOUT = make_layout()
 TOKENS = list(range(10))
-DIGEST = digest(b"", TOKENS[:8])
+DIGEST = digest(b"", TOKENS[:9])
 
 
 class Clock:
@@ -43,9 +43,10 @@ def test_a_prompt_is_there_when_all_ranks_have_it(arrivals):
     arrivals.told(1, {DIGEST: "begun"})
     assert arrivals.match(view(), 0) == (None, False)
     arrivals.told(1, {DIGEST: "arrived"})
-    assert arrivals.match(view(), 0) == (8, True)
-    assert arrivals.match(view(), 4) == (4, True)
+    assert arrivals.match(view(), 0) == (9, True)
+    assert arrivals.match(view(), 4) == (5, True)
     assert arrivals.match(view(), 8) == (0, False)
+    assert arrivals.match(RequestView("b", [*TOKENS, 7], [], 10, params={"do_remote_prefill": True}), 4) == (4, True)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -58,7 +59,7 @@ def test_what_one_rank_lacks_nobody_waits_for(arrivals, first, other):
     arrivals.told(first, {DIGEST: "begun"})  # it is sent once more
     arrivals.told(0, {DIGEST: "arrived"})
     arrivals.told(1, {DIGEST: "arrived"})
-    assert arrivals.match(view("b"), 0) == (8, True)
+    assert arrivals.match(view("b"), 0) == (9, True)
 
 
 def test_a_request_waits_as_long_as_it_was_told(arrivals, clock):
@@ -76,11 +77,11 @@ def test_a_second_request_waits_for_the_load_of_the_first(arrivals):
     for rank in (0, 1):
         arrivals.told(rank, {DIGEST: "arrived"})
     arrivals.match(view(), 0)
-    arrivals.allocated(view(), [[1, 2]], 8)
+    arrivals.allocated(view(), [[1, 2, 3]], 9)
     assert arrivals.match(view("b"), 0) == (None, False)
     step = PushStep()
     arrivals.fill(step)
-    assert [load.owner for load in step.loads] == ["a"]
+    assert [(load.owner, load.places, load.blocks) for load in step.loads] == [("a", [[0, 1, 2]], [[1, 2, 3]])]
     assert not step.loading
     assert not arrivals.reset()
     later = PushStep()

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -14,13 +15,13 @@ from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
 from tests.connectors.mapped_files import FileSharing
-from tests.connectors.push_pairs import Pairs, counter, inbox
+from tests.connectors.push_pairs import Pairs, counter, inbox, moved
 
 
 @pytest.fixture
 def pairs(tmp_path):
     made = Pairs(tmp_path)
-    made.options |= {"device_bytes": 1 << 18, "send_device_bytes": 1 << 18}
+    made.options |= {"device_bytes": 1 << 18}
     yield made
     made.close()
 
@@ -50,11 +51,6 @@ def no_stream(monkeypatch):
     monkeypatch.setattr(push_carrier, "send_bytes", lambda *given: pytest.fail("blocks went over the connection"))
 
 
-def near(engine, rank=0):
-    """The memory of the device in which an engine keeps what it sends."""
-    return engine.workers.made[rank].transfer.inner._near
-
-
 def buffer(engine, rank=0):
     return inbox(engine, rank).buffer.arena
 
@@ -66,11 +62,10 @@ def written(pairs, engine):
 
 
 def travel(pairs, there, here, name="one", length=40, seed=0):
-    """A prompt is computed by one engine and continued by the other, which computes no whole block of it."""
+    """A prompt is computed by one engine and continued by the other, which computes its last token."""
     prompt = pairs.prompt(length, seed=seed)
     params = pairs.prefill(there, here, f"p {name}", prompt)
-    whole = (length - 1) // here.layout.grain * here.layout.grain
-    assert pairs.decode(here, f"d {name}", prompt, params) == whole
+    assert pairs.decode(here, f"d {name}", prompt, params) == moved(here.layout, length)
 
 
 OFTEN = ("full", "groups of unequal blocks", "states beside windows")
@@ -83,7 +78,7 @@ OFTEN = ("full", "groups of unequal blocks", "states beside windows")
         for name, shape in ConnectorSuite.layouts.items()
     ],
 )
-def test_whole_blocks_of_prompts_are_written_to_the_device(pairs, shared, no_stream, shape):
+def test_all_tokens_of_prompts_but_the_last_are_written_to_the_device(pairs, shared, no_stream, shape):
     layout = make_layout(**shape)
     there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
     for number, length in enumerate((22, 40, 17, 33)):
@@ -92,7 +87,7 @@ def test_whole_blocks_of_prompts_are_written_to_the_device(pairs, shared, no_str
     assert written(pairs, there) > 0
     assert counter(there, "unsent_prompts") == counter(here, "failed_blocks") == 0
     assert counter(there, "direct_bytes") == counter(there, "sent_bytes") == counter(here, "received_bytes")
-    assert buffer(here).used_bytes == inbox(here).arena.used_bytes == near(there).used_bytes == 0
+    assert buffer(here).used_bytes == inbox(here).arena.used_bytes == 0
 
 
 def test_blocks_stay_on_the_device_once_the_other_engine_is_known(pairs, shared, no_stream, monkeypatch):
@@ -114,9 +109,9 @@ def test_who_decodes_may_ask_first_or_much_later(pairs, shared, no_stream):
     for name, prompt in (("a", first), ("b", later)):
         pairs.add(there, name, prompt, pairs.asks(here), 1)
     pairs.rest(there, here)
-    assert here.num_cached("first") == 36
+    assert here.num_cached("first") == 39
     assert buffer(here).used_bytes > 0
-    assert pairs.decode(here, "later", later) == 36
+    assert pairs.decode(here, "later", later) == 39
     pairs.rest(there, here)
     assert buffer(here).used_bytes == 0
 
@@ -141,7 +136,7 @@ def test_two_ranks_each_write_to_their_own(pairs, shared, no_stream):
         ("sends", {"faults": ["open"]}, "the driver refuses it"),
         ("sends", {"faults": ["read"]}, "what is read there is not what was written"),
         ("sends", {"faults": ["write"]}, "what is written there does not arrive"),
-        ("sends", {"faults": ["allocate"]}, "the device has not got that much"),
+        ("sends", {"faults": ["copy"]}, "the launch fails"),
     ],
     ids=lambda one: one if isinstance(one, str) and one in ("takes", "sends") else None,
 )
@@ -171,7 +166,8 @@ def test_an_engine_that_may_not_is_not_asked(pairs, shared, caplog):
 
 
 def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
-    """Also what was copied within the device before it was known."""
+    """Once it has waited for a while."""
+    pairs.options["expiry_seconds"] = 1
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     pairs.rest(there, here)
@@ -188,7 +184,128 @@ def test_what_does_not_fit_on_the_device_crosses_host_memory(pairs, shared):
     assert buffer(here).used_bytes == inbox(here).arena.used_bytes == 0
 
 
+def test_a_full_buffer_delays(pairs, shared, no_stream):
+    """Those go first that came first, and others go on meanwhile."""
+    layout = make_layout(num_blocks=200)
+    there, here = pairs.engine(layout, max_num_batched_tokens=16), pairs.engine(layout)
+    travel(pairs, there, here)
+    held = buffer(here).take((1 << 18) - 512)
+    for number in range(3):
+        prompt = pairs.prompt(40, seed=1 + number)
+        pairs.add(there, f"p{number}", prompt, pairs.asks(here), 1)
+        pairs.add(here, f"d{number}", prompt, {"do_remote_prefill": True})
+    pairs.until(lambda: len(inbox(here)._waiting) == 3, there, here)
+    lane = next(iter(there.workers.made[0].transfer.inner._lanes._lanes.values()))
+    pairs.until(lambda: [one.owner for one, _ in lane._waiting.copy()] == ["p0", "p1", "p2"], there)
+    for engine in (there, here):
+        name = f"other {engine is there}"
+        engine.run(request(name, pairs.prompt(20, seed=9), 3), until=partial(engine.ended, name))
+    assert not here.ended("d0")
+    buffer(here).give_back(held)
+    pairs.rest(there, here)
+    assert [here.num_cached(f"d{number}") for number in range(3)] == [39] * 3
+    assert counter(there, "unsent_prompts") == counter(here, "failed_blocks") == buffer(here).used_bytes == 0
+    assert not inbox(here)._waiting
+
+
+def test_a_prompt_that_is_aborted_while_it_waits_for_room_is_computed(pairs, shared):
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
+    travel(pairs, there, here)
+    held = buffer(here).take((1 << 18) - 512)
+    prompt = pairs.prompt(40, seed=1)
+    pairs.add(there, "p", prompt, pairs.asks(here), 1)
+    pairs.add(here, "d", prompt, {"do_remote_prefill": True})
+    pairs.until(lambda: inbox(here)._waiting, there, here)
+    there.engine.abort(["p"])
+    pairs.until(lambda: here.ended("d"), there, here)
+    assert here.num_cached("d") == 0
+    assert held is not None
+    pairs.until(lambda: not (there.busy or here.busy), there, here)
+
+
+def test_an_answer_that_comes_late_delays_no_step(pairs, shared, no_stream):
+    """Not that of its own request either, and blocks are written when it comes, without one."""
+    there, here = pairs.engine(max_num_batched_tokens=16), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    begin, passed = inbox(here)._begin, threading.Event()
+    inbox(here)._begin = lambda *given: passed.wait(10) and begin(*given)
+    before = len(shared[0].writes)
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 5)
+    pairs.until(lambda: len(there.outputs["p"]) > 1, there)
+    assert len(shared[0].writes) == before
+    passed.set()
+    pairs.until(lambda: len(shared[0].writes) == before + 20)
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    pairs.rest(there, here)
+
+
+def test_blocks_stay_while_what_was_asked_late_is_written(pairs, shared, no_stream):
+    """Though what the step wrote of later chunks has arrived."""
+    there, here = pairs.engine(max_num_batched_tokens=16), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    inner = there.workers.made[0].transfer.inner
+    begin, passed, late = inbox(here)._begin, threading.Event(), threading.Event()
+    inbox(here)._begin = lambda *given: passed.wait(10) and begin(*given)
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 1)
+    there.step()
+    there.step()
+    inner._late_queue.run(lambda: late.wait(10))
+    passed.set()
+    pairs.until(lambda: inner._sendings._sendings["p"].parcel.answered)
+    pairs.until(lambda: there.ended("p"), there)
+    for _ in range(20):
+        there.step()
+        time.sleep(0.001)
+    assert there.held == ["p"]
+    late.set()
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    pairs.rest(there, here)
+
+
+def test_the_end_of_a_prompt_waits_for_no_other_prompt(pairs, shared, no_stream):
+    """Which is still computed, so that what is written of it waits."""
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    before, passed = len(shared[0].writes), threading.Event()
+    pairs.add(there, "p", pairs.prompt(40, seed=1), pairs.asks(here), 4)
+    pairs.until(lambda: there.outputs["p"], there)
+    pairs.until(lambda: len(shared[0].writes) == before + 20)
+    there.workers.made[0].transfer.inner._send_queue.run(lambda: passed.wait(10))  # as long as layers take
+    pairs.add(there, "q", pairs.prompt(40, seed=2), pairs.asks(here), 1)
+    pairs.until(lambda: there.ended("p") and there.ended("q"), there)
+    assert pairs.decode(here, "d", pairs.prompt(40, seed=1)) == 39
+    assert not passed.is_set()
+    passed.set()
+    assert pairs.decode(here, "e", pairs.prompt(40, seed=2)) == 39
+    pairs.rest(there, here)
+
+
+def test_who_answers_between_layers_gets_those_before_too(pairs, shared, no_stream):
+    there, here = pairs.engine(), pairs.engine()
+    travel(pairs, there, here)
+    pairs.rest(there, here)
+    sendings = there.workers.made[0].transfer.inner._sendings
+    layer_done, ran = sendings.layer_done, []
+
+    def slow(number):
+        if ran:  # all have answered before the second layer
+            pairs.until(lambda: all(due.sending.parcel.answered for due in sendings._dues))
+        ran.append(number)
+        layer_done(number)
+        if len(ran) > 1:
+            assert all(one.all() for due in sendings._dues for one in due.sending.staged)
+
+    there.workers.made[0].transfer.inner.hooks.sendings.layer_done = slow
+    travel(pairs, there, here, "two", seed=1)
+    assert ran
+    pairs.rest(there, here)
+
+
 def test_what_fits_nowhere_is_refused_and_computed(pairs, shared):
+    pairs.options["expiry_seconds"] = 1
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     held = [arena.take(1 << 18) for arena in (buffer(here), inbox(here).arena)]
@@ -197,17 +314,6 @@ def test_what_fits_nowhere_is_refused_and_computed(pairs, shared):
     assert pairs.decode(here, "d", prompt) == 0
     pairs.rest(there, here)
     assert all(one is not None for one in held)
-
-
-def test_little_memory_for_sending_delays_and_loses_nothing(pairs, shared, no_stream):
-    there, here = pairs.engine(), pairs.engine()
-    travel(pairs, there, here)
-    pairs.rest(there, here)
-    held = near(there).take((1 << 18) - 1024)
-    for number in range(1, 4):
-        travel(pairs, there, here, str(number), seed=number)
-    near(there).give_back(held)
-    pairs.rest(there, here)
 
 
 def test_no_step_waits_for_a_device_that_does_not_write(pairs, shared):
@@ -222,12 +328,13 @@ def test_no_step_waits_for_a_device_that_does_not_write(pairs, shared):
     here.close()
     pairs.made.remove(here)
     for number in range(3):
-        there.run(request(f"more {number}", pairs.prompt(20, seed=number), 3), until=lambda: False)
+        name = f"more {number}"
+        there.run(request(name, pairs.prompt(20, seed=number), 3), until=partial(there.ended, name))
+    assert there.held == ["p"]  # of which blocks are read
     shared[0].passed.set()
     pairs.rest(there)
     pairs.until(lambda: not shared[0].mapped, seconds=5)
     assert pairs.unsent(there) == 1
-    assert near(there).used_bytes == 0
 
 
 def test_a_sender_that_closes_is_not_gone_before_its_last_write_has_ended(pairs, shared):
@@ -297,7 +404,7 @@ def test_memory_is_given_back_when_the_sender_closes(pairs, shared):
 def test_a_copy_that_fails_costs_the_computation_and_the_other_engine_is_met_anew(pairs, shared):
     there, here = pairs.engine(), pairs.engine(options={"expiry_seconds": 1})
     travel(pairs, there, here)
-    shared[0].faults.add("move")
+    shared[0].faults.add("launch")
     prompt = pairs.prompt(40, seed=1)
     pairs.prefill(there, here, "p", prompt)
     assert pairs.decode(here, "d", prompt) == 0
@@ -311,7 +418,6 @@ def test_a_copy_that_fails_costs_the_computation_and_the_other_engine_is_met_ane
 
 
 def test_an_engine_without_a_device_takes_what_one_with_a_device_sends_after_it_came_back(pairs, shared):
-    """What was copied within the device for the engine that was there before goes to this one through host memory."""
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     pairs.rest(there, here)
@@ -319,13 +425,11 @@ def test_an_engine_without_a_device_takes_what_one_with_a_device_sends_after_it_
     here.close()
     pairs.made.remove(here)
     here = pairs.engine(options={"port": asks["remote_port"], "direct": False})
-    lane = next(iter(there.workers.made[0].transfer.inner._lanes._lanes.values()))
     for name in ("a", "b"):
         one = pairs.prompt(40, seed=ord(name))
-        lane._way.from_device = True  # as it is until the thread has seen that the connection ended
         pairs.add(there, name, one, asks, 1)
         pairs.finish(there, name)
-        assert pairs.decode(here, name, one) == 36
+        assert pairs.decode(here, name, one) == 39
     pairs.rest(there, here)
 
 
@@ -354,7 +458,7 @@ def test_sleep_takes_the_cache_away_and_leaves_the_buffer(pairs, shared):
         pairs.rest(there)
         engine.engine.call("sleep")
         engine.engine.call("wake_up")
-        assert pairs.decode(here, f"d{number}", pairs.prompt(40, seed=number)) == 36
+        assert pairs.decode(here, f"d{number}", pairs.prompt(40, seed=number)) == 39
     pairs.rest(there, here)
     assert buffer(here).used_bytes == 0
 
@@ -382,7 +486,7 @@ def test_two_requests_of_one_prompt_are_written_once(pairs, shared, no_stream):
         there.add(one)
     pairs.until(lambda: there.ended("a") and there.ended("b"), there)
     pairs.rest(there, here)
-    assert pairs.decode(here, "d", prompt) == 36
+    assert pairs.decode(here, "d", prompt) == 39
     pairs.rest(there, here)
     assert counter(here, "failed_blocks") == 0
 

@@ -106,7 +106,7 @@ def test_faults_on_the_way_cost_the_computation(tmp_path, monkeypatch, seed, sta
         layout = make_layout(120, windows=windows, block_size=size, states=states, checkpoints=2 * states)
         short = {"wait_seconds": 0.3, "expiry_seconds": 1, "timeout_seconds": 0.2}
         if direct:
-            short |= {"device_bytes": 1 << draw.choice([16, 18]), "send_device_bytes": 1 << draw.choice([16, 18])}
+            short |= {"device_bytes": 1 << draw.choice([16, 18])}
         here = pairs.engine(layout, options=short)
         worker = here.workers.made[0].transfer.inner
         wires.append(Wire(worker._inbox.port, seed, faults))

@@ -24,6 +24,7 @@ from frame.plugins.connectors.push.wire import (
     Begin,
     Drop,
     End,
+    Full,
     Have,
     Mapped,
     Meet,
@@ -31,6 +32,7 @@ from frame.plugins.connectors.push.wire import (
     Offered,
     Part,
     Ready,
+    Written,
     connect,
 )
 from frame.testing.fake_cache import make_layout
@@ -100,12 +102,12 @@ class Writer:
         start, _ = self.sharing.open(offered.offer.regions[0].handle)
         return start - offered.offer.regions[0].address
 
-    def ask(self, message, kinds=Ready | Have | No):
+    def ask(self, message, kinds=Ready | Have | No | Full):
         self.channel.send(message, 5.0)
         return self.channel.receive(kinds, 5.0)
 
-    def begin(self, digest=DIGEST):
-        return self.ask(Begin(digest, 8))
+    def begin(self, digest=DIGEST, num_tokens=8, waits=False):
+        return self.ask(Begin(digest, num_tokens, waits))
 
     def say(self, *messages):
         for message in messages:
@@ -272,3 +274,85 @@ def test_the_buffer_outlives_its_engine_while_a_sender_may_write_to_it(tmp_path)
         gc.collect()
         time.sleep(0.001)
     other.close()
+
+
+@pytest.fixture
+def full(worker, writer):
+    """The device's buffer has no room."""
+    held = worker.buffer.arena.take(8 * BYTES)
+    assert writer.begin(waits=True) == Full()
+    worker.tells("begun")
+    return held
+
+
+def test_who_waits_gets_room_once_there_is_some(worker, writer, full):
+    worker.clock.now += EXPIRY - 1
+    assert writer.begin(waits=True) == Full()
+    worker.clock.now += EXPIRY - 1
+    assert DIGEST not in worker.inbox.take().events
+    worker.buffer.arena.give_back(full)
+    assert writer.begin(waits=True).session == "direct"
+    writer.say(Written(DIGEST, [(0, 0, 1), (0, 1, 1), (1, 0, 2)]), End(DIGEST))
+    worker.tells("arrived")
+
+
+def test_who_waits_no_longer_sends_over_the_connection(worker, writer, full):
+    assert writer.begin() == Ready()
+    assert worker.inbox.arena.used_bytes == 4 * BYTES
+    assert not worker.inbox._waiting
+
+
+@pytest.mark.parametrize("how", ["drop", "close", "expiry"])
+def test_of_what_waits_no_longer_the_request_hears(worker, writer, full, how):
+    if how == "drop":
+        writer.say(Drop(DIGEST))
+    elif how == "close":
+        writer.close()
+    else:
+        worker.clock.now += EXPIRY + 1
+    worker.tells("gone")
+    assert not worker.inbox._waiting
+
+
+@pytest.mark.parametrize("digest", [DIGEST, None])
+def test_what_waits_and_is_not_wanted_any_more_is_not_sent(worker, writer, full, digest):
+    worker.inbox.forget(digest)
+    worker.tells("gone")
+    worker.buffer.arena.give_back(full)
+    assert writer.begin(waits=True) == Have()
+    assert writer.begin(waits=True).session == "direct"
+
+
+def test_another_sender_does_not_send_what_waits(worker, writer, full, tmp_path):
+    other = Writer(worker, tmp_path)
+    assert other.begin(waits=True) == Have()
+    worker.inbox.forget(DIGEST)
+    assert other.begin(waits=True) == Full()
+    assert writer.begin(waits=True) == Have()
+    other.close()
+
+
+def test_for_room_that_never_comes_nobody_waits(worker, writer, full, tmp_path):
+    assert writer.begin(OTHER, 32, waits=True) == Ready()
+    plain = Writer(worker, tmp_path, mapped=False)
+    assert plain.begin(bytes(32), waits=True) == Ready()
+    plain.close()
+
+
+def test_who_has_written_what_nobody_promised_is_hung_up_on(worker, writer):
+    held = worker.buffer.arena.take(8 * BYTES)
+    assert writer.begin() == Ready()
+    writer.say(Written(DIGEST, [(0, 0, 2)]))
+    worker.tells("gone")
+    assert held is not None
+    worker.until(lambda: is_over(writer.connection))
+
+
+@pytest.mark.parametrize("part", [(2, 0, 1), (0, 2, 1), (0, 1, 2), (0, 0, 0), (-1, 0, 1)])
+def test_who_has_written_what_is_none_of_the_prompt_is_hung_up_on(worker, writer, part):
+    writer.begin()
+    made = Written(DIGEST, [])
+    made.parts.append(part)  # though it may not be said
+    writer.say(made)
+    worker.tells("gone")
+    worker.until(lambda: is_over(writer.connection))

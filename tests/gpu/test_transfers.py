@@ -15,9 +15,9 @@ from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engin
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 SIZES = (90, 17, 64, 5)
-#: Tokens of prompts that `push` sends in whole blocks, and that `nixl` reads.
-SENT = [(size - 1) // BLOCK_SIZE * BLOCK_SIZE for size in SIZES]
+#: Tokens of prompts that travel, and of models with running states.
 READ = [size - 1 if size > BLOCK_SIZE else 0 for size in SIZES]
+WHOLE = [(size - 1) // BLOCK_SIZE * BLOCK_SIZE for size in SIZES]
 OTHER = {"CUDA_VISIBLE_DEVICES": str(1 % max(1, torch.cuda.device_count()))}
 GPU = {"platform": "cuda", "dtype": "float32", "enforce_eager": True}
 
@@ -78,8 +78,8 @@ def test_prompts_are_sent_from_another_processs_gpu(direct, family, enforce_eage
     model = make_checkpoint(tmp_path / "model", family)
     settings = {**GPU, "enforce_eager": enforce_eager, "kv_connector": "push"}
     port = free_port()
-    small = {"send_device_bytes": 1 << 26, "direct": direct}
-    there = Prefill(model, secret, OTHER, **settings, max_num_batched_tokens=32, options=small)
+    there = Prefill(model, secret, OTHER, **settings, max_num_batched_tokens=32, options={"direct": direct})
+    sizes = WHOLE if family == "qwen3-next" else READ
     try:
         with open_engine(model, secret, settings, port=port, wait_seconds=30, device_bytes=1 << 26) as engine:
             there.wait_ready()
@@ -87,7 +87,7 @@ def test_prompts_are_sent_from_another_processs_gpu(direct, family, enforce_eage
             for number, prompt in enumerate(prompts()):
                 here.add(f"d{number}", prompt, there.prefill(prompt, remote_host="127.0.0.1", remote_port=port))
                 tokens = here.finish(f"d{number}")
-                assert here.num_cached(f"d{number}") == SENT[number]
+                assert here.num_cached(f"d{number}") == sizes[number]
                 assert tokens == here.alone(prompt)
             assert here.counter("loaded_blocks", "push") > 0
             assert here.counter("failed_blocks", "push") == 0
@@ -113,11 +113,41 @@ def test_what_does_not_fit_on_the_other_gpu_crosses_host_memory(secret, tmp_path
                 prompt = prompts(number)[number % 2]  # long ones do not fit, short ones do
                 here.add(f"d{number}", prompt, there.prefill(prompt, remote_host="127.0.0.1", remote_port=port))
                 tokens = here.finish(f"d{number}")
-                assert here.num_cached(f"d{number}") == SENT[number % 2]
+                assert here.num_cached(f"d{number}") == READ[number % 2]
                 assert tokens == here.alone(prompt)
             sent, written = (there.counter(name, "push") for name in ("sent_bytes", "direct_bytes"))
             assert 0 < written < sent
             assert there.usage() == here.rest() == 0
+    finally:
+        there.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_many_prompts_wait_for_room_on_the_other_gpu(family, secret, tmp_path):
+    """None of them crosses host memory or is computed once more."""
+    model = make_checkpoint(tmp_path / "model", family)
+    settings = {**GPU, "enforce_eager": False, "kv_connector": "push"}
+    port = free_port()
+    there = Prefill(model, secret, OTHER, **settings, max_num_batched_tokens=256, options={"max_held_share": 1})
+    given = [prompt for shift in range(8) for prompt in prompts(shift)[:3]]
+    try:
+        with open_engine(model, secret, settings, port=port, wait_seconds=30, device_bytes=1 << 18) as engine:
+            there.wait_ready()
+            here = Asked(engine)
+            alone = [here.alone(prompt) for prompt in given]
+            asks = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}
+            for number, prompt in enumerate(given):
+                there.begin(id=f"p{number}", prompt=prompt, params=asks, count=1)
+                here.add(f"d{number}", prompt, {"do_remote_prefill": True})
+            assert [here.finish(f"d{number}") for number in range(len(given))] == alone
+            assert [here.num_cached(f"d{number}") for number in range(len(given))] == READ[:3] * 8
+            for _ in given:
+                there.answer()
+            assert here.counter("failed_blocks", "push") == 0
+            assert here.counter("received_bytes", "push") > 1 << 18, "all prompts fit at once"
+            assert there.counter("direct_bytes", "push") == there.counter("sent_bytes", "push") > 0
+            assert there.usage() == here.rest() == 0
+            assert engine.stats().connector_gauges["push_device_buffer_used_bytes"] == 0
     finally:
         there.close()
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from frame.interfaces import ConnectorSetup, RequestView
 
 from ..blocks.wire import PeerError
+from ..nixl.pulls import whole_grains
 from ..push.decode_side import Wish
 from ..push.facts import Facts
 from ..push.prefill_side import Sends
@@ -131,7 +132,7 @@ class MooncakeScheduler(SendScheduler):
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         wish = None if self.arrivals is None else self.arrivals.wish(request)
-        if wish is not None and not wish.over and num_computed < wish.num_tokens:
+        if wish is not None and not wish.over and num_computed < whole_grains(wish.num_tokens, self.layout):
             asked = self._ask(request, wish)
             wish.over = asked is None or (asked.told.done() and not asked.told.result())
         return super().matched_tokens(request, num_computed)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import socket
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from frame.interfaces import Mark
+from frame.interfaces import Mark, SideQueue
 
 from ..blocks.host_arena import Arena
 from ..blocks.wire import send_bytes
 from ..nixl.wire import Channel
 from .wire import Part, Ready
+
+if TYPE_CHECKING:
+    from .parcels import Batch, Run
 
 
 @dataclass(eq=False)
@@ -38,16 +43,30 @@ class Staged:
 class Carrier(ABC):
     """Sends bytes; any thread may call it."""
 
-    #: whether blocks are best sent from memory of the device
-    from_device: bool = False
+    #: whether blocks may be written from where they lie, which is known once the other side has answered
+    may_write: bool = False
+    #: whether memory of the other side is mapped here
+    maps: bool = False
 
-    def meet(self, channel: Channel, place: str, seconds: float) -> Carrier:
+    def meet(self, connection: socket.socket, channel: Channel, place: str, seconds: float) -> Carrier:
         """What sends over a new connection, to the engine at `place`; its end is told to what this returns.
 
         Raises `PeerError`.
         """
-        del channel, place, seconds
+        del connection, channel, place, seconds
         return self
+
+    def writes(self, ready: Ready) -> bool:
+        """Whether blocks for who answered `ready` are given to `write`."""
+        del ready
+        return False
+
+    def write(self, runs: Sequence[Run], caches: Sequence[Tensor], queue: SideQueue) -> Batch | None:
+        """Has blocks of `caches` be written, once the main queue has done what it holds now; waits for nothing.
+
+        None, without writing, where the connection has ended. What goes wrong later says the batch.
+        """
+        raise NotImplementedError
 
     def leave(self) -> None:
         """The connection is about to end for which `meet` gave this."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from frame.interfaces import KVLayout, RequestView
 
 from ..nixl.messages import digest
-from ..nixl.pulls import whole_tokens
-from .messages import Load, PushStep, State
+from ..nixl.pulls import whole_grains
+from .messages import Load, PushStep, State, moved_tokens
 
 #: A prompt that was sent before its request came has begun to come: who waits longer was named by mistake.
 ANSWERED_SECONDS = 2.0
@@ -58,13 +58,13 @@ class Arrivals:
     def match(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         """As `ConnectorScheduler.matched_tokens`."""
         wish = self.wish(request)
-        if wish is None or wish.over or num_computed >= wish.num_tokens:
+        if wish is None or wish.over or num_computed >= whole_grains(wish.num_tokens, self._layout):
             return 0, False
         if wish.digest in self._loading.values():
             return None, False  # by another request, after which it may be here
         states = self._states.get(wish.digest, {})
         if len(states) == self._num_ranks and all(state == "arrived" for state in states.values()):
-            return wish.num_tokens - num_computed, True
+            return self._stop(wish, request) - num_computed, True
         now = self._clock()
         if states:
             # workers tell when no more comes; what one of them lacks is of no use to the others
@@ -84,11 +84,11 @@ class Arrivals:
         if not num_external:
             self._leave(wish)
             return
-        places, blocks = [], []
+        places, blocks, stop = [], [], self._stop(wish, request)
         for table, group in zip(block_ids, self._layout.groups, strict=True):
             first, last = 0, 1  # of a state, which is loaded whole
             if not group.keeps_states:
-                first, last = ((wish.num_tokens - num) // group.block_size for num in (num_external, 0))
+                first, last = (stop - num_external) // group.block_size, -(-stop // group.block_size)
             needed = [place for place in range(first, last) if table[place]]
             places.append(needed)
             blocks.append([int(table[place]) for place in needed])
@@ -142,13 +142,18 @@ class Arrivals:
         """What the request's parameters say of its prompt; read once."""
         name = request.request_id
         if name not in self._wishes:
-            num_tokens = whole_tokens(request, self._layout)
+            num_tokens = moved_tokens(request, self._layout)
             asks = request.params.get("do_remote_prefill") is True and num_tokens > 0
             shown = digest(request.content, request.token_ids[:num_tokens]) if asks else b""
             sent = request.params.get("transfer_mode") == "push"
             patience = min(self._patience, ANSWERED_SECONDS) if sent else self._patience
             self._wishes[name] = Wish(shown, num_tokens, patience) if asks else None
         return self._wishes[name]
+
+    def _stop(self, wish: Wish, request: RequestView) -> int:
+        """The end of the tokens that are loaded: all but the request's last one; whole grains where it has more."""
+        ends = wish.num_tokens == len(request.token_ids) - 1
+        return wish.num_tokens if ends else whole_grains(wish.num_tokens, self._layout)
 
     def _leave(self, wish: Wish) -> None:
         """A request needs no blocks of the prompt; nobody else does who waits now."""

@@ -1,56 +1,59 @@
 """Blocks that a worker writes to the device of another engine's worker on the same machine, where it can map that.
 
-The other worker offers memory; this one reads a probe there and writes one, and both look at what they find. Then
-blocks are copied there, from a thread that waits for it, and the connection says which have come. Where anything of
-that fails blocks go over the connection. Knows no request.
+The other worker offers memory; this one reads a probe there and writes one, and both look at what they find. Then a
+kernel of this device writes blocks there from where they lie in the cache, one launch for all that a layer has filled,
+and the connection says which have come. Where anything of that fails blocks go over the connection.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import select
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
-from msgspec import structs
 from torch import Tensor
 
-from ..blocks.callers import is_over
+from frame.interfaces import Mark, SideQueue
+
 from ..blocks.mapped_memory import PROBE_BYTES, Mapper, Opened, Sharing
 from ..blocks.wire import PeerError
 from ..nixl.wire import Channel
-from .carrier import Carrier, Staged, Stream
-from .wire import Ask, Mapped, No, Offered, Part, Ready
+from .buffer import DIRECT
+from .carrier import Carrier, Stream
+from .parcels import Batch, Run
+from .wire import Ask, Mapped, No, Offered, Ready
 
 logger = logging.getLogger("frame.connectors.push")
 
-#: Bytes of host memory through which blocks of the device go to the connection, unless one of them has more.
-_PIECE_BYTES = 4 << 20
 _MAX_TOLD = 256
 
 
-class DirectCarrier(Carrier):
-    """See the module. `pinned(n)` gives host memory, uint8 [n]."""
+class DirectCarrier(Stream):
+    """See the module."""
 
-    def __init__(self, sharing: Sharing, machine: str, pinned: Callable[[int], Tensor], *, checksums: bool) -> None:
+    may_write = True
+
+    def __init__(self, sharing: Sharing, machine: str) -> None:
         self._sharing = sharing
-        self._mapper = Mapper(sharing, machine)
-        self._pinned = pinned
-        self._checksums = checksums
+        self._mapper = Mapper(sharing, machine, self._copy)
         self._told: set[tuple[str, str]] = set()
 
-    def meet(self, channel: Channel, place: str, seconds: float) -> Carrier:
+    def meet(self, connection: socket.socket, channel: Channel, place: str, seconds: float) -> Carrier:
         opened, reason = self._open(channel, seconds)
         if opened is None and (place, reason) not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add((place, reason))
             logger.info("blocks for the engine at %s cross host memory: %s", place, reason)
-        return Way(self._sharing, opened, self._pinned, checksums=self._checksums)
+        return Way(self._sharing, connection, opened)
 
-    def send(
-        self, connection: socket.socket, channel: Channel, part: Part, staged: Staged, ready: Ready, seconds: float
-    ) -> None:
-        raise PeerError("nobody was met")
+    def _copy(self, source: int, target: int, num_bytes: int) -> Mark:
+        """By the kernel that writes blocks, which is compiled then."""
+        return self._sharing.copy(np.array([[source, target, num_bytes, 0]], np.int64))
 
     def _open(self, channel: Channel, seconds: float) -> tuple[Opened | None, str]:
         """What the other worker lets this one map, or why not."""
@@ -61,7 +64,7 @@ class DirectCarrier(Carrier):
         written = secrets.token_bytes(PROBE_BYTES)
         try:
             opened = self._mapper.open(offered.offer)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # also of a kernel that does not compile
             return None, str(error)
         try:
             place = int(opened.addresses(np.array([offered.scratch]), np.array([PROBE_BYTES]))[0])
@@ -73,7 +76,7 @@ class DirectCarrier(Carrier):
         except PeerError:
             opened.close()
             raise
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             opened.close()
             return None, str(error)
         if isinstance(answer, No):
@@ -82,65 +85,85 @@ class DirectCarrier(Carrier):
         return opened, ""
 
 
-class Way(Carrier):
-    """To one worker, over one connection; for one thread. `opened` is what is mapped of its memory, if anything is."""
+class Way(Stream):
+    """To one worker, over one connection. `opened` is what is mapped of its memory, if anything is.
 
-    def __init__(
-        self, sharing: Sharing, opened: Opened | None, pinned: Callable[[int], Tensor], *, checksums: bool
-    ) -> None:
+    Any thread may call `write`; the connection's own thread calls the rest.
+    """
+
+    def __init__(self, sharing: Sharing, connection: socket.socket, opened: Opened | None) -> None:
         self._sharing = sharing
+        self._connection = connection
         self._opened = opened
-        self._pinned = pinned
-        self._checksums = checksums
-        self._stream = Stream()
-        self._piece: Tensor | None = None
-        self.from_device = opened is not None
+        self._lock = threading.Lock()
+        self._left = False
+        self._marks: dict[SideQueue, Mark] = {}  # behind the newest write of each queue
+        self.maps = opened is not None
+
+    def writes(self, ready: Ready) -> bool:
+        return self.maps and ready.session == DIRECT
 
     def leave(self) -> None:
+        """Waits for what is being written: the other side does not hear of the end before."""
+        with self._lock:
+            self._left = True
+        for mark in self._marks.values():
+            with suppress(Exception):  # of the device, on which nothing is written any more then
+                mark.wait()
         if self._opened is not None:
             self._opened.close()
 
-    def checksum(self, staged: Staged, ready: Ready) -> int:
-        return -1 if ready.session or staged.arena.on_device else self._stream.checksum(staged, ready)
+    def write(self, runs: Sequence[Run], caches: Sequence[Tensor], queue: SideQueue) -> Batch | None:
+        with self._lock:
+            # what was promised is kept for this side until it hangs up as well, but is worth nothing
+            if self._left or _has_ended(self._connection):
+                return None
+            batch = Batch(runs)
+            try:
+                table = self._table(runs, caches)
+            except (ValueError, IndexError) as error:
+                batch.error = error
+                return batch
+            queue.run(partial(self._launch, table, batch))
+            batch.mark = self._marks[queue] = queue.mark()
+            return batch
 
-    def send(
-        self, connection: socket.socket, channel: Channel, part: Part, staged: Staged, ready: Ready, seconds: float
-    ) -> None:
-        if ready.session:
-            self._write(connection, part, staged, ready)
-            channel.send(part, seconds)
-        elif staged.arena.on_device:
-            self._bounce(connection, channel, part, staged, ready, seconds)
-        else:
-            self._stream.send(connection, channel, part, staged, ready, seconds)
+    def _launch(self, table: np.ndarray, batch: Batch) -> None:
+        try:
+            batch.seconds = self._sharing.launch(table)
+        except Exception as error:
+            batch.error = error
 
-    def _write(self, connection: socket.socket, part: Part, staged: Staged, ready: Ready) -> None:
-        if self._opened is None or part.layer >= len(ready.addresses):
-            raise PeerError("it names no memory for a layer")
-        if is_over(connection):  # what was promised is kept for this side until it hangs up as well
-            raise PeerError("the connection was closed")
-        size = staged.memory.numel()
-        target = ready.addresses[part.layer] + staged.start * staged.memory.shape[1]
-        place = self._opened.addresses(np.array([target]), np.array([size]))
-        self._copy(staged.memory, int(place[0]))
+    def _table(self, runs: Sequence[Run], caches: Sequence[Tensor]) -> np.ndarray:
+        """As `Sharing.launch` takes it: a row for each block. Raises for runs that have no place at the other side."""
+        if self._opened is None:
+            raise ValueError("nothing is mapped")
+        counts = np.array([len(run.blocks) for run in runs])
+        widths = np.array([run.width for run in runs])
+        theirs = np.array([_address(run) + run.start * run.width for run in runs], np.int64)
+        targets = self._opened.addresses(theirs, counts * widths)
+        bases = np.array([caches[run.layer].data_ptr() for run in runs], np.int64)
+        strides = np.array([caches[run.layer].stride(0) for run in runs])
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a block in its run
+        table = np.zeros((len(number), 4), np.int64)
+        table[:, 0] = np.repeat(bases, counts) + np.concatenate([run.blocks for run in runs]) * np.repeat(
+            strides, counts
+        )
+        table[:, 1] = np.repeat(targets, counts) + number * np.repeat(widths, counts)
+        table[:, 2] = np.repeat(widths, counts)
+        return table
 
-    def _bounce(
-        self, connection: socket.socket, channel: Channel, part: Part, staged: Staged, ready: Ready, seconds: float
-    ) -> None:
-        """Sends blocks that lie on the device, some at a time, through a small piece of host memory."""
-        width = staged.memory.shape[1]
-        count = max(1, _PIECE_BYTES // width)
-        if self._piece is None or len(self._piece) < min(count, part.count) * width:
-            self._piece = self._pinned(count * width)
-        for start in range(0, part.count, count):
-            some = staged.memory[start : start + count]
-            memory = self._piece[: some.numel()].view(some.shape)
-            self._copy(some, memory.data_ptr())
-            piece = Staged(staged.layer, staged.start + start, part.first + start, memory, staged.kept, staged.arena)
-            checksum = self._stream.checksum(piece, ready) if self._checksums else -1
-            sent = structs.replace(part, first=part.first + start, count=len(some), checksum=checksum)
-            self._stream.send(connection, channel, sent, piece, ready, seconds)
 
-    def _copy(self, source: Tensor, target: int) -> None:
-        """Waits for the copy: when it raises none is under way."""
-        self._sharing.move(source.data_ptr(), target, source.numel()).wait()
+def _address(run: Run) -> int:
+    """Where the other side wants the blocks of a layer."""
+    ready = run.parcel.ready
+    if ready is None or run.layer >= len(ready.addresses):
+        raise ValueError("it names no memory for a layer")
+    return ready.addresses[run.layer]
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Whether the other side says nothing more, whatever it has said before."""
+    watch = select.poll()
+    watch.register(connection, select.POLLRDHUP)
+    return bool(watch.poll(0))

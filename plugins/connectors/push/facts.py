@@ -8,7 +8,7 @@ import msgspec
 
 from frame.interfaces import KVLayout, Mesh, encode
 
-_VERSION = 3
+_VERSION = 4
 _WORDS = {
     "version": "the version of the protocol",
     "model": "the model",

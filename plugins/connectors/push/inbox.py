@@ -25,9 +25,9 @@ from ..blocks.wire import PeerError, receive_into
 from ..nixl.wire import Channel
 from .buffer import DIRECT, DeviceBuffer
 from .facts import Facts
-from .messages import State, spans
-from .prompts import Counts, Prompt, Row, Sender
-from .wire import Ask, Begin, Drop, End, Have, Mapped, Message, No, Offered, Part, Ready, meet_caller
+from .messages import State, keeps_states, spans
+from .prompts import Counts, Prompt, Row, Sender, Waiting
+from .wire import Ask, Begin, Drop, End, Full, Have, Mapped, Message, No, Offered, Part, Ready, Written, meet_caller
 
 logger = logging.getLogger("frame.connectors.push")
 
@@ -36,6 +36,8 @@ MAX_CALLERS = 256
 _HELLO_SECONDS = 5.0
 #: What becomes of at most so many prompts is kept for a scheduler side that does not ask.
 _MAX_EVENTS = 4096
+#: Prompts that wait for room.
+_MAX_WAITING = 1024
 
 
 class Inbox:
@@ -73,6 +75,7 @@ class Inbox:
         self._lost: list[tuple[float, Prompt]] = []  # when memory is free to which a writer that is gone may write
         self._clock = clock
         self._prompts: dict[bytes, Prompt] = {}
+        self._waiting: dict[bytes, Waiting] = {}  # for room in the buffer
         self._counts = Counts()
         self._lock = threading.Lock()
         listener = listen(host, 0, name)
@@ -108,6 +111,10 @@ class Inbox:
             for prompt in list(self._prompts.values()) if digest is None else [self._prompts.get(digest)]:
                 if prompt is not None:
                     self._drop(prompt)
+            for name, waiting in self._waiting.items():
+                if digest in (None, name) and not waiting.unwanted:
+                    waiting.unwanted = True
+                    self._tell(name, "gone")
 
     def close(self) -> None:
         """Closes the listener and all connections, but of those that map the buffer: it stays while they may write."""
@@ -141,6 +148,8 @@ class Inbox:
             for prompt in list(self._prompts.values()):
                 if prompt.source is sender and not prompt.arrived:
                     self._drop(prompt)
+            for name in [name for name, waiting in self._waiting.items() if waiting.source is sender]:
+                self._wait_no_more(name)
 
     def _await_end(self, sender: Sender) -> None:
         """A sender writes until it has heard that nobody listens; nobody else gets that memory before, however late."""
@@ -172,6 +181,9 @@ class Inbox:
             channel.send(self._begin(sender, message), _HELLO_SECONDS)
         elif isinstance(message, Part):
             self._receive(sender, message)
+        elif isinstance(message, Written):
+            for layer, first, count in message.parts:
+                self._receive(sender, Part(message.digest, layer, first, count), written=True)
         elif isinstance(message, Ask):
             channel.send(self._offered(sender), _HELLO_SECONDS)
         elif isinstance(message, Mapped):
@@ -206,6 +218,8 @@ class Inbox:
             written = sender.begun.pop(message.digest, None)
             if written is not None:
                 self._free(written)
+            if message.digest in self._waiting and self._waiting[message.digest].source is sender:
+                self._wait_no_more(message.digest)
             prompt = self._prompts.get(message.digest)
             if prompt is None or prompt.source is not sender or prompt.arrived:
                 return
@@ -216,8 +230,8 @@ class Inbox:
             else:
                 self._drop(prompt)
 
-    def _begin(self, sender: Sender, begin: Begin) -> Ready | Have | No:
-        if begin.num_tokens % self._layout.grain:
+    def _begin(self, sender: Sender, begin: Begin) -> Ready | Have | No | Full:
+        if keeps_states(self._layout) and begin.num_tokens % self._layout.grain:
             return No("these are no whole blocks")
         places = spans(self._layout, begin.num_tokens)
         counts = [places[row.group][1] - places[row.group][0] for row in self._rows]
@@ -231,7 +245,20 @@ class Inbox:
                 return Have()  # for another request of that engine, which may still be writing
             if before is not None:
                 self._drop(before)
+            waiting = self._waiting.get(begin.digest)
+            if waiting is not None and waiting.source is sender and waiting.unwanted:
+                del self._waiting[begin.digest]
+                return Have()
+            if waiting is not None and waiting.source is not sender:
+                if not waiting.unwanted:
+                    return Have()
+                del self._waiting[begin.digest]
             session, arena, memory = self._room(sender, sum(sizes))
+            if begin.waits and session != DIRECT and self._may_wait(sender, begin.digest, sum(sizes)):
+                if memory is not None:
+                    arena.give_back(memory)
+                return Full()
+            self._waiting.pop(begin.digest, None)
             if memory is None:
                 self._tell(begin.digest, "gone")
                 return No("it has no room for further blocks")
@@ -265,13 +292,36 @@ class Inbox:
             return "", self.arena, self.arena.take(num_bytes)
         return sender.session, self.arena, self.arena.take(num_bytes)
 
-    def _receive(self, sender: Sender, part: Part) -> None:
-        """Takes the bytes that follow, also of a prompt that is not wanted any more."""
+    def _may_wait(self, sender: Sender, digest: bytes, num_bytes: int) -> bool:
+        """Whether a prompt gets room once others have left, and waits for it."""
+        if self.buffer is None or sender.session != DIRECT or num_bytes > self.buffer.arena.num_bytes:
+            return False
+        waiting = self._waiting.get(digest)
+        if waiting is None:
+            if len(self._waiting) >= _MAX_WAITING:
+                return False
+            waiting = self._waiting[digest] = Waiting(sender)
+            self._tell(digest, "begun")
+        waiting.deadline = self._clock() + self._expiry
+        return True
+
+    def _wait_no_more(self, digest: bytes) -> None:
+        """Nothing comes of a prompt for which there was no room."""
+        if not self._waiting.pop(digest).unwanted:
+            self._tell(digest, "gone")
+
+    def _receive(self, sender: Sender, part: Part, *, written: bool = False) -> None:
+        """Takes the bytes that follow, also of a prompt that is not wanted any more.
+
+        None do where the sender has `written` them itself.
+        """
         if part.layer >= len(self._rows):
             raise PeerError("a sender names a layer that is not there")
         num_bytes = self._rows[part.layer].num_bytes
         with self._lock:
             begun = sender.begun.get(part.digest)
+            if written and (begun is None or begun.session == ""):
+                raise PeerError("a sender has written blocks for which it was promised no memory")
             written = begun is not None and begun.session != ""
             prompt = self._prompts.get(part.digest)
             if prompt is not None and (prompt.source is not sender or prompt.arrived):
@@ -315,6 +365,8 @@ class Inbox:
         self._lost = [one for one in self._lost if one[0] > now]
         for prompt in [one for one in self._prompts.values() if one.deadline <= now]:
             self._drop(prompt)
+        for name in [name for name, waiting in self._waiting.items() if waiting.deadline <= now]:
+            self._wait_no_more(name)
 
     def _drop(self, prompt: Prompt) -> None:
         del self._prompts[prompt.digest]

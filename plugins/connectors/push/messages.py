@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from frame.interfaces import KVLayout
+from frame.interfaces import KVLayout, RequestView
+
+from ..nixl.pulls import whole_tokens
 
 #: What becomes of a prompt's blocks at one worker of the engine that takes them.
 State = Literal["begun", "arrived", "gone"]
@@ -102,11 +104,25 @@ class Hello(msgspec.Struct, frozen=True):
 def spans(layout: KVLayout, num_tokens: int) -> list[tuple[int, int]]:
     """For each KV group the places [first, last) of the blocks that tokens from `num_tokens` on read.
 
-    A state has one block, which stands for all tokens before.
+    A state has one block, which stands for all tokens before. Of tokens the last block may be filled in part.
     """
     return [
         (0, 1)
         if group.keeps_states
-        else (group.specs[0].first_needed(num_tokens) // group.block_size, num_tokens // group.block_size)
+        else (group.specs[0].first_needed(num_tokens) // group.block_size, -(-num_tokens // group.block_size))
         for group in layout.groups
     ]
+
+
+def moved_tokens(request: RequestView, layout: KVLayout) -> int:
+    """How many tokens of a prompt are sent: all but the last, which the decode engine computes, as a decode step.
+
+    Whole grains where layers keep states, each of which stands for such; 0 where no grain is whole.
+    """
+    whole = whole_tokens(request, layout)
+    return request.prompt_len - 1 if whole and not keeps_states(layout) else whole
+
+
+def keeps_states(layout: KVLayout) -> bool:
+    """Whether some layers keep a running state."""
+    return any(group.keeps_states for group in layout.groups)

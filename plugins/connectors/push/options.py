@@ -110,12 +110,6 @@ class PushOptions(SendOptions):
         description="Bytes of a GPU for blocks that were written there and that no request has yet. The KV cache "
         "gets as many fewer, unless its size is given; where they are not free, blocks cross host memory.",
     )
-    send_device_bytes: int = Field(
-        1 << 28,
-        ge=1 << 16,
-        le=1 << 40,
-        description="Bytes of a GPU, likewise, for blocks that are being written to another one.",
-    )
 
     @field_validator("decode")
     @classmethod
@@ -131,11 +125,10 @@ class PushOptions(SendOptions):
 
 
 def device_bytes(options: PushOptions, role: str, device_type: str) -> int:
-    """Bytes of a worker's device for the buffers that this role needs, where blocks may go from device to device."""
-    if device_type != "cuda" or not options.direct or options.secret_file is None:
+    """Bytes of a worker's device for the buffer that this role needs, where blocks may go from device to device."""
+    if device_type != "cuda" or not options.direct or options.secret_file is None or role == "producer":
         return 0
-    sends, takes = options.send_device_bytes * (role != "consumer"), options.device_bytes * (role != "producer")
-    return sum(wanted + _BESIDE_BYTES for wanted in (sends, takes) if wanted)
+    return options.device_bytes + _BESIDE_BYTES
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from frame.interfaces import Mark
+
 from ..nixl.wire import Channel
+from .carrier import Carrier
 from .messages import Goal
 from .wire import Ready
 
@@ -14,7 +20,10 @@ from .wire import Ready
 class Parcel:
     """The blocks of one request on their way. `over`: nothing more is sent, as all is there, or it failed.
 
-    `begun` is the connection on which the other side was told, and `ready` its answer.
+    `begun` is the connection on which the other side was told, and `ready` its answer, before which it is not
+    `answered`. Where blocks are written from where they lie, `way` does that, and once that is known the lane calls
+    `late`, which the step adds to under the `lock`; `written` are those (layer, first place, number) of which the other
+    side is not told yet, `told` when it was last told of some.
     """
 
     owner: str
@@ -22,6 +31,40 @@ class Parcel:
     over: bool = False
     begun: Channel | None = None
     ready: Ready | None = None
+    answered: bool = False
+    way: Carrier | None = None
+    late: list[Callable[[], Batch | None]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    written: list[tuple[int, int, int]] = field(default_factory=list)
+    told: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The `blocks` of a layer, of `width` bytes each, which are `start` blocks behind the first that is sent of it.
+
+    `first` is the place of the first in the prompt.
+    """
+
+    parcel: Parcel
+    layer: int
+    start: int
+    first: int
+    blocks: np.ndarray
+    width: int
+
+
+@dataclass(eq=False)
+class Batch:
+    """Blocks that are written once `mark` is passed, unless there is an `error`; then `seconds` says how long it took.
+
+    All go to one worker.
+    """
+
+    runs: Sequence[Run]
+    mark: Mark = field(default_factory=Mark)
+    error: Exception | None = None
+    seconds: Callable[[], float] = lambda: 0.0
 
 
 @dataclass

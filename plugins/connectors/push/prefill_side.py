@@ -12,8 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from frame.interfaces import KVLayout, RequestView, StepPlan
 
 from ..nixl.messages import MAX_BLOCKS, digest
-from ..nixl.pulls import whole_tokens
-from .messages import Chunk, End, Goal, PushStep, Start, spans
+from .messages import Chunk, End, Goal, PushStep, Start, moved_tokens, spans
 from .options import PushOptions, SendOptions
 
 logger = logging.getLogger("frame.connectors.push")
@@ -149,7 +148,7 @@ class Sends(ABC):
             kept.deadline = self._clock()
 
     def _push(self, request: RequestView) -> Push | None:
-        num_tokens = whole_tokens(request, self._layout)
+        num_tokens = moved_tokens(request, self._layout)
         if request.params.get("do_remote_decode") is not True or num_tokens == 0:
             return None
         shown = digest(request.content, request.token_ids[:num_tokens])
@@ -233,7 +232,10 @@ class Sends(ABC):
             firsts, blocks = list(push.nexts), []
             for number, (table, (_, most)) in enumerate(zip(push.tables, push.spans, strict=True)):
                 group, end = self._layout.groups[number], num_computed + count
-                last = int(end == push.num_tokens) if group.keeps_states else min(end // group.block_size, most)
+                if group.keeps_states:
+                    last = int(end == push.num_tokens)
+                else:  # behind the prompt also a block that is filled in part
+                    last = most if end >= push.num_tokens else min(end // group.block_size, most)
                 some = table[push.nexts[number] : last]
                 if not all(some):
                     some = []  # it comes at the end, if it is there then

@@ -53,6 +53,15 @@ class Prompt:
         return all(one.all() for one in self.there)
 
 
+@dataclass(eq=False)
+class Waiting:
+    """A prompt for which there was no room, and whose `source` asks again; `unwanted` if it is to be told that."""
+
+    source: Sender
+    deadline: float = 0.0
+    unwanted: bool = False
+
+
 @dataclass(frozen=True)
 class Row:
     """The blocks of a layer: of which KV group, and how many bytes each has."""

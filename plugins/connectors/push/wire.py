@@ -36,10 +36,14 @@ class Placed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Blocks of a prompt of so many tokens follow, all those that tokens behind them read."""
+    """Blocks of a prompt of so many tokens follow, all those that tokens behind them read.
+
+    With `waits` the sender that writes itself asks again where there is no room for them now.
+    """
 
     digest: bytes
     num_tokens: int
+    waits: bool = False
 
     def __post_init__(self) -> None:
         if len(self.digest) != 32 or not 0 < self.num_tokens <= MAX_TOKENS:
@@ -63,6 +67,17 @@ class Part(msgspec.Struct, frozen=True, tag=True):
             raise ValueError("it names no blocks")
 
 
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """The sender has written blocks itself: of each layer number in `parts` so many from that place of the prompt."""
+
+    digest: bytes
+    parts: list[tuple[int, int, int]]
+
+    def __post_init__(self) -> None:
+        if any(min(part) < 0 or not 0 < part[2] <= MAX_BLOCKS for part in self.parts):
+            raise ValueError("it names no blocks")
+
+
 class End(msgspec.Struct, frozen=True, tag=True):
     """All blocks of the prompt were sent."""
 
@@ -77,6 +92,10 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
 
 class Have(msgspec.Struct, frozen=True, tag=True):
     """The answer to `Begin` where the prompt is there, or is coming from somewhere else: nothing need be sent."""
+
+
+class Full(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Begin` where there is no room yet, for a sender that waits: it asks again, or drops the prompt."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +141,7 @@ class Mapped(msgspec.Struct, frozen=True, tag=True):
             raise ValueError("it proves nothing")
 
 
-Message = Begin | Part | End | Drop | Ask | Mapped
+Message = Begin | Part | Written | End | Drop | Ask | Mapped
 
 
 @dataclass(frozen=True)

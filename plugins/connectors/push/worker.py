@@ -26,11 +26,11 @@ from frame.interfaces import (
     encode,
 )
 
-from ..blocks.host_arena import Arena, HostArena
+from ..blocks.host_arena import HostArena
 from ..blocks.host_slab import check_room
-from ..blocks.mapped_memory import Sharing, sharing_of
+from ..blocks.mapped_memory import sharing_of
 from ..nixl.messages import machine
-from .buffer import DeviceBuffer, device_memory
+from .buffer import DeviceBuffer
 from .carrier import Carrier, Stream
 from .direct import DirectCarrier
 from .facts import Facts
@@ -43,6 +43,9 @@ from .prompts import Row
 from .sending import Sendings
 
 logger = logging.getLogger("frame.connectors.push")
+
+#: For this part of the time for which an ended request keeps its blocks these wait for room at the other engine.
+_WAITING_SHARE = 0.5
 
 
 class PushHooks(LayerHooks):
@@ -69,7 +72,7 @@ class PushWorker(ConnectorWorker):
         super().__init__(setup, options)
         self._options = options
         self._secret = options.secret()
-        self._send_queue, self._load_queue = setup.streams.side_queue(), setup.streams.side_queue()
+        self._send_queue, self._late_queue, self._load_queue = (setup.streams.side_queue() for _ in range(3))
         self.hooks = PushHooks()
         self._hello = Hello(machine(), "", 0)
         self._carrier: Carrier = Stream()
@@ -77,7 +80,6 @@ class PushWorker(ConnectorWorker):
         self._sendings: Sendings | None = None
         self._inbox: Inbox | None = None
         self._loadings: Loadings | None = None
-        self._near: Arena | None = None  # of the device, for what is written to another one
 
     def open_carrier(self, arenas: Sequence[HostArena]) -> tuple[Carrier, str]:
         """What sends bytes from and to that memory; and the session by which senders write to it, "" for none."""
@@ -125,7 +127,7 @@ class PushWorker(ConnectorWorker):
             outcome = self._lanes.take()
             note.unsent, self._sendings.unsent = self._sendings.unsent + outcome.unsent, []
             self._count(report, "sent_bytes", outcome.num_bytes)
-            if self._near is not None:
+            if self._carrier.may_write:
                 self._count(report, "direct_bytes", outcome.direct_bytes)
                 self._count(report, "direct_seconds", outcome.direct_seconds)
             self._count(report, "unsent_prompts", len(note.unsent))
@@ -147,6 +149,7 @@ class PushWorker(ConnectorWorker):
             self._lanes.close()
         self._carrier.close()
         self._send_queue.close()
+        self._late_queue.close()
         self._load_queue.close()
 
     def _end_loads(self, loadings: Loadings, report: TransferReport, note: PushNote) -> None:
@@ -177,7 +180,7 @@ class PushWorker(ConnectorWorker):
                     f"has {largest} bytes, got {options.send_buffer_bytes}, of which {sends[0].num_bytes} are used"
                 )
             self._carrier, session = self.open_carrier([*sends, *takes])
-            buffer = self._open_direct(device, largest)
+            buffer = self._open_direct(device)
             facts, groups = Facts.of(self.layout, self.setup.mesh, formats), [row.group for row in rows]
             for arena in sends:
                 self._open_sendings(arena, self._secret, facts, groups)
@@ -199,11 +202,8 @@ class PushWorker(ConnectorWorker):
                 self._loadings = Loadings(groups, stage, inbox=self._inbox, queue=self._load_queue, title=self.title)
         self._hello = Hello(machine(), formats, 0 if self._inbox is None else self._inbox.port)
 
-    def _open_direct(self, device: torch.device, largest: int) -> DeviceBuffer | None:
-        """Prepares that blocks, of `largest` bytes at most, go from device to device.
-
-        Returns where they are taken, None where they are not.
-        """
+    def _open_direct(self, device: torch.device) -> DeviceBuffer | None:
+        """Prepares that blocks go from device to device; returns where they are taken, None where they are not."""
         options, role = self._options, self.setup.role
         if not isinstance(options, PushOptions) or not options.direct:
             return None
@@ -212,19 +212,11 @@ class PushWorker(ConnectorWorker):
             if sharing is None:
                 return None
             if role != "consumer":
-                if options.send_device_bytes < largest:
-                    raise ValueError(f"send_device_bytes is {options.send_device_bytes}, a block of a layer {largest}")
-                self._open_near(sharing, options)
+                self._carrier = DirectCarrier(sharing, machine())
             return DeviceBuffer(sharing, machine(), options.device_bytes, MAX_CALLERS) if role != "producer" else None
         except (RuntimeError, ValueError) as error:
             logger.info("blocks between this device and others of the machine cross host memory: %s", error)
             return None
-
-    def _open_near(self, sharing: Sharing, options: PushOptions) -> None:
-        near = Arena(device_memory(sharing, options.send_device_bytes))
-        pinned = self.setup.memory.pinned
-        self._carrier = DirectCarrier(sharing, machine(), pinned, checksums=options.checksums)
-        self._near = near
 
     def _open_sendings(self, arena: HostArena, secret: bytes, facts: Facts, groups: list[int]) -> None:
         options = self._options
@@ -235,6 +227,7 @@ class PushWorker(ConnectorWorker):
             self.rank,
             timeout=options.timeout_seconds,
             retry=options.retry_seconds,
+            patience=options.expiry_seconds * _WAITING_SHARE,
             checksums=options.checksums,
         )
         self._sendings = self.hooks.sendings = Sendings(
@@ -242,9 +235,9 @@ class PushWorker(ConnectorWorker):
             groups,
             self.setup.streams.stage,
             arena=arena,
-            near=self._near,
             lanes=self._lanes,
             queue=self._send_queue,
+            late=self._late_queue,
             expiry=options.expiry_seconds,
         )
 
