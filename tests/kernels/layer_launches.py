@@ -453,6 +453,8 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         )
     for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
+    for tokens, rank in ((64, 16), (17, 32), (8, 64)):
+        found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     return found
 
 
