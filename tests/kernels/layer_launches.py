@@ -18,6 +18,7 @@ from frame.kernels import (
     block_copies,
     coded_experts,
     coded_fragments,
+    coded_hopper,
     coded_ring,
     coded_rows,
     coded_warpgroups,
@@ -42,6 +43,7 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_hopper import Staged
 from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
@@ -435,6 +437,14 @@ def ringed(depth: int, sizes: Ring) -> None:
     )
 
 
+def staged(rows: int, outputs: int, depth: int, sizes: Staged) -> None:
+    """A product of some rows with nibbles from a ring of copies."""
+    scales = _empty(outputs, depth // 128, dtype=F16)
+    coded_hopper.product(
+        _empty(rows, depth), _empty(outputs, depth // 8, dtype=torch.int32), scales, _empty(outputs), sizes
+    )
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -453,6 +463,11 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         )
     for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
+    for rows, some in ((16, Staged(1, 6)), (16, Staged(2, 4)), (32, Staged(1, 5)), (32, Staged(2, 4)),
+                       (64, Staged(1, 4)), (64, Staged(1, 3))):  # fmt: skip
+        found[f"stages of nibbles, {rows} rows, {some.parts} parts, {some.stages}"] = partial(
+            staged, rows, 4096, 14336, some
+        )
     return found
 
 
