@@ -79,20 +79,25 @@ def _row_of(place):
 
 
 @gluon.jit
-def _begin(source, ring, share, step, slot, BLOCK_N: gl.constexpr):
-    """Begins the copy of the codes of a step."""
+def _begin(source, ring, tile, column, slot, BLOCK_N: gl.constexpr):
+    """Begins the copy of the codes of a tile's step `column`."""
     ready = ring.ready.index(slot)
     mbarrier.expect(ready, BLOCK_N * 128)
-    place = [step // share.steps * BLOCK_N, step % share.steps * 32]
-    tma.async_copy_global_to_shared(source, place, ready, ring.codes.index(slot))
+    tma.async_copy_global_to_shared(source, [tile * BLOCK_N, column * 32], ready, ring.codes.index(slot))
 
 
 @gluon.jit
-def _scales_of(given, share, step, half: gl.constexpr, BLOCK_N: gl.constexpr, LINE: gl.constexpr):
+def _scales_of(given, tile, column, half: gl.constexpr, BLOCK_N: gl.constexpr, LINE: gl.constexpr):
     """The scales of half a step, in the order of the sums."""
-    output = step // share.steps * BLOCK_N + _row_of(gl.arange(0, BLOCK_N, LINE))
-    place = gl.minimum(output, given.outputs - 1) * given.groups + step % share.steps * 2 + half
-    return gl.load(given.scales + place)
+    output = gl.minimum(tile * BLOCK_N + _row_of(gl.arange(0, BLOCK_N, LINE)), given.outputs - 1)
+    return gl.load(given.scales + output * given.groups + column * 2 + half)
+
+
+@gluon.jit
+def _next(tile, column, steps):
+    """The step behind one, which may be that of another tile."""
+    ends = column + 1 == steps
+    return gl.where(ends, tile + 1, tile), gl.where(ends, 0, column + 1)
 
 
 @gluon.jit
@@ -114,26 +119,27 @@ def _fetch(
 ):  # fmt: skip
     """The fetching warps: step after step into whatever place is free."""
     for early in gl.static_range(STAGES):
-        if share.begin + early < share.end:
-            _begin(source, ring, share, share.begin + early, early, BLOCK_N)
+        number = share.begin + early
+        if number < share.end:
+            _begin(source, ring, number // share.steps, number % share.steps, early, BLOCK_N)
     await_previous(CHAINED)
     row = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(1, ROWS)), given.rows - 1)
     lane = gl.arange(0, 128, gl.SliceLayout(0, ROWS))
     x = given.x + row[:, None] * given.stride_x + lane[None, :]
-    first = gl.load(x + share.begin % share.steps * 256)
-    first_scales = _scales_of(given, share, share.begin, 0, BLOCK_N, LINE)
-    for step in range(share.begin, share.end):
-        at = step - share.begin
+    tile, column = share.begin // share.steps, share.begin % share.steps
+    first = gl.load(x + column * 256, cache_modifier=".cg")
+    first_scales = _scales_of(given, tile, column, 0, BLOCK_N, LINE)
+    for at in range(share.end - share.begin):
         slot = at % STAGES
-        second = gl.load(x + step % share.steps * 256 + 128)
-        second_scales = _scales_of(given, share, step, 1, BLOCK_N, LINE)
+        second = gl.load(x + (column * 256 + 128), cache_modifier=".cg")
+        second_scales = _scales_of(given, tile, column, 1, BLOCK_N, LINE)
         if at >= STAGES:
             mbarrier.wait(ring.free.index(slot), ((at // STAGES) & 1) ^ 1)
-            _begin(source, ring, share, step, slot, BLOCK_N)
+            _begin(source, ring, tile, column, slot, BLOCK_N)
         _keep(ring, slot, 0, first, first_scales, BLOCK_M, STAGES)
-        later = gl.minimum(step + 1, share.end - 1)
-        first = gl.load(x + later % share.steps * 256)
-        first_scales = _scales_of(given, share, later, 0, BLOCK_N, LINE)
+        tile, column = _next(tile, column, share.steps)
+        first = gl.load(x + column * 256, cache_modifier=".cg")
+        first_scales = _scales_of(given, tile, column, 0, BLOCK_N, LINE)
         _keep(ring, slot, 1, second, second_scales, BLOCK_M, STAGES)
         fence_async_shared()
         barrier()
@@ -162,63 +168,78 @@ def _left(words, dtype: gl.constexpr, SUMS: gl.constexpr):
 
 
 @gluon.jit
-def _begin_half(
+def _half_of(
     ring, slot, half: gl.constexpr, part: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
     WORDS: gl.constexpr, PART: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """(product of half a step's first 64 columns with 128 outputs, which has only begun; the words of the others)."""
+    """Half a step's codes of 128 outputs: (the left operand of the first 64 columns, the words of the others)."""
     codes = ring.codes._reinterpret(gl.int32, [STAGES * PARTS, 128, 32], gl.NVMMASharedLayout(128, 32, 2))
     first, second = _words_of(codes.index(slot * PARTS + part), half, WORDS, PART)
+    return _left(first, ring.rows.dtype, SUMS), second
+
+
+@gluon.jit
+def _begin_half(left, ring, slot, half: gl.constexpr, SUMS: gl.constexpr):
+    """The product of half a step's first 64 columns, which has only begun."""
     BLOCK_M: gl.constexpr = ring.rows.shape[1]
     empty = gl.zeros([128, BLOCK_M], gl.float32, SUMS)
     right = ring.rows.index(slot * 4 + half * 2).permute((1, 0))
-    return warpgroup_mma(
-        _left(first, ring.rows.dtype, SUMS), right, empty, use_acc=False, is_async=True
-    ), second  # fmt: skip
+    return warpgroup_mma(left, right, empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _end_half(begun, words, ring, slot, half: gl.constexpr, SUMS: gl.constexpr):
-    """The product with the other 64 columns, which has only begun."""
+    """That product with the one of the other 64 columns, which has only begun."""
     right = ring.rows.index(slot * 4 + half * 2 + 1).permute((1, 0))
     return warpgroup_mma(_left(words, ring.rows.dtype, SUMS), right, begun, is_async=True)
 
 
 @gluon.jit
-def _scaled(acc, product, ring, slot, half: gl.constexpr, part: gl.constexpr, PARTS: gl.constexpr, SUMS: gl.constexpr):
-    """acc and a product that has ended, times its scales."""
-    scale = ring.scales.index((slot * 2 + half) * PARTS + part).load(gl.SliceLayout(1, SUMS))
-    return acc + product * scale[:, None]
+def _scaled(
+    sums, product, ring, slot, at: gl.constexpr, PARTS: gl.constexpr, SUMS: gl.constexpr
+):  # fmt: skip
+    """The sums and a product of a step, number `at`, that has ended, times its scales."""
+    scale = ring.scales.index(slot * 2 * PARTS + at).load(gl.SliceLayout(1, SUMS))
+    return _replaced(sums, sums[at % PARTS] + product * scale[:, None], at % PARTS, PARTS)
 
 
 @gluon.jit
 def _add_step(
-    sums, ring, slot, PARTS: gl.constexpr, STAGES: gl.constexpr, WORDS: gl.constexpr, PART: gl.constexpr,
-    SUMS: gl.constexpr,
+    sums, ring, slot, PARTS: gl.constexpr, STAGES: gl.constexpr, TWICE: gl.constexpr, WORDS: gl.constexpr,
+    PART: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """The sums and the products of a step: codes are decoded while the products of those before them run."""
-    last, words = _begin_half(ring, slot, 0, 0, PARTS, STAGES, WORDS, PART, SUMS)
+    """The sums and the products of a step: codes are decoded while the products of those before them run.
+
+    If TWICE, a product begins before the one before it has ended, which takes as many registers again.
+    """
+    left, words = _half_of(ring, slot, 0, 0, PARTS, STAGES, WORDS, PART, SUMS)
+    last = _begin_half(left, ring, slot, 0, SUMS)
     last = _end_half(last, words, ring, slot, 0, SUMS)
     for at in gl.static_range(1, 2 * PARTS):
-        begun, words = _begin_half(ring, slot, at // PARTS, at % PARTS, PARTS, STAGES, WORDS, PART, SUMS)
-        ended = warpgroup_mma_wait(1, deps=[last])
-        last = _end_half(begun, words, ring, slot, at // PARTS, SUMS)
-        acc = _scaled(sums[(at - 1) % PARTS], ended, ring, slot, (at - 1) // PARTS, (at - 1) % PARTS, PARTS, SUMS)
-        sums = _replaced(sums, acc, (at - 1) % PARTS, PARTS)
-    ended = warpgroup_mma_wait(0, deps=[last])
-    acc = _scaled(sums[PARTS - 1], ended, ring, slot, 1, PARTS - 1, PARTS, SUMS)
-    return _replaced(sums, acc, PARTS - 1, PARTS)
+        left, words = _half_of(ring, slot, at // PARTS, at % PARTS, PARTS, STAGES, WORDS, PART, SUMS)
+        if TWICE:
+            begun = _begin_half(left, ring, slot, at // PARTS, SUMS)
+            ended = warpgroup_mma_wait(1, deps=[last])
+            last = _end_half(begun, words, ring, slot, at // PARTS, SUMS)
+            sums = _scaled(sums, ended, ring, slot, at - 1, PARTS, SUMS)
+        else:
+            ended, left = warpgroup_mma_wait(0, deps=[last, left])  # codes are decoded before
+            sums = _scaled(sums, ended, ring, slot, at - 1, PARTS, SUMS)
+            last = _begin_half(left, ring, slot, at // PARTS, SUMS)
+            last = _end_half(last, words, ring, slot, at // PARTS, SUMS)
+    return _scaled(sums, warpgroup_mma_wait(0, deps=[last]), ring, slot, 2 * PARTS - 1, PARTS, SUMS)
 
 
 @gluon.jit
 def _replaced(values, value, at: gl.constexpr, COUNT: gl.constexpr):
     """The first one or two values, with another one at `at`."""
     if COUNT == 1:
-        return (value,)
-    elif at == 0:  # noqa: RET505 (the compiler follows no other way)
-        return (value, values[1])
+        values = (value,)
+    elif at == 0:
+        values = (value, values[1])
     else:
-        return (values[0], value)
+        values = (values[0], value)
+    return values
 
 
 @gluon.jit
@@ -276,8 +297,8 @@ def _finish(sums, given, share, tile, whole, BIAS: gl.constexpr, PARTS: gl.const
 
 @gluon.jit
 def _multiply(
-    ring, given, share, BLOCK_M: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr,
-    WORDS: gl.constexpr, PART: gl.constexpr, SUMS: gl.constexpr,
+    ring, given, share, BLOCK_M: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, TWICE: gl.constexpr,
+    BIAS: gl.constexpr, WORDS: gl.constexpr, PART: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """The two multiplying warpgroups: tile after tile."""
     at = 0
@@ -289,7 +310,7 @@ def _multiply(
         for _ in range(first, last):
             slot = at % STAGES
             mbarrier.wait(ring.ready.index(slot), (at // STAGES) & 1)
-            sums = _add_step(sums, ring, slot, PARTS, STAGES, WORDS, PART, SUMS)
+            sums = _add_step(sums, ring, slot, PARTS, STAGES, TWICE, WORDS, PART, SUMS)
             barrier()
             mbarrier.arrive(ring.free.index(slot), count=1)
             at += 1
@@ -299,9 +320,9 @@ def _multiply(
 @gluon.jit(do_not_specialize=["rows", "outputs", "groups", "steps", "each", "steps_of_all"])
 def _coded_hopper(
     x, codes, scales, bias, out, sums, arrived, rows, outputs, groups, stride_x, steps, each, steps_of_all,
-    BLOCK_M: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, BIAS: gl.constexpr,
-    WORDS: gl.constexpr, PART: gl.constexpr, SUMS: gl.constexpr, ROWS: gl.constexpr, LINE: gl.constexpr,
-    CHAINED: gl.constexpr,
+    BLOCK_M: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, FETCHERS: gl.constexpr,
+    TWICE: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, PART: gl.constexpr, SUMS: gl.constexpr,
+    ROWS: gl.constexpr, LINE: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = x.dtype.element_ty
     BLOCK_N: gl.constexpr = 128 * PARTS
@@ -320,17 +341,23 @@ def _coded_hopper(
         mbarrier.init(ring.free.index(slot), count=1)
     fence_async_shared()
     gl.warp_specialize([
-        (_multiply, (ring, given, share, BLOCK_M, PARTS, STAGES, BIAS, WORDS, PART, SUMS)),
+        (_multiply, (ring, given, share, BLOCK_M, PARTS, STAGES, TWICE, BIAS, WORDS, PART, SUMS)),
         (_fetch, (codes, ring, given, share, BLOCK_M, BLOCK_N, STAGES, ROWS, LINE, CHAINED)),
-    ], [4], [REGISTERS])  # fmt: skip
+    ], [FETCHERS], [REGISTERS])  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Staged:
-    """128 outputs of a tile once or twice, steps on their way, and registers of a thread that fetches."""
+    """128 outputs of a tile once or twice, steps on their way, warps that fetch, whether two products of a
+    warpgroup run at once, and registers of a thread that fetches.
+
+    Eight warps fetch 64 rows only; registers are as many as are needed where none are given.
+    """
 
     parts: int
     stages: int
+    fetchers: int = 4
+    twice: bool = True
     registers: int = 0
 
     def shared_bytes(self, rows: int) -> int:
@@ -349,7 +376,7 @@ def _bits(count: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _layouts(block_m: int) -> dict[str, object]:
+def _layouts(block_m: int, fetchers: int) -> dict[str, object]:
     """How threads hold a part's words of a step, a quarter of them, the sums, rows of x, and scales."""
     warps = [[16 << bit] for bit in range(3)]
     # threads of neighbouring outputs of the sums read rows whose chunks lie in other banks
@@ -362,14 +389,14 @@ def _layouts(block_m: int) -> dict[str, object]:
         [[0, *one, 0] for one in warps], [], [1, 128, 8],
     )  # fmt: skip
     # a thread loads 16 bytes of each of four threads' words, and stores 16 bytes for the four threads
-    of_warps = [[8, 0], [16, 0] if block_m > 16 else [0, 64]]
-    of_thread = [[0, 1], [0, 2], [0, 4], [0, 32], *([[0, 64]] if block_m > 16 else [])]
+    places = [[8 << bit, 0] for bit in range(_bits(block_m) - 3)]
+    of_warps = places[: _bits(fetchers)] + [[0, 64]] * (block_m == 16)
+    of_thread = [[0, 1], [0, 2], [0, 4], [0, 32]] + [[0, 64]] * (block_m > 16) + places[_bits(fetchers) :]
     rows = gl.DistributedLinearLayout(
-        of_thread + [[32 << bit, 0] for bit in range(_bits(block_m) - 5)],
-        [[1, 0], [2, 0], [4, 0], [0, 8], [0, 16]], of_warps, [], [block_m, 128],
+        of_thread, [[1, 0], [2, 0], [4, 0], [0, 8], [0, 16]], of_warps, [], [block_m, 128]
     )  # fmt: skip
     return {
-        "WORDS": words, "PART": part, "ROWS": rows, "LINE": gl.BlockedLayout([1], [32], [4], [0]),
+        "WORDS": words, "PART": part, "ROWS": rows, "LINE": gl.BlockedLayout([1], [32], [fetchers], [0]),
         "SUMS": gl.NVMMADistributedLayout([3, 0], [8, 1], [16, block_m, 16]),
     }  # fmt: skip
 
@@ -396,6 +423,7 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, sizes
     """
     rows, outputs, block_n = len(x), len(codes), 128 * sizes.parts
     block_m, steps = rows_of(rows), codes.shape[1] * 8 // STEP
+    fetchers = sizes.fetchers if block_m == 64 else 4
     tiles = triton.cdiv(outputs, block_n)
     each = triton.cdiv(tiles * steps, min(tiles * steps, num_multiprocessors(x.device)))
     programs = triton.cdiv(tiles * steps, each)
@@ -408,7 +436,8 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, sizes
     _coded_hopper[(programs,)](
         x, source, scales, bias, out, sums, arrivals(x.device, tiles), rows, outputs, scales.shape[1], x.stride(0),
         steps, each, tiles * steps, BLOCK_M=block_m, PARTS=sizes.parts, STAGES=sizes.stages,
-        REGISTERS=sizes.registers or (128 if block_m > 32 else 96), BIAS=bias is not None, num_warps=8,
-        **_layouts(block_m), **chained(x.device),
+        REGISTERS=sizes.registers or (96 if block_m < 64 else 72 if fetchers == 8 else 112 + 8 * sizes.parts),
+        FETCHERS=fetchers, TWICE=sizes.twice, BIAS=bias is not None, num_warps=8, **_layouts(block_m, fetchers),
+        **chained(x.device),
     )  # fmt: skip
     return out

@@ -37,12 +37,18 @@ from frame.kernels.coded_hopper import Staged
 
 SHAPES = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 ROWS = (64, 32, 16)
-#: By rows: (parts of a tile, steps on their way, registers of a thread that fetches).
+#: By rows: (parts of a tile, steps on their way, warps that fetch, whether two products run at once).
 CANDIDATES = {
-    64: [Staged(1, 4), Staged(1, 3), Staged(1, 2), Staged(2, 3), Staged(2, 2)],
-    32: [Staged(1, 5), Staged(1, 4), Staged(1, 3), Staged(2, 4), Staged(2, 3)],
-    16: [Staged(1, 6), Staged(1, 4), Staged(1, 3), Staged(2, 5), Staged(2, 4)],
-}
+    64: [
+        Staged(1, 4), Staged(1, 4, 4, twice=False), Staged(1, 3), Staged(1, 4, 8), Staged(2, 3, 4, twice=False),
+        Staged(2, 3, 8, twice=False), Staged(2, 2, 4, twice=False),
+    ],
+    32: [
+        Staged(1, 5), Staged(1, 6, 4, twice=False), Staged(1, 3), Staged(2, 4), Staged(2, 4, 4, twice=False),
+        Staged(2, 3),
+    ],
+    16: [Staged(1, 6), Staged(1, 8, 4, twice=False), Staged(1, 4), Staged(2, 5), Staged(2, 4, 4, twice=False)],
+}  # fmt: skip
 #: As far as nothing else is wrong, by how much bf16 rounds.
 MOST_ERROR = 4e-3
 

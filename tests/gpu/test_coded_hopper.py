@@ -46,7 +46,7 @@ def test_products(outputs: int, depth: int, programs: int, parts: int, monkeypat
             bias = torch.randn(outputs, dtype=dtype, device="cuda") if rows == 27 else None
             expected = x.float() @ exact.T
             expected += 0.0 if bias is None else bias.float()
-            sizes = Staged(parts, 2 if parts == 2 and rows > 32 else 3)
+            sizes = Staged(parts, 3 if parts == 1 else 2, 4 if rows == 27 else 8, twice=parts == 1 or rows < 64)
             found = [coded_hopper.product(x, codes, scales, bias, sizes) for _ in range(3)]
             assert found[0].dtype == dtype
             far = (found[0].float() - expected).abs().max() / expected.abs().max()

@@ -437,6 +437,13 @@ def ringed(depth: int, sizes: Ring) -> None:
     )
 
 
+STAGED = (
+    (16, Staged(1, 6)), (16, Staged(2, 5)), (32, Staged(1, 5)), (32, Staged(2, 4)), (32, Staged(2, 4, 4, twice=False)),
+    (64, Staged(1, 4)), (64, Staged(1, 3, 8)), (64, Staged(1, 4, 4, twice=False)), (64, Staged(2, 3, 4, twice=False)),
+    (64, Staged(2, 3, 8, twice=False)),
+)  # fmt: skip
+
+
 def staged(rows: int, outputs: int, depth: int, sizes: Staged) -> None:
     """A product of some rows with nibbles from a ring of copies."""
     scales = _empty(outputs, depth // 128, dtype=F16)
@@ -463,11 +470,9 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         )
     for depth, sizes in ((4096, Ring(4, 2)), (14336, Ring(8, 1))):
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
-    for rows, some in ((16, Staged(1, 6)), (16, Staged(2, 4)), (32, Staged(1, 5)), (32, Staged(2, 4)),
-                       (64, Staged(1, 4)), (64, Staged(1, 3))):  # fmt: skip
-        found[f"stages of nibbles, {rows} rows, {some.parts} parts, {some.stages}"] = partial(
-            staged, rows, 4096, 14336, some
-        )
+    for rows, given in STAGED:
+        name = f"{given.parts} parts, {given.stages} steps, {given.fetchers} fetch{', twice' * given.twice}"
+        found[f"stages of nibbles, {rows} rows, {name}"] = partial(staged, rows, 4096, 14336, given)
     return found
 
 
