@@ -30,10 +30,12 @@ def weight(outputs: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return codes, scales, references.dequantize_packed(codes, scales, None)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("programs", [1, 3, 7, 132])
+@pytest.mark.parametrize("sizes", [(1, 3), (1, 2, 8), (1, 3, 4, False), (2, 2, 4, False), (2, 2, 8, False), (2, 2)])
+@pytest.mark.parametrize("programs", [1, 5, 132])
 @pytest.mark.parametrize(("outputs", "depth"), [(128, 256), (77, 1024), (1000, 768), (520, 3584)])
-def test_products(outputs: int, depth: int, programs: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products(
+    outputs: int, depth: int, programs: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from frame.kernels import coded_hopper
     from frame.kernels.coded_hopper import Staged
 
@@ -42,12 +44,12 @@ def test_products(outputs: int, depth: int, programs: int, parts: int, monkeypat
         codes, scales, exact = weight(outputs, depth, dtype)
         assert coded_hopper.fits(codes, scales, (1, 128), None)
         for rows in (1, 16, 27, 64):
-            x = torch.randn(rows, depth + 8, device="cuda").to(dtype)[:, :depth]
+            width = depth + 8 * (rows == 27)  # rows of a wider tensor, too
+            x = torch.randn(rows, width, device="cuda").to(dtype)[:, :depth]
             bias = torch.randn(outputs, dtype=dtype, device="cuda") if rows == 27 else None
             expected = x.float() @ exact.T
             expected += 0.0 if bias is None else bias.float()
-            sizes = Staged(parts, 3 if parts == 1 else 2, 4 if rows == 27 else 8, twice=parts == 1 or rows < 64)
-            found = [coded_hopper.product(x, codes, scales, bias, sizes) for _ in range(3)]
+            found = [coded_hopper.product(x, codes, scales, bias, Staged(*sizes)) for _ in range(3)]
             assert found[0].dtype == dtype
             far = (found[0].float() - expected).abs().max() / expected.abs().max()
             assert far < (1e-3 if dtype == torch.float16 else 1e-2), (rows, far)
