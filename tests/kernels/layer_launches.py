@@ -18,6 +18,7 @@ from frame.kernels import (
     block_copies,
     coded_experts,
     coded_fragments,
+    coded_hopper,
     coded_ring,
     coded_rows,
     coded_warpgroups,
@@ -42,6 +43,7 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
+from frame.kernels.coded_hopper import Staged
 from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
@@ -435,6 +437,21 @@ def ringed(depth: int, sizes: Ring) -> None:
     )
 
 
+STAGED = (
+    (16, Staged(1, 6)), (16, Staged(2, 5)), (32, Staged(1, 5)), (32, Staged(2, 4)), (32, Staged(2, 4, 4, twice=False)),
+    (64, Staged(1, 4)), (64, Staged(1, 3, 8)), (64, Staged(1, 4, 4, twice=False)), (64, Staged(2, 3, 4, twice=False)),
+    (64, Staged(2, 3, 8, twice=False)),
+)  # fmt: skip
+
+
+def staged(rows: int, outputs: int, depth: int, sizes: Staged) -> None:
+    """A product of some rows with nibbles from a ring of copies."""
+    scales = _empty(outputs, depth // 128, dtype=F16)
+    coded_hopper.product(
+        _empty(rows, depth), _empty(outputs, depth // 8, dtype=torch.int32), scales, _empty(outputs), sizes
+    )
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -455,6 +472,9 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
     for tokens, rank in ((64, 16), (17, 32), (8, 64)):
         found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
+    for rows, given in STAGED:
+        name = f"{given.parts} parts, {given.stages} steps, {given.fetchers} fetch{', twice' * given.twice}"
+        found[f"stages of nibbles, {rows} rows, {name}"] = partial(staged, rows, 4096, 14336, given)
     return found
 
 

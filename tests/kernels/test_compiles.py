@@ -77,6 +77,7 @@ UNITS = {
     "coded_fragments._fragments": {"HMMA"},
     "coded_warpgroups._warpgroups": {"HGMMA"},
     "coded_ring._ring": {"HMMA"},
+    "coded_hopper._coded_hopper": {"HGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -127,6 +128,7 @@ SPILLS = {
     "coded_fragments._fragments": 0,
     "coded_warpgroups._warpgroups": 0,
     "coded_ring._ring": 0,
+    "coded_hopper._coded_hopper": 120,  # of 64 rows and two parts, nearly all between tiles
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
@@ -168,7 +170,15 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
     if (
         one.name.startswith(
-            ("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.")
+            (
+                "prefill.",
+                "linear_hopper.",
+                "linear_rows.",
+                "experts_hopper.",
+                "coded_ring.",
+                "coded_hopper.",
+                "latent_hopper.",
+            )
         )
         and "UTMALDG" not in one.instructions
     ):
