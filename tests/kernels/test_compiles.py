@@ -46,6 +46,7 @@ USUAL = (
     "Mamba-2, single tokens",
     "delta net, single tokens",
     "mxfp4, 16 rows",
+    "ring of rounded rows, 64 rows",
     "delta net, long prompts",
     "copied blocks of torch.bfloat16",
 )
@@ -77,6 +78,7 @@ UNITS = {
     "coded_fragments._fragments": {"HMMA"},
     "coded_warpgroups._warpgroups": {"HGMMA"},
     "coded_ring._ring": {"HMMA"},
+    "rounded_hopper._rounded": {"QGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -127,6 +129,7 @@ SPILLS = {
     "coded_fragments._fragments": 0,
     "coded_warpgroups._warpgroups": 0,
     "coded_ring._ring": 0,
+    "rounded_hopper._rounded": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
@@ -136,6 +139,10 @@ SPILLS = {
     "expert_adapters._down": 0,
     "expert_adapters._up": 0,
 }
+#: Modules whose kernels read by bulk copies.
+COPIED = (
+    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.", "rounded_hopper.",
+)  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400
 #: Experts whose sizes fit no tile are multiplied in any way.
@@ -166,12 +173,7 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     used = one.instructions & {"HMMA", "HGMMA", *meant}
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
-    if (
-        one.name.startswith(
-            ("prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.")
-        )
-        and "UTMALDG" not in one.instructions
-    ):
+    if one.name.startswith(COPIED) and "UTMALDG" not in one.instructions:
         found.append("no bulk copy")
     return found
 

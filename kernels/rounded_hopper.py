@@ -1,0 +1,288 @@
+"""Products of up to 128 rows of 8-bit floats with weights of such codes, for Hopper, in Gluon.
+
+Such a product should take as long as reading the codes. Outputs are the rows of a warpgroup's matrix instructions, the
+rows of x their columns, and both operands come to shared memory by bulk copies. A program has a multiprocessor to
+itself and an equal share of the steps of all tiles, one after another: the copies of its next steps are always on their
+way, the first codes of them while the kernel before this one ends. Where shares end within a tile, the sums of its
+parts are kept in float32, and the last program to end adds them up, always in the same order. Codes are as in
+`frame.kernels.quantized`; scales are of rows of x and of outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from . import quantized
+from .barriers import barrier as real_barrier
+from .chain import await_previous, chained
+from .coded_rows import arrivals
+from .linear_invariant import num_multiprocessors
+from .portable import INTERPRETED, gl, gluon
+
+barrier = gl.barrier if INTERPRETED else real_barrier
+_ASM = tl.constexpr(not INTERPRETED)
+#: The most rows of x; a tile has as many as the next power of two, and no fewer than these.
+MOST_ROWS, _LEAST_ROWS = 128, 16
+#: Columns of x and of the codes are multiples of this.
+ALIGNMENT = 128
+#: The most programs that divide a tile.
+_MOST_PARTS = 8
+
+
+@dataclass(frozen=True)
+class RoundedTile:
+    """Outputs of a tile (16 for each warp), columns of a step, steps on their way, and how programs divide the steps.
+
+    With `parts` 0 all programs have the same number of steps, wherever tiles end; else a tile is that of so many.
+    """
+
+    block_n: int
+    depth: int
+    stages: int
+    parts: int = 0
+
+    def shared_bytes(self, rows: int) -> int:
+        """Shared memory of a program: its ring, its barriers, and results on their way to another register layout."""
+        room = room_for(rows)
+        ring = self.stages * ((self.block_n + room) * self.depth + 8)
+        return ring + self.block_n * room * 2
+
+
+#: What launches take, by rows of a tile, until it is measured.
+TILES = {
+    16: RoundedTile(128, 128, 10),
+    32: RoundedTile(128, 128, 9),
+    64: RoundedTile(128, 128, 8),
+    128: RoundedTile(128, 128, 5),
+}
+#: Tiles that the benchmark measures, for rows whose shared memory they fit.
+CANDIDATES = (
+    RoundedTile(128, 128, 8), RoundedTile(128, 128, 10), RoundedTile(128, 128, 5), RoundedTile(128, 128, 4),
+    RoundedTile(128, 256, 4), RoundedTile(128, 256, 3), RoundedTile(128, 128, 8, 1), RoundedTile(128, 128, 8, 2),
+    RoundedTile(128, 128, 8, 4), RoundedTile(128, 128, 5, 1), RoundedTile(128, 256, 4, 4),
+    RoundedTile(64, 128, 12), RoundedTile(64, 128, 12, 1), RoundedTile(64, 128, 12, 2), RoundedTile(64, 256, 6),
+    RoundedTile(64, 256, 6, 2), RoundedTile(256, 128, 4), RoundedTile(256, 128, 4, 1), RoundedTile(256, 128, 4, 8),
+)  # fmt: skip
+
+
+@gluon.jit
+def _fetch_codes(codes, tiles, ready, at, unit, steps, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+                 STAGES: tl.constexpr):  # fmt: skip
+    """Begins the copy of the codes of the program's step `at`; its barrier awaits them and the rows."""
+    stage = at % STAGES
+    mbarrier.expect(ready.index(stage), (BLOCK_N + ROWS) * DEPTH)
+    place = unit + at
+    tma.async_copy_global_to_shared(
+        codes, [place // steps * BLOCK_N, place % steps * DEPTH], ready.index(stage), tiles.index(stage)
+    )
+
+
+@gluon.jit
+def _fetch_rows(x, tiles, ready, at, unit, steps, DEPTH: tl.constexpr, STAGES: tl.constexpr):
+    """Begins the copy of the columns of x that the program's step `at` multiplies."""
+    stage = at % STAGES
+    tma.async_copy_global_to_shared(x, [0, (unit + at) % steps * DEPTH], ready.index(stage), tiles.index(stage))
+
+
+@gluon.jit
+def _plain_step(x, codes, rows, outputs, depth, tile, step, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+                DEPTH: tl.constexpr):  # fmt: skip
+    """The product of a step where kernels are interpreted."""
+    output, row = tile * BLOCK_N + gl.arange(0, BLOCK_N), gl.arange(0, ROWS)
+    column = step * DEPTH + gl.arange(0, DEPTH)
+    inside = (column < depth)[None, :]
+    w = gl.load(codes + output[:, None] * depth + column[None, :], mask=(output < outputs)[:, None] & inside, other=0.0)
+    a = gl.load(x + row[:, None] * depth + column[None, :], mask=(row < rows)[:, None] & inside, other=0.0)
+    return gl.dot(w.to(gl.float32), gl.trans(a.to(gl.float32)), input_precision="ieee")
+
+
+@gluon.jit
+def _joined(acc, sums, place, tile, program, first, final, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """The sum of a tile's parts, of programs `first` to `final`; `acc` is the part of `program`."""
+    total = acc * 0.0
+    for part in gl.static_range(PARTS):
+        other = first + part
+        there = (place >= 0) & (other <= final) & (other != program)
+        found = gl.load(sums + (tile + other) * SIZE + place, mask=there, other=0.0, cache_modifier=".cg")
+        total += gl.where((place >= 0) & (other == program), acc, found)
+    return total
+
+
+@gluon.jit(do_not_specialize=["rows", "depth", "steps", "share", "units"])
+def _rounded(
+    x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, units,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    program = gl.program_id(0)
+    unit = program * share  # the first of the program's steps among those of all tiles
+    count = gl.minimum(share, units - unit)
+    if _ASM:
+        KIND: tl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+        code_tiles = gl.allocate_shared_memory(codes.dtype, [STAGES, BLOCK_N, DEPTH], KIND)
+        x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, DEPTH], KIND)
+        ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for slot in gl.static_range(STAGES):
+            mbarrier.init(ready.index(slot), count=1)
+        fence_async_shared()
+        for slot in gl.static_range(STAGES):
+            if slot < count:
+                _fetch_codes(codes, code_tiles, ready, slot, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+    await_previous(CHAINED)
+    if _ASM:
+        for slot in gl.static_range(STAGES):
+            if slot < count:
+                _fetch_rows(x, x_tiles, ready, slot, unit, steps, DEPTH, STAGES)
+
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+    own = gl.load(x_scales + row, mask=row < rows, other=0.0)
+    lane = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SUMS))
+    place = lane[:, None] * ROWS + row[None, :]
+    at = program * 0
+    for tile in range(unit // steps, (unit + count - 1) // steps + 1):
+        output = tile * BLOCK_N + lane
+        scale = gl.load(scales + output, mask=output < outputs, other=0.0)
+        # the chip adds 8-bit floats up with fewer bits, so that the sums of a step are kept apart
+        acc = gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS)
+        begin = gl.maximum(unit - tile * steps, 0)
+        end = gl.minimum(unit + count - tile * steps, steps)
+        for step in range(begin, end):
+            if _ASM:
+                stage = at % STAGES
+                mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
+                empty = gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS)
+                part = warpgroup_mma(
+                    code_tiles.index(stage), x_tiles.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True
+                )
+                part = warpgroup_mma_wait(0, deps=[part])
+                barrier()  # all warps have multiplied what the next copies overwrite
+                following = at + STAGES
+                if following < count:
+                    _fetch_codes(codes, code_tiles, ready, following, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+                    _fetch_rows(x, x_tiles, ready, following, unit, steps, DEPTH, STAGES)
+            else:
+                part = _plain_step(x, codes, rows, outputs, depth, tile, step, BLOCK_N, ROWS, DEPTH)
+            acc += part
+            at += 1
+        # the programs that have steps of this tile
+        first, final = tile * steps // share, (tile * steps + steps - 1) // share
+        ends = final >= first
+        if PARTS > 1:
+            if final > first:
+                gl.store(sums + (tile + program) * (BLOCK_N * ROWS) + place, acc)
+                barrier()
+                ends = gl.atomic_add(arrived + tile, 1, sem="acq_rel") == final - first
+                if ends:
+                    acc = _joined(acc, sums, place, tile, program, first, final, PARTS, BLOCK_N * ROWS)
+                    gl.store(arrived + tile, 0)
+        if ends:
+            result = acc * scale[:, None] * own[None, :]
+            if BIAS:
+                result += gl.load(bias + output, mask=output < outputs, other=0.0).to(gl.float32)[:, None]
+            result = gl.convert_layout(result.to(out.dtype.element_ty), LINES)
+            column = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, LINES))
+            line = gl.arange(0, ROWS, gl.SliceLayout(0, LINES))
+            inside = (column < outputs)[:, None] & (line < rows)[None, :]
+            gl.store(out + line[None, :] * outputs + column[:, None], result, mask=inside)
+
+
+def room_for(rows: int) -> int:
+    """The rows of a tile for so many rows of x."""
+    return max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
+
+
+@lru_cache(maxsize=4096)
+def division(tiles: int, steps: int, programs: int, parts: int) -> tuple[int, int]:
+    """(steps of a program, the most programs that have steps of one tile) for `tiles` tiles of `steps` steps."""
+    if parts:
+        share = triton.cdiv(steps, parts) * triton.cdiv(tiles * parts, programs)
+    else:
+        share = triton.cdiv(tiles * steps, programs)
+    share = max(share, triton.cdiv(steps, _MOST_PARTS - 1))
+    first = range(0, tiles * steps, steps)
+    return share, max((unit + steps - 1) // share - unit // share + 1 for unit in first)
+
+
+@lru_cache(maxsize=16)
+def _layouts(block_n: int, room: int) -> dict[str, object]:
+    """How threads hold sums, and results that they store by 16 bytes."""
+    warps, across = block_n // 16, min(32, block_n // 8)
+    return {
+        "SUMS": gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, room, 32]),
+        "LINES": gl.BlockedLayout([8, 1], [across, 32 // across], [1, warps], [0, 1]),
+    }
+
+
+def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], rows: int) -> bool:
+    """Whether `product` takes the weight and so many rows: e4m3 with a scale for each output."""
+    return (
+        0 < rows <= MOST_ROWS
+        and codes.dtype == torch.float8_e4m3fn
+        and codes.is_contiguous()
+        and codes.data_ptr() % 16 == 0
+        and codes.shape[-1] % ALIGNMENT == 0
+        and scales.is_contiguous()
+        and scales.dtype == torch.float32
+        and scales.shape[-1] == 1
+        and block[0] == 1
+    )
+
+
+def product(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None = None, static: Tensor | None = None,
+    tile: RoundedTile | None = None,
+) -> Tensor:  # fmt: skip
+    """x Wᵀ + b for x [rows, K] of 16 bits, which is rounded to the codes' type, and codes [N, K] that `fits`.
+
+    Two launches. Rows of x get scales of their own, unless `static` [1] is given.
+    """
+    found, own = quantized.round_rows(x, codes.dtype, x.shape[1], static, chains=True)
+    return rounded_product(found, own, codes, scales, bias, x.dtype, tile)
+
+
+def rounded_product(
+    x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype,
+    tile: RoundedTile | None = None,
+) -> Tensor:  # fmt: skip
+    """x Wᵀ + b of `dtype` for up to 128 rows x [rows, K] of e4m3, as `quantized.round_rows` makes them; one launch.
+
+    `x_scales` is float32 [rows, 1], and the weight one that `fits`.
+    """
+    (rows, depth), outputs, room = x.shape, len(codes), room_for(len(x))
+    tile = tile or TILES[room]
+    tiles, steps = triton.cdiv(outputs, tile.block_n), triton.cdiv(depth, tile.depth)
+    share, parts = division(tiles, steps, num_multiprocessors(x.device), tile.parts)
+    programs = triton.cdiv(tiles * steps, share)
+    out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    sums = out
+    if parts > 1:
+        sums = torch.empty((tiles + programs, tile.block_n, room), dtype=torch.float32, device=x.device)
+    _rounded[(programs,)](
+        _source(x, room, tile.depth), x_scales, _source(codes, tile.block_n, tile.depth), scales, bias, out, sums,
+        arrivals(x.device, tiles), rows, outputs, depth, steps, share, tiles * steps,
+        BIAS=bias is not None, PARTS=parts, BLOCK_N=tile.block_n, ROWS=room, DEPTH=tile.depth, STAGES=tile.stages,
+        num_warps=tile.block_n // 16, **_layouts(tile.block_n, room), **chained(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _source(matrix: Tensor, rows: int, columns: int) -> Any:
+    """Describes bulk copies of `rows` × `columns` codes; outside of the matrix they read zeros."""
+    if INTERPRETED:
+        return matrix
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], gl.NVMMASharedLayout(128, 8, 2))
