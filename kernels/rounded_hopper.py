@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -46,21 +46,27 @@ _MOST_PARTS = 8
 
 @dataclass(frozen=True)
 class RoundedTile:
-    """Outputs of a tile (16 for each warp), columns of a step, steps on their way, and how programs divide the steps.
+    """Outputs of a tile, columns of a step, steps on their way, and how programs divide the steps.
 
-    With `parts` 0 all programs have the same number of steps, wherever tiles end; else a tile is that of so many.
+    With `parts` 0 all programs have the same number of steps, wherever tiles end; else a tile is that of so many. With
+    `apart`, a warp of its own begins copies, not those that multiply.
     """
 
     block_n: int
     depth: int
     stages: int
     parts: int = 0
+    apart: bool = False
+
+    @property
+    def warps(self) -> int:
+        """Warps that multiply: one or two warpgroups."""
+        return min(8, self.block_n // 16)
 
     def shared_bytes(self, rows: int) -> int:
         """Shared memory of a program: its ring, its barriers, and results on their way to another register layout."""
         room = room_for(rows)
-        ring = self.stages * ((self.block_n + room) * self.depth + 8)
-        return ring + self.block_n * room * 2
+        return self.stages * ((self.block_n + room) * self.depth + 16) + self.warps * 1024
 
 
 #: What launches take, by rows of a tile, until it is measured.
@@ -80,23 +86,34 @@ CANDIDATES = (
 )  # fmt: skip
 
 
+class Ring(NamedTuple):
+    """Shared memory for the codes and the rows of steps, and barriers: a step has arrived, and its place is free."""
+
+    codes: Any
+    rows: Any
+    ready: Any
+    free: Any
+
+
 @gluon.jit
-def _fetch_codes(codes, tiles, ready, at, unit, steps, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+def _fetch_codes(codes, ring, at, unit, steps, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
                  STAGES: tl.constexpr):  # fmt: skip
     """Begins the copy of the codes of the program's step `at`; its barrier awaits them and the rows."""
     stage = at % STAGES
-    mbarrier.expect(ready.index(stage), (BLOCK_N + ROWS) * DEPTH)
+    mbarrier.expect(ring.ready.index(stage), (BLOCK_N + ROWS) * DEPTH)
     place = unit + at
     tma.async_copy_global_to_shared(
-        codes, [place // steps * BLOCK_N, place % steps * DEPTH], ready.index(stage), tiles.index(stage)
+        codes, [place // steps * BLOCK_N, place % steps * DEPTH], ring.ready.index(stage), ring.codes.index(stage)
     )
 
 
 @gluon.jit
-def _fetch_rows(x, tiles, ready, at, unit, steps, DEPTH: tl.constexpr, STAGES: tl.constexpr):
+def _fetch_rows(x, ring, at, unit, steps, DEPTH: tl.constexpr, STAGES: tl.constexpr):
     """Begins the copy of the columns of x that the program's step `at` multiplies."""
     stage = at % STAGES
-    tma.async_copy_global_to_shared(x, [0, (unit + at) % steps * DEPTH], ready.index(stage), tiles.index(stage))
+    tma.async_copy_global_to_shared(
+        x, [0, (unit + at) % steps * DEPTH], ring.ready.index(stage), ring.rows.index(stage)
+    )
 
 
 @gluon.jit
@@ -123,32 +140,14 @@ def _joined(acc, sums, place, tile, program, first, final, PARTS: tl.constexpr, 
     return total
 
 
-@gluon.jit(do_not_specialize=["rows", "depth", "steps", "share", "units"])
-def _rounded(
-    x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, units,
+@gluon.jit
+def _multiply(
+    x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count, ring,
     BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr, CHAINED: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
+    """Multiplies the program's steps, from number `unit` of all on, and stores the tiles that end here."""
     program = gl.program_id(0)
-    unit = program * share  # the first of the program's steps among those of all tiles
-    count = gl.minimum(share, units - unit)
-    if _ASM:
-        KIND: tl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-        code_tiles = gl.allocate_shared_memory(codes.dtype, [STAGES, BLOCK_N, DEPTH], KIND)
-        x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, DEPTH], KIND)
-        ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        for slot in gl.static_range(STAGES):
-            mbarrier.init(ready.index(slot), count=1)
-        fence_async_shared()
-        for slot in gl.static_range(STAGES):
-            if slot < count:
-                _fetch_codes(codes, code_tiles, ready, slot, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
-    await_previous(CHAINED)
-    if _ASM:
-        for slot in gl.static_range(STAGES):
-            if slot < count:
-                _fetch_rows(x, x_tiles, ready, slot, unit, steps, DEPTH, STAGES)
-
     row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
     own = gl.load(x_scales + row, mask=row < rows, other=0.0)
     lane = gl.arange(0, BLOCK_N, gl.SliceLayout(1, SUMS))
@@ -164,17 +163,20 @@ def _rounded(
         for step in range(begin, end):
             if _ASM:
                 stage = at % STAGES
-                mbarrier.wait(ready.index(stage), (at // STAGES) & 1)
+                mbarrier.wait(ring.ready.index(stage), (at // STAGES) & 1)
                 empty = gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS)
                 part = warpgroup_mma(
-                    code_tiles.index(stage), x_tiles.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True
+                    ring.codes.index(stage), ring.rows.index(stage).permute((1, 0)), empty, use_acc=False, is_async=True
                 )
                 part = warpgroup_mma_wait(0, deps=[part])
                 barrier()  # all warps have multiplied what the next copies overwrite
-                following = at + STAGES
-                if following < count:
-                    _fetch_codes(codes, code_tiles, ready, following, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
-                    _fetch_rows(x, x_tiles, ready, following, unit, steps, DEPTH, STAGES)
+                if APART:
+                    mbarrier.arrive(ring.free.index(stage), count=1)
+                else:
+                    following = at + STAGES
+                    if following < count:
+                        _fetch_codes(codes, ring, following, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+                        _fetch_rows(x, ring, following, unit, steps, DEPTH, STAGES)
             else:
                 part = _plain_step(x, codes, rows, outputs, depth, tile, step, BLOCK_N, ROWS, DEPTH)
             acc += part
@@ -201,6 +203,60 @@ def _rounded(
             gl.store(out + line[None, :] * outputs + column[:, None], result, mask=inside)
 
 
+@gluon.jit
+def _fetch(x, codes, ring, unit, count, steps, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+           STAGES: tl.constexpr):  # fmt: skip
+    """The fetching warp: the steps that the ring did not hold at the begin, into whatever place is free."""
+    for at in range(STAGES, count):
+        mbarrier.wait(ring.free.index(at % STAGES), ((at // STAGES) & 1) ^ 1)
+        _fetch_codes(codes, ring, at, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+        _fetch_rows(x, ring, at, unit, steps, DEPTH, STAGES)
+
+
+@gluon.jit(do_not_specialize=["rows", "depth", "steps", "share", "units"])
+def _rounded(
+    x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, units,
+    BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    unit = gl.program_id(0) * share  # the first of the program's steps among those of all tiles
+    count = gl.minimum(share, units - unit)
+    ring = Ring(x, x, x, x)
+    if _ASM:
+        KIND: tl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+        ring = Ring(
+            gl.allocate_shared_memory(codes.dtype, [STAGES, BLOCK_N, DEPTH], KIND),
+            gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, DEPTH], KIND),
+            gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+            gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()),
+        )
+        for slot in gl.static_range(STAGES):
+            mbarrier.init(ring.ready.index(slot), count=1)
+            mbarrier.init(ring.free.index(slot), count=1)
+        fence_async_shared()
+        for slot in gl.static_range(STAGES):
+            if slot < count:
+                _fetch_codes(codes, ring, slot, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+    await_previous(CHAINED)
+    if _ASM:
+        for slot in gl.static_range(STAGES):
+            if slot < count:
+                _fetch_rows(x, ring, slot, unit, steps, DEPTH, STAGES)
+    if APART:
+        gl.warp_specialize([
+            (_multiply, (
+                x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count,
+                ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES,
+            )),
+            (_fetch, (x, codes, ring, unit, count, steps, BLOCK_N, ROWS, DEPTH, STAGES)),
+        ], [1], [40])  # fmt: skip
+    else:
+        _multiply(
+            x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count,
+            ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES,
+        )  # fmt: skip
+
+
 def room_for(rows: int) -> int:
     """The rows of a tile for so many rows of x."""
     return max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
@@ -219,9 +275,9 @@ def division(tiles: int, steps: int, programs: int, parts: int) -> tuple[int, in
 
 
 @lru_cache(maxsize=16)
-def _layouts(block_n: int, room: int) -> dict[str, object]:
+def _layouts(block_n: int, warps: int, room: int) -> dict[str, object]:
     """How threads hold sums, and results that they store by 16 bytes."""
-    warps, across = block_n // 16, min(32, block_n // 8)
+    across = min(32, block_n // 8)
     return {
         "SUMS": gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, room, 32]),
         "LINES": gl.BlockedLayout([8, 1], [across, 32 // across], [1, warps], [0, 1]),
@@ -276,7 +332,8 @@ def rounded_product(
         _source(x, room, tile.depth), x_scales, _source(codes, tile.block_n, tile.depth), scales, bias, out, sums,
         arrivals(x.device, tiles), rows, outputs, depth, steps, share, tiles * steps,
         BIAS=bias is not None, PARTS=parts, BLOCK_N=tile.block_n, ROWS=room, DEPTH=tile.depth, STAGES=tile.stages,
-        num_warps=tile.block_n // 16, **_layouts(tile.block_n, room), **chained(x.device),
+        APART=tile.apart and not INTERPRETED, num_warps=tile.warps, **_layouts(tile.block_n, tile.warps, room),
+        **chained(x.device),
     )  # fmt: skip
     return out
 
