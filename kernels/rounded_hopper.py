@@ -144,9 +144,11 @@ def _joined(acc, sums, place, tile, program, first, final, PARTS: tl.constexpr, 
 def _multiply(
     x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count, ring,
     BIAS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, APART: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr,
+    STAGES: tl.constexpr, APART: tl.constexpr, SUMS: tl.constexpr, LINES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Multiplies the program's steps, from number `unit` of all on, and stores the tiles that end here."""
+    if APART:
+        await_previous(CHAINED)
     program = gl.program_id(0)
     row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
     own = gl.load(x_scales + row, mask=row < rows, other=0.0)
@@ -205,8 +207,14 @@ def _multiply(
 
 @gluon.jit
 def _fetch(x, codes, ring, unit, count, steps, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-           STAGES: tl.constexpr):  # fmt: skip
-    """The fetching warp: the steps that the ring did not hold at the begin, into whatever place is free."""
+           STAGES: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """The fetching warp: as many steps as the ring holds, their codes early, then the others into what is free."""
+    held = gl.minimum(count, STAGES)
+    for at in range(held):
+        _fetch_codes(codes, ring, at, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+    await_previous(CHAINED)
+    for at in range(held):
+        _fetch_rows(x, ring, at, unit, steps, DEPTH, STAGES)
     for at in range(STAGES, count):
         mbarrier.wait(ring.free.index(at % STAGES), ((at // STAGES) & 1) ^ 1)
         _fetch_codes(codes, ring, at, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
@@ -234,26 +242,27 @@ def _rounded(
             mbarrier.init(ring.ready.index(slot), count=1)
             mbarrier.init(ring.free.index(slot), count=1)
         fence_async_shared()
-        for slot in gl.static_range(STAGES):
-            if slot < count:
-                _fetch_codes(codes, ring, slot, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
-    await_previous(CHAINED)
-    if _ASM:
-        for slot in gl.static_range(STAGES):
-            if slot < count:
-                _fetch_rows(x, ring, slot, unit, steps, DEPTH, STAGES)
     if APART:
         gl.warp_specialize([
             (_multiply, (
                 x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count,
-                ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES,
+                ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES, CHAINED,
             )),
-            (_fetch, (x, codes, ring, unit, count, steps, BLOCK_N, ROWS, DEPTH, STAGES)),
+            (_fetch, (x, codes, ring, unit, count, steps, BLOCK_N, ROWS, DEPTH, STAGES, CHAINED)),
         ], [1], [40])  # fmt: skip
     else:
+        if _ASM:
+            for slot in gl.static_range(STAGES):
+                if slot < count:
+                    _fetch_codes(codes, ring, slot, unit, steps, BLOCK_N, ROWS, DEPTH, STAGES)
+        await_previous(CHAINED)
+        if _ASM:
+            for slot in gl.static_range(STAGES):
+                if slot < count:
+                    _fetch_rows(x, ring, slot, unit, steps, DEPTH, STAGES)
         _multiply(
             x, x_scales, codes, scales, bias, out, sums, arrived, rows, outputs, depth, steps, share, unit, count,
-            ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES,
+            ring, BIAS, PARTS, BLOCK_N, ROWS, DEPTH, STAGES, APART, SUMS, LINES, CHAINED,
         )  # fmt: skip
 
 
