@@ -205,15 +205,16 @@ def dequantize(
 
 
 def round_rows(
-    x: Tensor, dtype: torch.dtype, group: int, static: Tensor | None = None, *, chains: bool = False
+    x: Tensor, dtype: torch.dtype, group: int, static: Tensor | None = None, *, chains: bool = False, room: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(codes [rows, K], float32 scales [rows, ⌈K / group⌉]) of x [rows, K]; `static` [1] is the scale of all.
 
-    With `chains`, the kernel after this one may begin early and has to wait, as in `frame.kernels.chain`.
+    With `chains`, the kernel after this one may begin early and has to wait, as in `frame.kernels.chain`. The memory of
+    the codes is that of `room` rows at least.
     """
     rows, depth = x.shape
     groups = triton.cdiv(depth, group)
-    codes = torch.empty((rows, depth), dtype=dtype, device=x.device)
+    codes = torch.empty((max(rows, room), depth), dtype=dtype, device=x.device)[:rows]
     scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
     most = torch.finfo(dtype).max if dtype.is_floating_point else 127
     size = triton.next_power_of_2(min(group, depth))

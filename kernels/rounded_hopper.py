@@ -49,7 +49,8 @@ class RoundedTile:
     """Outputs of a tile, columns of a step, steps on their way, and how programs divide the steps.
 
     With `parts` 0 all programs have the same number of steps, wherever tiles end; else a tile is that of so many. With
-    `apart`, a warp of its own begins copies, not those that multiply.
+    `apart`, a warp of its own begins copies, not those that multiply. `registers` are the most of a thread (0: any):
+    with half of the registers and of the shared memory, programs of the next product come in beside this one's.
     """
 
     block_n: int
@@ -57,6 +58,7 @@ class RoundedTile:
     stages: int
     parts: int = 0
     apart: bool = False
+    registers: int = 0
 
     @property
     def warps(self) -> int:
@@ -71,18 +73,20 @@ class RoundedTile:
 
 #: What launches take, by rows of a tile, until it is measured.
 TILES = {
-    16: RoundedTile(128, 128, 10),
-    32: RoundedTile(128, 128, 9),
-    64: RoundedTile(128, 128, 8),
-    128: RoundedTile(128, 128, 5),
+    16: RoundedTile(128, 128, 9, 0, True),
+    32: RoundedTile(128, 128, 9, 0, True),
+    64: RoundedTile(128, 128, 8, 0, True),
+    128: RoundedTile(128, 128, 6),
 }
-#: Tiles that the benchmark measures, for rows whose shared memory they fit.
+#: Tiles that the benchmark measures, for rows whose ring a multiprocessor holds and whose sums registers hold.
 CANDIDATES = (
-    RoundedTile(128, 128, 8), RoundedTile(128, 128, 10), RoundedTile(128, 128, 5), RoundedTile(128, 128, 4),
-    RoundedTile(128, 256, 4), RoundedTile(128, 256, 3), RoundedTile(128, 128, 8, 1), RoundedTile(128, 128, 8, 2),
-    RoundedTile(128, 128, 8, 4), RoundedTile(128, 128, 5, 1), RoundedTile(128, 256, 4, 4),
-    RoundedTile(64, 128, 12), RoundedTile(64, 128, 12, 1), RoundedTile(64, 128, 12, 2), RoundedTile(64, 256, 6),
-    RoundedTile(64, 256, 6, 2), RoundedTile(256, 128, 4), RoundedTile(256, 128, 4, 1), RoundedTile(256, 128, 4, 8),
+    RoundedTile(128, 128, 8, 0, True), RoundedTile(128, 128, 8, 1, True), RoundedTile(128, 128, 8, 2, True),
+    RoundedTile(128, 128, 8, 4, True), RoundedTile(128, 256, 4, 0, True), RoundedTile(256, 128, 5, 0, True),
+    RoundedTile(256, 128, 5, 1, True), RoundedTile(64, 128, 12, 0, True), RoundedTile(64, 128, 12, 2, True),
+    RoundedTile(64, 256, 6, 1, True), RoundedTile(128, 128, 6), RoundedTile(128, 128, 6, 1),
+    RoundedTile(128, 128, 6, 4), RoundedTile(128, 128, 8), RoundedTile(256, 128, 5, 1), RoundedTile(64, 128, 12),
+    RoundedTile(128, 128, 4, 0, False, 128), RoundedTile(128, 128, 4, 1, False, 128), RoundedTile(64, 128, 6),
+    RoundedTile(64, 128, 6, 1), RoundedTile(64, 128, 6, 2),
 )  # fmt: skip
 
 
@@ -129,14 +133,18 @@ def _plain_step(x, codes, rows, outputs, depth, tile, step, BLOCK_N: tl.constexp
 
 
 @gluon.jit
-def _joined(acc, sums, place, tile, program, first, final, PARTS: tl.constexpr, SIZE: tl.constexpr):
-    """The sum of a tile's parts, of programs `first` to `final`; `acc` is the part of `program`."""
-    total = acc * 0.0
-    for part in gl.static_range(PARTS):
-        other = first + part
-        there = (place >= 0) & (other <= final) & (other != program)
-        found = gl.load(sums + (tile + other) * SIZE + place, mask=there, other=0.0, cache_modifier=".cg")
-        total += gl.where((place >= 0) & (other == program), acc, found)
+def _joined(sums, place, tile, first, final, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+            SUMS: tl.constexpr):  # fmt: skip
+    """The sum of a tile's parts, of programs `first` to `final`, in this order; all are loaded at once if few."""
+    total = gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS)
+    if BLOCK_N * ROWS <= 8192:
+        for part in gl.static_range(PARTS):
+            there = (place >= 0) & (first + part <= final)
+            source = sums + (tile + first + part) * (BLOCK_N * ROWS) + place
+            total += gl.load(source, mask=there, other=0.0, cache_modifier=".cg")
+    else:
+        for other in range(first, final + 1):
+            total += gl.load(sums + (tile + other) * (BLOCK_N * ROWS) + place, cache_modifier=".cg")
     return total
 
 
@@ -192,7 +200,7 @@ def _multiply(
                 barrier()
                 ends = gl.atomic_add(arrived + tile, 1, sem="acq_rel") == final - first
                 if ends:
-                    acc = _joined(acc, sums, place, tile, program, first, final, PARTS, BLOCK_N * ROWS)
+                    acc = _joined(sums, place, tile, first, final, PARTS, BLOCK_N, ROWS, SUMS)
                     gl.store(arrived + tile, 0)
         if ends:
             result = acc * scale[:, None] * own[None, :]
@@ -316,17 +324,18 @@ def product(
 
     Two launches. Rows of x get scales of their own, unless `static` [1] is given.
     """
-    found, own = quantized.round_rows(x, codes.dtype, x.shape[1], static, chains=True)
-    return rounded_product(found, own, codes, scales, bias, x.dtype, tile)
+    found, own = quantized.round_rows(x, codes.dtype, x.shape[1], static, chains=True, room=room_for(len(x)))
+    return rounded_product(found, own, codes, scales, bias, x.dtype, tile, padded=True)
 
 
 def rounded_product(
     x: Tensor, x_scales: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype,
-    tile: RoundedTile | None = None,
+    tile: RoundedTile | None = None, *, padded: bool = False,
 ) -> Tensor:  # fmt: skip
     """x Wᵀ + b of `dtype` for up to 128 rows x [rows, K] of e4m3, as `quantized.round_rows` makes them; one launch.
 
-    `x_scales` is float32 [rows, 1], and the weight one that `fits`.
+    `x_scales` is float32 [rows, 1], and the weight one that `fits`. With `padded`, the memory of x is that of
+    `room_for(rows)` rows, and copies read what is there: they are slower where they leave a matrix.
     """
     (rows, depth), outputs, room = x.shape, len(codes), room_for(len(x))
     tile = tile or TILES[room]
@@ -334,15 +343,16 @@ def rounded_product(
     share, parts = division(tiles, steps, num_multiprocessors(x.device), tile.parts)
     programs = triton.cdiv(tiles * steps, share)
     out = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    source = x.as_strided((room, depth), (depth, 1)) if padded and not INTERPRETED else x
     sums = out
     if parts > 1:
         sums = torch.empty((tiles + programs, tile.block_n, room), dtype=torch.float32, device=x.device)
     _rounded[(programs,)](
-        _source(x, room, tile.depth), x_scales, _source(codes, tile.block_n, tile.depth), scales, bias, out, sums,
+        _source(source, room, tile.depth), x_scales, _source(codes, tile.block_n, tile.depth), scales, bias, out, sums,
         arrivals(x.device, tiles), rows, outputs, depth, steps, share, tiles * steps,
         BIAS=bias is not None, PARTS=parts, BLOCK_N=tile.block_n, ROWS=room, DEPTH=tile.depth, STAGES=tile.stages,
         APART=tile.apart and not INTERPRETED, num_warps=tile.warps, **_layouts(tile.block_n, tile.warps, room),
-        **chained(x.device),
+        **({"maxnreg": tile.registers} if tile.registers and not INTERPRETED else {}), **chained(x.device),
     )  # fmt: skip
     return out
 

@@ -69,8 +69,9 @@ def ringed(tile: RoundedTile | None, x: Tensor, weight: Weight) -> Tensor:
 
 def tiles_of(rows: int) -> list[RoundedTile]:
     """The candidates whose ring and sums a multiprocessor holds."""
-    wide = 256 if room_for(rows) <= 64 else 128
-    return [tile for tile in CANDIDATES if tile.shared_bytes(rows) <= SHARED_BYTES and tile.block_n <= wide]
+    found = [tile for tile in CANDIDATES if tile.shared_bytes(rows) <= SHARED_BYTES]
+    few = room_for(rows) <= 64
+    return [tile for tile in found if few or not (tile.registers or tile.block_n > 128)]
 
 
 def weights_of(shape: tuple[int, int], count: int = 0) -> list[Weight]:

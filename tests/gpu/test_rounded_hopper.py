@@ -22,17 +22,22 @@ SMALL = [
     (64, 128, 17, RoundedTile(64, 128, 2)),
     (300, 384, 33, RoundedTile(128, 256, 4, 2)),
     (200, 640, 65, RoundedTile(64, 128, 4, 1)),
-    (64, 2048, 17, RoundedTile(64, 128, 2)),
+    (64, 2048, 17, RoundedTile(64, 128, 2, 0, True)),
+    (300, 896, 64, RoundedTile(128, 128, 3, 0, True)),
     (1, 1152, 5, RoundedTile(128, 128, 3, 4)),
 ]
 LARGE = [
     (6144, 4096, 64, RoundedTile(128, 128, 8)),
+    (6144, 4096, 64, RoundedTile(128, 128, 8, 0, True)),
+    (6144, 4096, 33, RoundedTile(128, 128, 4, 0, False, 128)),
     (4096, 4096, 33, RoundedTile(128, 128, 8, 4)),
-    (4096, 14336, 128, RoundedTile(128, 128, 5)),
+    (4096, 4096, 17, RoundedTile(128, 256, 4, 4, True)),
+    (4096, 14336, 128, RoundedTile(128, 128, 6)),
     (4104, 2944, 17, RoundedTile(64, 256, 6)),
-    (28672, 4096, 64, RoundedTile(128, 128, 8, 1)),
+    (28672, 4096, 64, RoundedTile(128, 128, 8, 1, True)),
+    (28672, 4096, 64, RoundedTile(256, 128, 5, 0, True)),
     (1000, 2816, 100, RoundedTile(64, 128, 5, 2)),
-    (4096, 4096, 64, RoundedTile(256, 128, 4, 8)),
+    (4096, 4096, 64, RoundedTile(256, 128, 5, 4)),
 ]
 
 

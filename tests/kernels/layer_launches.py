@@ -464,7 +464,7 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
     for rows in (17, 64, 128):
         found[f"ring of rounded rows, {rows} rows"] = partial(rounded, rows, 4096, None)
-    for tile in (RoundedTile(64, 256, 6, 2), RoundedTile(128, 256, 4, 1)):
+    for tile in (RoundedTile(64, 256, 6, 2), RoundedTile(128, 256, 4, 1, True), RoundedTile(256, 128, 5, 1, True)):
         found[f"ring of rounded rows, {tile}"] = partial(rounded, 64, 14336, tile)
     return found
 
