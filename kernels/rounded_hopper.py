@@ -84,7 +84,8 @@ CANDIDATES = (
     RoundedTile(128, 128, 8, 4, True), RoundedTile(128, 256, 4, 0, True), RoundedTile(256, 128, 5, 0, True),
     RoundedTile(256, 128, 5, 1, True), RoundedTile(64, 128, 12, 0, True), RoundedTile(64, 128, 12, 2, True),
     RoundedTile(64, 256, 6, 1, True), RoundedTile(128, 128, 6), RoundedTile(128, 128, 6, 1),
-    RoundedTile(128, 128, 6, 4), RoundedTile(128, 128, 8), RoundedTile(256, 128, 5, 1), RoundedTile(64, 128, 12),
+    RoundedTile(128, 128, 6, 4), RoundedTile(128, 128, 6, 0, True), RoundedTile(128, 128, 6, 4, True),
+    RoundedTile(128, 128, 8), RoundedTile(256, 128, 5, 1), RoundedTile(64, 128, 12),
     RoundedTile(128, 128, 4, 0, False, 128), RoundedTile(128, 128, 4, 1, False, 128), RoundedTile(64, 128, 6),
     RoundedTile(64, 128, 6, 1), RoundedTile(64, 128, 6, 2),
 )  # fmt: skip

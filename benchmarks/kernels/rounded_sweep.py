@@ -154,13 +154,13 @@ def layer(found: Found, rows: int) -> None:
     """Prints the time of a layer without attention, and how far its results are from those of now."""
     weights = [weights_of(shape, LAYERS) for shape in SHAPES]
     plain = [[exact(weight).bfloat16() for weight in several] for several in weights]
-    x, gain = x_of(rows, 4096), x_of(1, 4096)[0]
+    x, gain = x_of(rows, SHAPES[0][1]), x_of(1, SHAPES[0][1])[0]
     norm_of = gain, 1e-5, 0.0
 
     def apart(products: list[Callable[[Tensor, int], Tensor]], number: int) -> Tensor:
         normed, total = norm.add_rms_norm(x, x, *norm_of)
         qkv = products[0](normed, number)
-        out = products[1](qkv[:, :4096].contiguous(), number)
+        out = products[1](qkv[:, : SHAPES[1][1]], number)
         normed, total = norm.add_rms_norm(out, total, *norm_of)
         inner = activation.silu_mul(products[2](normed, number))
         return products[3](inner, number)
@@ -213,7 +213,7 @@ def main() -> None:
     compile_all(launch_all)
     print(f"{torch.cuda.get_device_name()}: compiled after {time.monotonic() - begin:.0f} s", flush=True)
     found = sweep(begin + options.seconds)
-    for rows in {rows for rows, _ in found}:
+    for rows in dict.fromkeys(rows for rows, _ in found):
         layer(found, rows)
     if options.json:
         told = {f"{rows} rows, {shape}": {**one, "tile": str(one.get("tile"))} for (rows, shape), one in found.items()}
