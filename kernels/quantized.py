@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 #: The most rows of x that are multiplied without rounding them or storing the weight.
 FEW_ROWS = 64
 #: Columns of a step at most, and at least: a matrix instruction multiplies no fewer.
@@ -101,8 +103,9 @@ def _dequantize(
 @triton.jit
 def _round_rows(
     x, static, codes, scales, depth, stride_x, MOST: tl.constexpr, GROUP: tl.constexpr, STATIC: tl.constexpr,
-    FLOATS: tl.constexpr, BLOCK: tl.constexpr,
+    FLOATS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     column = group * GROUP + lane
@@ -201,17 +204,24 @@ def dequantize(
     return out
 
 
-def round_rows(x: Tensor, dtype: torch.dtype, group: int, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(codes [rows, K], float32 scales [rows, ⌈K / group⌉]) of x [rows, K]; `static` [1] is the scale of all."""
+def round_rows(
+    x: Tensor, dtype: torch.dtype, group: int, static: Tensor | None = None, *, chains: bool = False, room: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(codes [rows, K], float32 scales [rows, ⌈K / group⌉]) of x [rows, K]; `static` [1] is the scale of all.
+
+    With `chains`, the kernel after this one may begin early and has to wait, as in `frame.kernels.chain`. The memory of
+    the codes is that of `room` rows at least.
+    """
     rows, depth = x.shape
     groups = triton.cdiv(depth, group)
-    codes = torch.empty((rows, depth), dtype=dtype, device=x.device)
+    codes = torch.empty((max(rows, room), depth), dtype=dtype, device=x.device)[:rows]
     scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
     most = torch.finfo(dtype).max if dtype.is_floating_point else 127
     size = triton.next_power_of_2(min(group, depth))
     _round_rows[(rows, groups)](
         x, static, codes, scales, depth, x.stride(0), MOST=float(most), GROUP=group, STATIC=static is not None,
         FLOATS=dtype.is_floating_point, BLOCK=size, num_warps=min(16, max(1, size // 512)),
+        **(chained(x.device) if chains else {"CHAINED": False}),
     )  # fmt: skip
     return codes, scales
 

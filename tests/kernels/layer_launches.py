@@ -39,6 +39,7 @@ from frame.kernels import (
     peer_memory,
     quantized,
     rotary,
+    rounded_hopper,
     routing,
 )
 from frame.kernels.codebook import dequantize, dequantize_table
@@ -52,6 +53,7 @@ from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
+from frame.kernels.rounded_hopper import RoundedTile
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.blocks import TABLES
 from frame.plugins.gguf.superblocks import SUPER, sizes_of
@@ -452,6 +454,13 @@ def staged(rows: int, outputs: int, depth: int, sizes: Staged) -> None:
     )
 
 
+def rounded(rows: int, depth: int, tile: RoundedTile | None) -> None:
+    """A product of rounded rows with codes from a ring of copies, with bias and without."""
+    codes, scales = _empty(6144, depth, dtype=torch.float8_e4m3fn), _empty(6144, 1, dtype=F32)
+    rounded_hopper.product(_empty(rows, depth), codes, scales, _empty(6144), tile=tile)
+    rounded_hopper.product(_empty(rows, depth), codes, scales, tile=tile)
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -475,6 +484,10 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
     for rows, given in STAGED:
         name = f"{given.parts} parts, {given.stages} steps, {given.fetchers} fetch{', twice' * given.twice}"
         found[f"stages of nibbles, {rows} rows, {name}"] = partial(staged, rows, 4096, 14336, given)
+    for rows in (17, 64, 128):
+        found[f"ring of rounded rows, {rows} rows"] = partial(rounded, rows, 4096, None)
+    for tile in (RoundedTile(64, 256, 6, 2), RoundedTile(128, 256, 4, 1, True), RoundedTile(256, 128, 5, 1, True)):
+        found[f"ring of rounded rows, {tile}"] = partial(rounded, 64, 14336, tile)
     return found
 
 

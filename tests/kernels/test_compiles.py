@@ -46,6 +46,7 @@ USUAL = (
     "Mamba-2, single tokens",
     "delta net, single tokens",
     "mxfp4, 16 rows",
+    "ring of rounded rows, 64 rows",
     "delta net, long prompts",
     "copied blocks of torch.bfloat16",
 )
@@ -78,6 +79,7 @@ UNITS = {
     "coded_warpgroups._warpgroups": {"HGMMA"},
     "coded_ring._ring": {"HMMA"},
     "coded_hopper._coded_hopper": {"HGMMA"},
+    "rounded_hopper._rounded": {"QGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -129,6 +131,7 @@ SPILLS = {
     "coded_warpgroups._warpgroups": 0,
     "coded_ring._ring": 0,
     "coded_hopper._coded_hopper": 120,  # of 64 rows and two parts, nearly all between tiles
+    "rounded_hopper._rounded": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
@@ -138,6 +141,10 @@ SPILLS = {
     "expert_adapters._down": 0,
     "expert_adapters._up": 0,
 }
+#: Modules whose kernels read by bulk copies.
+COPIED = (
+    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "coded_hopper.", "latent_hopper.", "rounded_hopper.",
+)  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400
 #: Experts whose sizes fit no tile are multiplied in any way.
@@ -168,20 +175,7 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
     used = one.instructions & {"HMMA", "HGMMA", *meant}
     if not used <= meant or bool(used) != bool(meant):
         found.append(f"matrix units {sorted(used)} instead of {sorted(meant)}")
-    if (
-        one.name.startswith(
-            (
-                "prefill.",
-                "linear_hopper.",
-                "linear_rows.",
-                "experts_hopper.",
-                "coded_ring.",
-                "coded_hopper.",
-                "latent_hopper.",
-            )
-        )
-        and "UTMALDG" not in one.instructions
-    ):
+    if one.name.startswith(COPIED) and "UTMALDG" not in one.instructions:
         found.append("no bulk copy")
     return found
 

@@ -1,0 +1,129 @@
+"""Products of rounded rows from a ring of copies, against their formula: on a Hopper GPU, and interpreted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from frame.core.ops import quantized as references
+from frame.kernels import coded_rows, quantized, rounded_hopper
+from frame.kernels.rounded_hopper import RoundedTile
+from tests.gpu.test_coded_fragments import FP8, weight
+
+pytestmark = pytest.mark.gpu
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+#: (outputs, columns, rows, tile): whole tiles and uneven ones, rings longer and shorter than a program's steps.
+SMALL = [
+    (64, 128, 17, RoundedTile(64, 128, 2)),
+    (300, 384, 33, RoundedTile(128, 256, 4, 2)),
+    (200, 640, 65, RoundedTile(64, 128, 4, 1)),
+    (64, 2048, 17, RoundedTile(64, 128, 2, 0, True)),
+    (300, 896, 64, RoundedTile(128, 128, 3, 0, True)),
+    (1, 1152, 5, RoundedTile(128, 128, 3, 4)),
+]
+LARGE = [
+    (6144, 4096, 64, RoundedTile(128, 128, 8)),
+    (6144, 4096, 64, RoundedTile(128, 128, 8, 0, True)),
+    (6144, 4096, 33, RoundedTile(128, 128, 4, 0, False, 128)),
+    (4096, 4096, 33, RoundedTile(128, 128, 8, 4)),
+    (4096, 4096, 17, RoundedTile(128, 256, 4, 4, True)),
+    (4096, 14336, 128, RoundedTile(128, 128, 6)),
+    (4104, 2944, 17, RoundedTile(64, 256, 6)),
+    (28672, 4096, 64, RoundedTile(128, 128, 8, 1, True)),
+    (28672, 4096, 64, RoundedTile(256, 128, 5, 0, True)),
+    (1000, 2816, 100, RoundedTile(64, 128, 5, 2)),
+    (4096, 4096, 64, RoundedTile(256, 128, 5, 4)),
+]
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if not INTERPRETED and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs Hopper")
+
+
+def rounded(x: Tensor, static: Tensor | None) -> Tensor:
+    """x as the product reads it, in float32."""
+    codes, scales = quantized.round_rows(x, FP8, x.shape[1], static)
+    return codes.float() * scales
+
+
+@pytest.mark.parametrize(
+    ("outputs", "depth", "rows", "tile", "few"),
+    [(*case, True) for case in SMALL] + [(*case, False) for case in ([] if INTERPRETED else LARGE)],
+)
+def test_products(
+    outputs: int, depth: int, rows: int, tile: RoundedTile, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if few:  # programs that go from tile to tile
+        monkeypatch.setattr(rounded_hopper, "num_multiprocessors", lambda _: 5)
+    codes, scales, _ = weight(FP8, outputs, depth, (1, 0), zeros=False)
+    dtype, scales = torch.float16 if INTERPRETED else torch.bfloat16, scales.float()
+    exact = references.dequantize(codes, scales, (1, depth))
+    torch.manual_seed(outputs)
+    for loud, static in ((1.0, None), (30.0, None), (1.0, torch.tensor([0.01], device=DEVICE)), (0.0, None)):
+        x = (torch.randn(rows, depth + 8) * loud).to(dtype).to(DEVICE)[:, :depth]
+        bias = torch.randn(outputs, dtype=dtype, device=DEVICE) if loud == 1.0 else None
+        assert rounded_hopper.fits(codes, scales, (1, depth), rows)
+        found = rounded_hopper.product(x, codes, scales, bias, static, tile)
+        expected = rounded(x, static) @ exact.T
+        expected += 0.0 if bias is None else bias.float()
+        far = (found.float() - expected).abs().max()
+        assert far <= (1e-3 if dtype == torch.float16 else 1e-2) * expected.abs().max(), far
+        again = rounded_hopper.product(x, codes, scales, bias, static, tile)
+        assert torch.equal(found, again)
+    assert not coded_rows.counters(codes.device).any()  # the last program of each tile leaves zeros
+
+
+@pytest.mark.skipif(INTERPRETED, reason="plain launches and graphs are alike there")
+def test_chains() -> None:
+    """Products that follow one another, each of the one before, while the kernels overlap."""
+    codes, scales, _ = weight(FP8, 4096, 4096, (1, 0), zeros=False)
+    scales = scales.float() / 64
+    x = torch.randn(64, 4096, dtype=torch.bfloat16, device=DEVICE)
+
+    def chain(wait: bool) -> Tensor:
+        found = x
+        for _ in range(12):
+            found = rounded_hopper.product(found, codes, scales)
+            if wait:
+                torch.cuda.synchronize()
+        return found
+
+    expected = chain(True)
+    for _ in range(20):
+        assert torch.equal(chain(False), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = chain(False)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(found, expected)
+
+
+def test_what_it_takes() -> None:
+    codes, scales, _ = weight(FP8, 32, 4096, (1, 0), zeros=False)
+    scales = scales.float()
+    assert rounded_hopper.fits(codes, scales, (1, 4096), 128)
+    assert not rounded_hopper.fits(codes, scales, (1, 4096), 129)
+    assert not rounded_hopper.fits(codes, scales.half(), (1, 4096), 64)
+    assert not rounded_hopper.fits(codes, scales.expand(32, 2).contiguous(), (1, 2048), 64)
+    assert not rounded_hopper.fits(codes, scales, (128, 4096), 64)
+    assert not rounded_hopper.fits(codes[:, :320].contiguous(), scales, (1, 320), 64)
+    assert not rounded_hopper.fits(codes.view(torch.int8), scales, (1, 4096), 64)
+
+
+@pytest.mark.parametrize(("tiles", "steps"), [(48, 32), (32, 32), (224, 32), (32, 112), (1, 1), (1, 9), (1002, 32)])
+@pytest.mark.parametrize("parts", [0, 1, 2, 4, 8])
+def test_divisions(tiles: int, steps: int, parts: int) -> None:
+    share, most = rounded_hopper.division(tiles, steps, 132, parts)
+    programs = -(-tiles * steps // share)
+    assert programs <= 132
+    owners = [{unit // share for unit in range(tile * steps, (tile + 1) * steps)} for tile in range(tiles)]
+    assert max(map(len, owners)) == most <= 8
+    assert set().union(*owners) == set(range(programs))
