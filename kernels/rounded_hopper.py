@@ -49,8 +49,9 @@ class RoundedTile:
     """Outputs of a tile, columns of a step, steps on their way, and how programs divide the steps.
 
     With `parts` 0 all programs have the same number of steps, wherever tiles end; else a tile is that of so many. With
-    `apart`, a warp of its own begins copies, not those that multiply. `registers` are the most of a thread (0: any):
-    with half of the registers and of the shared memory, programs of the next product come in beside this one's.
+    `apart`, a warp of its own begins copies, not those that multiply. `registers` are the most of a thread (0: any),
+    of which those that multiply get some of the others': where programs leave some, the next kernel's come in beside
+    them, and with half of the registers and of the shared memory the next product's.
     """
 
     block_n: int
@@ -73,21 +74,22 @@ class RoundedTile:
 
 #: What launches take, by rows of a tile, until it is measured.
 TILES = {
-    16: RoundedTile(128, 128, 9, 0, True),
-    32: RoundedTile(128, 128, 9, 0, True),
-    64: RoundedTile(128, 128, 8, 0, True),
+    16: RoundedTile(128, 128, 9, 0, True, 128),
+    32: RoundedTile(128, 128, 9, 0, True, 128),
+    64: RoundedTile(128, 128, 8, 0, True, 128),
     128: RoundedTile(128, 128, 6),
 }
 #: Tiles that the benchmark measures, for rows whose ring a multiprocessor holds and whose sums registers hold.
 CANDIDATES = (
-    RoundedTile(128, 128, 8, 0, True), RoundedTile(128, 128, 8, 1, True), RoundedTile(128, 128, 8, 2, True),
-    RoundedTile(128, 128, 8, 4, True), RoundedTile(128, 256, 4, 0, True), RoundedTile(256, 128, 5, 0, True),
-    RoundedTile(256, 128, 5, 1, True), RoundedTile(64, 128, 12, 0, True), RoundedTile(64, 128, 12, 2, True),
-    RoundedTile(64, 256, 6, 1, True), RoundedTile(128, 128, 6), RoundedTile(128, 128, 6, 1),
-    RoundedTile(128, 128, 6, 4), RoundedTile(128, 128, 6, 0, True), RoundedTile(128, 128, 6, 4, True),
-    RoundedTile(128, 128, 8), RoundedTile(256, 128, 5, 1), RoundedTile(64, 128, 12),
-    RoundedTile(128, 128, 4, 0, False, 128), RoundedTile(128, 128, 4, 1, False, 128), RoundedTile(64, 128, 6),
-    RoundedTile(64, 128, 6, 1), RoundedTile(64, 128, 6, 2),
+    RoundedTile(128, 128, 8, 0, True, 128), RoundedTile(128, 128, 8, 1, True, 128),
+    RoundedTile(128, 128, 8, 2, True, 128), RoundedTile(128, 128, 8, 4, True, 128), RoundedTile(128, 128, 8, 0, True),
+    RoundedTile(128, 256, 4, 0, True, 128), RoundedTile(256, 128, 5, 0, True), RoundedTile(256, 128, 5, 1, True, 128),
+    RoundedTile(64, 128, 12, 0, True, 128), RoundedTile(64, 128, 12, 2, True, 128),
+    RoundedTile(64, 256, 6, 1, True, 128), RoundedTile(64, 128, 6, 0, True, 128), RoundedTile(64, 128, 6, 2, True, 128),
+    RoundedTile(128, 128, 8), RoundedTile(128, 128, 6), RoundedTile(128, 128, 6, 1), RoundedTile(128, 128, 6, 4),
+    RoundedTile(128, 128, 6, 0, True), RoundedTile(128, 128, 6, 4, True), RoundedTile(256, 128, 5, 1),
+    RoundedTile(64, 128, 12), RoundedTile(128, 128, 4, 0, False, 128), RoundedTile(128, 128, 4, 1, False, 128),
+    RoundedTile(64, 128, 6), RoundedTile(64, 128, 6, 1), RoundedTile(64, 128, 6, 2),
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ SMALL = [
 LARGE = [
     (6144, 4096, 64, RoundedTile(128, 128, 8)),
     (6144, 4096, 64, RoundedTile(128, 128, 8, 0, True)),
+    (6144, 4096, 64, RoundedTile(128, 128, 8, 0, True, 128)),
     (6144, 4096, 33, RoundedTile(128, 128, 4, 0, False, 128)),
     (4096, 4096, 33, RoundedTile(128, 128, 8, 4)),
     (4096, 4096, 17, RoundedTile(128, 256, 4, 4, True)),
