@@ -143,7 +143,8 @@ SPILLS = {
 }
 #: Modules whose kernels read by bulk copies.
 COPIED = (
-    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "coded_hopper.", "latent_hopper.", "rounded_hopper.",
+    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "coded_hopper.", "latent_hopper.",
+    "rounded_hopper.",
 )  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400
