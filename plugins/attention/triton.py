@@ -385,17 +385,18 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
 
 def _narrow_kernel(spec: AttentionSpec) -> Any:
     """The module of decodes over a cache of e4m3 for this layer on this device; None where there is none."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     plain = not (spec.window or spec.soft_cap or spec.sinks or spec.alibi or spec.returns_lse)
-    if not plain or spec.context.ranks > 1 or not (interpreted or is_hopper(torch.device(spec.device_type))):
+    if not plain or spec.context.ranks > 1:
         return None
     try:
         from frame.kernels import decode_narrow
     except ImportError:
         return None
     groups = spec.num_heads // spec.num_kv_heads
-    fits = decode_narrow.fits(spec.head_dim, groups, spec.block_size, spec.dtype, spec.kv_dtype)
-    return decode_narrow if fits else None
+    if not decode_narrow.fits(spec.head_dim, groups, spec.block_size, spec.dtype, spec.kv_dtype):
+        return None
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return decode_narrow if interpreted or is_hopper(torch.device(spec.device_type)) else None
 
 
 def _num_multiprocessors(device_type: str) -> int:

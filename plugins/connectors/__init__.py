@@ -33,7 +33,7 @@ def frame_kv_connectors() -> list[Provider]:
             f"{here}.offload.scheduler:OffloadScheduler",
             api=">=0.2.dev45,<0.3",
             summary="prompt blocks in this machine's memory, for prompts that the device no longer holds",
-            options=f"{here}.offload.messages:OffloadOptions",
+            options=f"{here}.offload.options:OffloadOptions",
             # they end with the engine, so `frame plugins check` does not expect a second engine to find them
             tags={
                 "worker": f"{here}.offload.worker:OffloadWorker",

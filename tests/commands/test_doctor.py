@@ -342,7 +342,7 @@ def test_steps_with_prompts_of_small_models_are_kept_once_more(tmp_path):
     assert parts["piecewise graphs"] == parts["activations"]
     assert plan(folder, device, plugin={"cuda": {"capture_prompts": False}}).budget.parts["piecewise graphs"] == 0
     before, secret = plan(folder, device).budget, {"secret_file": "there"}
-    pushes = plan(folder, device, kv_connector="push", kv_role="producer", plugin={"push": secret}).budget
+    pushes = plan(folder, device, kv_connector="push", kv_role="consumer", plugin={"push": secret}).budget
     assert pushes.parts["KV connector"] == before.kv_bytes - pushes.kv_bytes >= 256 << 20
     assert "KV connector" not in before.parts
     config = from_flat({"model": str(folder)})

@@ -11,7 +11,7 @@ from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.plugins.connectors.blocks import host_slab
 from frame.plugins.connectors.offload.check import check_options
-from frame.plugins.connectors.offload.messages import OffloadOptions
+from frame.plugins.connectors.offload.options import OffloadOptions
 from frame.plugins.connectors.offload.states import StateCopies
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request

@@ -17,7 +17,7 @@ from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import decode, encode
 from frame.plugins.connectors.offload import neighbours, shelf
 from frame.plugins.connectors.offload.check import check_options
-from frame.plugins.connectors.offload.messages import OffloadOptions
+from frame.plugins.connectors.offload.options import OffloadOptions
 from frame.plugins.connectors.offload.row_forms import RowForm
 from frame.plugins.connectors.offload.scheduler import OffloadScheduler
 from frame.plugins.connectors.offload.shelf_index import SLOT, SLOTS_AT

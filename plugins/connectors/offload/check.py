@@ -6,7 +6,7 @@ import os
 
 from ..blocks.files import check_folder
 from ..blocks.host_slab import check_size, gib
-from .messages import OffloadOptions
+from .options import OffloadOptions
 
 
 def check_options(options: OffloadOptions, num_workers: int, num_machines: int) -> None:

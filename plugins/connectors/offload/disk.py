@@ -11,7 +11,8 @@ from frame.interfaces import KVLayout
 
 from ..blocks.files import BlockFiles
 from .disk_forms import VERSION, DiskForms, EngineForms, blocks_of
-from .messages import OTHERS, OffloadOptions
+from .messages import OTHERS
+from .options import OffloadOptions
 from .row_forms import space_name
 
 #: How long a request waits for an answer of the disk before its prompt is computed.

@@ -14,7 +14,8 @@ from ..blocks.files import BlockFiles
 from ..blocks.host_slab import HostSlab
 from .disk import file_key, files_of
 from .foreign_files import ForeignFiles
-from .messages import HERE, OTHERS, Fetch, Kind, OffloadOptions, OffloadStep
+from .messages import HERE, OTHERS, Fetch, Kind, OffloadStep
+from .options import OffloadOptions
 
 logger = logging.getLogger("frame.connectors.offload")
 

@@ -31,8 +31,9 @@ from .device_blocks import blocks_of, given_blocks
 from .disk import DiskTier, NoDisk
 from .disk_forms import VERSION, EngineForms, WorkerForm
 from .index import Ledger, TierIndex
-from .messages import Fetch, Hello, Kind, OffloadNote, OffloadOptions, OffloadStep
+from .messages import Fetch, Hello, Kind, OffloadNote, OffloadStep
 from .neighbours import NoNeighbours
+from .options import OffloadOptions
 from .row_forms import mesh_name, space_name
 from .rows_file import STATES
 from .shelf import Shelf

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .messages import Hello, OffloadOptions, Rows
+from .messages import Hello, Rows
+from .options import OffloadOptions
 
 #: Share of a tier that is kept free, where what goes is written to a disk, or more, if a step may need more.
 _FREE_SHARE, _MOST_FREE_SHARE = 1 / 16, 1 / 4

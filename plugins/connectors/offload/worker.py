@@ -24,8 +24,9 @@ from .disk_forms import DiskForms
 from .foreign_files import ForeignFiles
 from .foreign_rows import write_form
 from .loads import ComingLoads
-from .messages import Hello, Kind, OffloadNote, OffloadOptions, OffloadStep, Rows
+from .messages import Hello, Kind, OffloadNote, OffloadStep, Rows
 from .mover import Store, TierMover
+from .options import OffloadOptions
 from .row_copies import Copy, RowCopies
 from .row_forms import RowForm, form_of, mesh_name, space_name, state_form
 from .rows_file import STATES
