@@ -140,12 +140,12 @@ def test_many_prompts_wait_for_room_on_the_other_gpu(family, secret, tmp_path):
                 there.begin(id=f"p{number}", prompt=prompt, params=asks, count=1)
                 here.add(f"d{number}", prompt, {"do_remote_prefill": True})
             assert [here.finish(f"d{number}") for number in range(len(given))] == alone
-            assert [here.num_cached(f"d{number}") for number in range(len(given))] == READ[:3] * 8
             for _ in given:
                 there.answer()
             assert here.counter("failed_blocks", "push") == 0
-            assert here.counter("received_bytes", "push") > 1 << 18, "all prompts fit at once"
             assert there.counter("direct_bytes", "push") == there.counter("sent_bytes", "push") > 0
+            assert [here.num_cached(f"d{number}") for number in range(len(given))] == READ[:3] * 8
+            assert here.counter("received_bytes", "push") > 1 << 18, "all prompts fit at once"
             assert there.usage() == here.rest() == 0
             assert engine.stats().connector_gauges["push_device_buffer_used_bytes"] == 0
     finally:

@@ -18,7 +18,6 @@ from frame.kernels import (
     block_copies,
     coded_experts,
     coded_fragments,
-    coded_hopper,
     coded_ring,
     coded_rows,
     coded_warpgroups,
@@ -44,7 +43,6 @@ from frame.kernels import (
 )
 from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
-from frame.kernels.coded_hopper import Staged
 from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
 from frame.kernels.expert_launch import Shape, read_table
@@ -53,7 +51,7 @@ from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
-from frame.kernels.rounded_hopper import RoundedTile
+from frame.kernels.rounded_hopper import TILE, RoundedTile
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.blocks import TABLES
 from frame.plugins.gguf.superblocks import SUPER, sizes_of
@@ -439,22 +437,7 @@ def ringed(depth: int, sizes: Ring) -> None:
     )
 
 
-STAGED = (
-    (16, Staged(1, 6)), (16, Staged(2, 5)), (32, Staged(1, 5)), (32, Staged(2, 4)), (32, Staged(2, 4, 4, twice=False)),
-    (64, Staged(1, 4)), (64, Staged(1, 3, 8)), (64, Staged(1, 4, 4, twice=False)), (64, Staged(2, 3, 4, twice=False)),
-    (64, Staged(2, 3, 8, twice=False)),
-)  # fmt: skip
-
-
-def staged(rows: int, outputs: int, depth: int, sizes: Staged) -> None:
-    """A product of some rows with nibbles from a ring of copies."""
-    scales = _empty(outputs, depth // 128, dtype=F16)
-    coded_hopper.product(
-        _empty(rows, depth), _empty(outputs, depth // 8, dtype=torch.int32), scales, _empty(outputs), sizes
-    )
-
-
-def rounded(rows: int, depth: int, tile: RoundedTile | None) -> None:
+def rounded(rows: int, depth: int, tile: RoundedTile) -> None:
     """A product of rounded rows with codes from a ring of copies, with bias and without."""
     codes, scales = _empty(6144, depth, dtype=torch.float8_e4m3fn), _empty(6144, 1, dtype=F32)
     rounded_hopper.product(_empty(rows, depth), codes, scales, _empty(6144), tile=tile)
@@ -481,13 +464,8 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"ring of fp8, {depth} inputs"] = partial(ringed, depth, sizes)
     for tokens, rank in ((64, 16), (17, 32), (8, 64)):
         found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
-    for rows, given in STAGED:
-        name = f"{given.parts} parts, {given.stages} steps, {given.fetchers} fetch{', twice' * given.twice}"
-        found[f"stages of nibbles, {rows} rows, {name}"] = partial(staged, rows, 4096, 14336, given)
-    for rows in (17, 64, 128):
-        found[f"ring of rounded rows, {rows} rows"] = partial(rounded, rows, 4096, None)
-    for tile in (RoundedTile(64, 256, 6, 2), RoundedTile(128, 256, 4, 1, True), RoundedTile(256, 128, 5, 1, True)):
-        found[f"ring of rounded rows, {tile}"] = partial(rounded, 64, 14336, tile)
+    for rows in (2, 17, 64):
+        found[f"products of rounded rows, {rows} rows"] = partial(rounded, rows, 4096, TILE)
     return found
 
 

@@ -78,7 +78,6 @@ UNITS = {
     "coded_fragments._fragments": {"HMMA"},
     "coded_warpgroups._warpgroups": {"HGMMA"},
     "coded_ring._ring": {"HMMA"},
-    "coded_hopper._coded_hopper": {"HGMMA"},
     "rounded_hopper._rounded": {"QGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
@@ -130,7 +129,6 @@ SPILLS = {
     "coded_fragments._fragments": 0,
     "coded_warpgroups._warpgroups": 0,
     "coded_ring._ring": 0,
-    "coded_hopper._coded_hopper": 120,  # of 64 rows and two parts, nearly all between tiles
     "rounded_hopper._rounded": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
@@ -143,7 +141,7 @@ SPILLS = {
 }
 #: Modules whose kernels read by bulk copies.
 COPIED = (
-    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "coded_hopper.", "latent_hopper.",
+    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.",
     "rounded_hopper.",
 )  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
