@@ -37,6 +37,8 @@ from benchmarks.kernels.coded_sweep import (
 )
 from frame.kernels import activation, norm, quantized, rounded_hopper
 from frame.kernels.rounded_hopper import TILE, RoundedTile
+from frame.plugins.platforms.cuda import ops
+from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.plugins.platforms.cuda.products import rounded
 
 SHAPES = [
@@ -51,15 +53,18 @@ Product = Callable[[Tensor, Weight], Tensor]
 Found = dict[tuple[int, tuple[int, int]], dict[str, object]]
 
 
+OPS = CudaOps()
+
+
 def now(x: Tensor, weight: Weight) -> Tensor:
     """What steps launch."""
-    return rounded.product(x, *weight[:3])
+    return OPS.scaled_linear(x, *weight[:3], rounds=True)
 
 
 def other(x: Tensor, weight: Weight) -> Tensor:
     """What steps would launch without a ring."""
-    with patch.object(rounded, "_by_ring", lambda *_: None):
-        return rounded.product(x, *weight[:3])
+    with patch.object(ops, "ringed", lambda *_: None):
+        return now(x, weight)
 
 
 def library(x: Tensor, weight: Weight) -> Tensor:

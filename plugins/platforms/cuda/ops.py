@@ -54,9 +54,9 @@ from frame.ops import (
 
 from ..options import HopperProducts
 from .products.choice import Products
-from .products.rounded import product as rounded_product
+from .products.rounded import product as rounded_product, ringed
 
-#: Rows that are not rounded although they may be, as that would take a launch more and save no time.
+#: Rows that other kernels than `ringed` do not round although they may, as that takes a launch more and saves no time.
 _FEW_EXACT_ROWS = 16
 
 
@@ -243,6 +243,8 @@ class CudaOps(Ops):
     ) -> Tensor:  # fmt: skip
         """Of few rows from the codes, of many with rounded rows, or from the weight that is put together before."""
         if self._reads_codes(x) and self._has_kernels(codes, scales, block):
+            if rounds and zeros is None and (out := ringed(x, codes, scales, block, bias, input_scale)) is not None:
+                return out
             if len(x) <= (_FEW_EXACT_ROWS if rounds else quantized.FEW_ROWS):
                 return coded_rows.few_rows(x, codes, scales, block, zeros, bias)
             if len(x) <= quantized.FEW_ROWS:

@@ -6,8 +6,6 @@ Scales of blocks, other types of activations and sizes that the library refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
@@ -17,8 +15,8 @@ from frame.kernels.hopper import hopper_kernel
 
 #: Rows of both matrices begin at multiples of so many bytes.
 _ALIGNMENT = 16
-#: From so many rows on `rounded_hopper` is the quickest (`benchmarks/kernels/rounded_sweep.py`).
-LEAST_RINGED_ROWS = 17
+#: From so many rows on `rounded_hopper` is the quickest (`benchmarks/kernels/rounded_sweep.py`); fewer stay exact.
+_LEAST_RINGED_ROWS = 9
 
 
 def library_takes(x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int]) -> bool:
@@ -53,12 +51,16 @@ def few_rows(
     return coded_rows.rounded_product(found, own, codes, scales, block, bias, x.dtype)
 
 
-def _by_ring(
-    x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int]
-) -> Callable[..., Tensor] | None:  # fmt: skip
+def ringed(
+    x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None, static: Tensor | None = None
+) -> Tensor | None:
     """`rounded_hopper.product`, where there is one for the weight and so many rows."""
-    fits, ringed = (hopper_kernel(x.device, "rounded_hopper", name) for name in ("fits", "product"))
-    return ringed if fits is not None and x.dtype.itemsize == 2 and fits(codes, scales, block, len(x)) else None
+    if len(x) < _LEAST_RINGED_ROWS or x.dtype.itemsize != 2:
+        return None
+    fits, product = (hopper_kernel(x.device, "rounded_hopper", name) for name in ("fits", "product"))
+    if fits is None or product is None or not fits(codes, scales, block, len(x)):
+        return None
+    return product(x, codes, scales, bias, static)
 
 
 def product(
@@ -71,8 +73,6 @@ def product(
 ) -> Tensor:
     """x Wᵀ + b for x [rows, K] that is rounded to the type of codes [N, K]."""
     floats = codes.dtype.is_floating_point
-    if len(x) >= LEAST_RINGED_ROWS and (ringed := _by_ring(x, codes, scales, block)) is not None:
-        return ringed(x, codes, scales, bias, static)
     if floats and 1 < len(x) <= coded_rows.MOST_ROWS and coded_rows.fits(codes, scales, block, len(x)):
         return few_rows(x, codes, scales, block, bias, static)
     if library_takes(x, codes, scales, block):
