@@ -46,7 +46,7 @@ USUAL = (
     "Mamba-2, single tokens",
     "delta net, single tokens",
     "mxfp4, 16 rows",
-    "ring of rounded rows, 64 rows",
+    "products of rounded rows, 64 rows",
     "delta net, long prompts",
     "copied blocks of torch.bfloat16",
 )
