@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ import torch
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.plugins.connectors.blocks import host_slab
+from frame.plugins.connectors.blocks.messages import Move
 from frame.plugins.connectors.offload.check import check_options
+from frame.plugins.connectors.offload.loads import ComingLoads
+from frame.plugins.connectors.offload.messages import OffloadStep
 from frame.plugins.connectors.offload.options import OffloadOptions
 from frame.plugins.connectors.offload.states import StateCopies
 from frame.testing import ConnectorSuite
@@ -496,3 +500,16 @@ def test_layers_of_a_group_share_the_numbers_of_blocks(tmp_path, monkeypatch):
     engine.check()
     assert len(worker.tokens.parts) == 2
     assert len(staged) == len(copies) > 1
+
+
+def test_a_load_that_cannot_begin_leaves_those_behind_it():
+    mover = SimpleNamespace(coming=lambda row: None)
+    loads = ComingLoads(mover, lambda moves: None)
+    moves = [Move("first", b"a", [[1]], 0), Move("second", b"b", [[2]], 0)]
+    loads.add(OffloadStep(blocks_name="b", number=1, loads=moves, load_rows=[0, 1]))
+    begun = loads.ready()
+    assert next(begun).owner == "first"
+    begun.close()  # as where the first one raises
+    assert loads.owners == ["second"]
+    assert [copy.owner for copy in loads.ready()] == ["second"]
+    assert loads.owners == []

@@ -297,3 +297,12 @@ def test_no_link_is_followed_to_a_record(tmp_path):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert DiskForms(files, "s" * 32, "").all() == {}
+
+
+def test_files_of_other_names_hide_no_record(tmp_path):
+    files = BlockFiles(tmp_path)
+    forms = DiskForms(files, "s" * 32, "")
+    name = forms.publish("a" * 32, RECORD)
+    for number in range(disk_forms.MOST_RECORDS):
+        (tmp_path / ROOT / forms._space / f"{number:03}").touch()
+    assert DiskForms(files, "s" * 32, "").all() == {name: RECORD}

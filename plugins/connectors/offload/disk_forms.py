@@ -109,7 +109,8 @@ class DiskForms:
         """What is sound."""
         names, changed = self._files.record_names(self._space)
         if changed != self._changed:
-            found = ((name, self._read(name)) for name in names[:MOST_RECORDS] if _NAME.fullmatch(name))
+            called = [name for name in names if _NAME.fullmatch(name)][:MOST_RECORDS]
+            found = ((name, self._read(name)) for name in called)
             self._known = {name: forms for name, forms in found if forms is not None}
             # its time is that of a coarse clock: it may change again without another time
             self._changed = changed if time.time_ns() - changed > _COARSE_NANOSECONDS else 0

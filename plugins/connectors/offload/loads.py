@@ -71,9 +71,8 @@ class ComingLoads:
 
     def ready(self) -> Iterator[Copy]:
         """Those whose rows are there, without what did not come; a request whose state did not come loads nothing."""
-        ready = [one for one in self._loads if one.ready]
-        self._loads = [one for one in self._loads if one not in ready]
-        for one in ready:
+        for one in [one for one in self._loads if one.ready]:
+            self._loads.remove(one)  # and not all at once: where one cannot be begun, those behind it are still to be
             copy = one.copy
             if not all(_there(row, move) for (_, row), move in zip(copy.states, one.states, strict=True)):
                 self._fail([*copy.moves, *(move for move, _ in copy.states)])
