@@ -31,24 +31,18 @@ from benchmarks.kernels.coded_sweep import (
     compile_all,
     error,
     exact,
-    made,
     microseconds,
     x_of,
 )
+from benchmarks.kernels.ring_sweep import LAYERS, SHAPES, timed, weights_of
 from frame.kernels import activation, norm, quantized, rounded_hopper
 from frame.kernels.rounded_hopper import TILE, RoundedTile
 from frame.plugins.platforms.cuda import ops
 from frame.plugins.platforms.cuda.ops import CudaOps
 from frame.plugins.platforms.cuda.products import rounded
 
-SHAPES = [
-    (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336),
-    (3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168), (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072),
-    (7168, 5120), (5120, 5120), (34816, 5120), (5120, 17408),
-]  # fmt: skip
 ROWS = (64, 32, 16, 8, 2)
 CANDIDATES = (RoundedTile(64, 256, 6), RoundedTile(64, 128, 12), RoundedTile(128, 128, 8), RoundedTile(64, 256, 3))
-LAYERS = 6
 Product = Callable[[Tensor, Weight], Tensor]
 Found = dict[tuple[int, tuple[int, int]], dict[str, object]]
 
@@ -75,17 +69,6 @@ def library(x: Tensor, weight: Weight) -> Tensor:
 def ringed(tile: RoundedTile, x: Tensor, weight: Weight) -> Tensor:
     """By a tile."""
     return rounded_hopper.product(x, *weight[:2], tile=tile)
-
-
-def weights_of(shape: tuple[int, int], count: int = 0) -> list[Weight]:
-    """As many as the L2 cache does not hold, or `count`."""
-    return [made("fp8", 0, False, *shape) for _ in range(count or 1 + min(48, CACHE_BYTES // (shape[0] * shape[1])))]
-
-
-def timed(product: Product, x: Tensor, weights: list[Weight]) -> float:
-    """Microseconds of one product."""
-    calls = [partial(product, x, weight) for weight in weights]
-    return microseconds(calls * max(1, -(-CHAIN // len(calls))))
 
 
 def expected_of(x: Tensor, weight: Weight) -> Tensor:
