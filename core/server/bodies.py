@@ -145,7 +145,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def parse_json(body: bytes) -> Any:
     """Strict JSON: UTF-8, no NaN or infinity, within the bounds above; raises `RequestError` 400."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH or len(body) > MAX_PARTS:
+    if len(body) > MAX_PARTS or _num_opening(body) > MAX_DEPTH:
         _check_structure(body)
     try:
         return msgspec.json.decode(body)
@@ -167,6 +167,14 @@ class BodyParser:
             return parse_json(body)
         async with self._turn:
             return await asyncio.to_thread(parse_json, body)
+
+
+def _num_opening(body: bytes) -> int:
+    """How many opening brackets a body has, those in strings included."""
+    if len(body) < 1 << 12:
+        return body.count(b"[") + body.count(b"{")
+    # numpy takes a fifth of that time for 40 kB; "[" has all bits of "{" but this one
+    return int(np.count_nonzero((np.frombuffer(body, np.uint8) | 0x20) == ord("{")))
 
 
 def _check_structure(body: bytes) -> None:

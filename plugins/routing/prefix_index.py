@@ -41,11 +41,10 @@ class PrefixIndex:
         for run in runs:
             if not holders:
                 break
-            masks = list(map(self._holders.get, run, repeat(0)))
-            if all(mask & holders == holders for mask in set(masks)):  # few differ
+            if all(mask & holders == holders for mask in set(map(self._holders.get, run, repeat(0)))):  # few differ
                 depth += len(run)
                 continue
-            for mask in masks:
+            for mask in map(self._holders.get, run, repeat(0)):
                 if lost := holders & ~mask:
                     found |= dict.fromkeys(bits(lost), depth)
                     holders &= mask

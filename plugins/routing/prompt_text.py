@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ _HEAD = ("model", "cache_salt", "tools", "chat_template_kwargs", "reasoning_effo
 #: The fields with the rest; a request has one of them.
 _REST = ("messages", "prompt", "input", "inputs", "text")
 #: Bytes of a piece of a prompt, and those that count as a token.
-PIECE_BYTES, TOKEN_BYTES = 256, 4
+PIECE_BYTES, TOKEN_BYTES = 512, 4
+_PIECE = Struct(f"{PIECE_BYTES}s")
 #: Only so many bytes of a prompt are looked at, and only bodies of so many: to read one holds up all others.
 MOST_BYTES, MOST_BODY_BYTES = 1 << 19, 2 << 20
 
@@ -40,8 +42,5 @@ def prompt_bytes(content: dict[str, Any] | None) -> bytes:
 
 def piece_keys(data: bytes) -> list[int]:
     """A key for the end of each whole piece, that stands for all bytes up to there."""
-    key, found = 0, []
-    for start in range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES):
-        key = hash((key, data[start : start + PIECE_BYTES]))
-        found.append(key)
-    return found
+    key, whole = 0, len(data) // PIECE_BYTES * PIECE_BYTES
+    return [key := hash((key, piece)) for (piece,) in _PIECE.iter_unpack(memoryview(data)[:whole])]
