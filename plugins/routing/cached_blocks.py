@@ -198,7 +198,7 @@ def _keys(prompt: Prompt, size: int, adapter: str | None) -> Iterator[list[int]]
         yield run
         key, salt = run[-1], ()
     width = prompt.tokens.itemsize * size
-    blocks = Struct(f"{width}s").iter_unpack(prompt.tokens.tobytes()[sure * width : count * width])
+    blocks = Struct(f"{width}s").iter_unpack(memoryview(prompt.tokens).cast("B")[sure * width : count * width])
     if salt and (first := next(blocks, None)) is not None:
         key = _key(key, first[0], salt)
         yield [key]

@@ -85,7 +85,9 @@ class PrefixPolicy(TextPrefixPolicy):
         if request.tokens is None or not self._blocks.tell(urls):
             return self.by_text(request, servers)
         content = request.content or {}
-        tokens = array("I", request.tokens)
+        tokens = request.tokens
+        if not isinstance(tokens, array) or tokens.typecode != "I":
+            tokens = array("I", tokens)
         prompt = Prompt(tokens, content.get("cache_salt"), content.get("model"), self._known.get(request))
         cached = self._blocks.cached(prompt, urls)
         chosen = self._weighing.choose(servers, lambda server: cached.get(server.url, 0))

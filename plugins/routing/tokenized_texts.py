@@ -59,8 +59,9 @@ class TokenizedTexts:
         _, all_bytes, tokens, blocks = self._prompts[self._newest[keys[place]]]
         rate = len(tokens) / all_bytes
         found = tokens[: max(0, min(len(tokens), int(rate * known)) - _UNSURE_TOKENS)]
-        every = found + array("I", bytes(4 * max(1, int(rate * num_bytes) - len(found))))
-        return every, blocks.up_to(len(found))
+        num_known = len(found)
+        found.frombytes(bytes(4 * max(1, int(rate * num_bytes) - num_known)))
+        return found, blocks.up_to(num_known)
 
 
 def _room(keys: Sequence[int], tokens: Sequence[int]) -> int:
