@@ -74,6 +74,7 @@ PARTS = (
                                 "tests/gpu/test_all_reduce_kernels.py tests/gpu/test_peer_copies.py "
                                 "tests/gpu/test_block_copies.py"), 300, devices=4),
     Part("transfer-tests", gpu_tests("tests/gpu/test_mapped_memory.py tests/gpu/test_transfers.py"), 400, devices=2),
+    Part("kills", gpu_tests("tests/gpu/test_kills.py"), 560, devices=2),
     Part("block-copies", f"python {_KERNELS}/block_copies.py --json {{json}}", 90, devices=2),
     Part("transfers-pair", "python benchmarks/transfers.py pair --json {json}", 240,
          "python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 "
@@ -164,7 +165,7 @@ PARTS = (
 PLANS = {
     "tests": (
         *("two-devices", "new-kernels", "engine-tests", "kernel-tests", "graphs", "start", "kept-weights", "libraries"),
-        *("exchanges", "transfer-tests"),
+        *("exchanges", "transfer-tests", "kills"),
     ),
     "models": ("latent-decode", "variants", *(f"target-{name}-frame" for name in ("latent", "states", "mxfp4"))),
     "transfers": ("block-copies", "transfers-pair", "transfers-push", "transfers-push-host", "transfers-tier"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.connectors.engine_kills import kills
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,3 +35,14 @@ def test_a_hundred_deaths_while_blocks_travel_cost_no_token_and_no_block(tmp_pat
     found = killed(tmp_path, 100, connector)[connector]
     assert found["wrong"] == []
     assert found["midway"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("connector", ["nixl", "push"])
+def test_deaths_of_engines_with_a_model_cost_no_token_no_request_and_no_block(tmp_path, connector):
+    if connector == "nixl":
+        pytest.importorskip("nixl")
+    found = kills(tmp_path, connector, 8, pairs=1, platform="cpu")
+    assert (found["kills"], found["wrong"], found["lost"], found["left"]) == (8, [], [], [])
+    assert found["midway"] > 0
