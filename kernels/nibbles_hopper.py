@@ -3,7 +3,7 @@
 A byte whose value is a nibble is that number of 2⁻⁹ as a float of 8 bits (e4m3), so that a weight costs three eighths
 of an instruction to decode: shifts and masks of words. A bfloat16 has 8 significant bits and is the sum of two floats
 of 4 bits, its halves, which a kernel before this one finds (`split_rows`): a product has twice the columns at twice the
-rate. The halves of numbers below 2⁻¹⁰ of the largest of their row err by up to 2⁻¹⁷ of that one, others are exact. The
+rate. The halves of numbers below 2⁻⁹ of the largest of their row err by up to 2⁻¹⁷ of that one, others are exact. The
 chip adds up 8-bit floats with some 14 bits; sums of 128 columns, which have one scale, are kept apart, and low halves
 come first, so that they are exact among themselves. What the zeros of a group take away is the sum of the row's columns
 there times zero and scale.
@@ -53,6 +53,8 @@ _WARPGROUPS, _OUTPUTS = 2, 64
 #: those that multiply later, which get what the fetching warp leaves.
 _REGISTERS = {1: (144, 192), 2: (168, 232)}
 _FETCHING_REGISTERS = 40
+#: Shared memory of the steps on their way; from so many outputs on tiles are wide.
+_RING_BYTES, _WIDE_OUTPUTS = 192 << 10, 1 << 14
 #: Four bytes to those of their lower and upper four bits.
 _NIBBLES = tl.constexpr("""{
 .reg .b32 up;
@@ -485,7 +487,7 @@ def _multiply(
         scales, tile, column = following, next_tile, next_column
 
 
-@gluon.jit(do_not_specialize=["rows", "outputs", "groups", "units", "steps", "each", "steps_of_all"])
+@gluon.jit(do_not_specialize=["rows", "groups", "units", "steps", "each", "steps_of_all"])
 def _nibbled(
     halves, x_sums, factors, codes, scales, zeros, bias, out, sums, arrived, rows, outputs, groups, units, steps, each,
     steps_of_all, OWN: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
@@ -576,11 +578,16 @@ def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | 
     )
 
 
-def tile_for(outputs: int, rows: int) -> NibbleTile:
-    """What estimates choose: wide tiles, which read the halves less often, where there are enough of them."""
-    if rows > 32 and outputs >= 2 * _WARPGROUPS * _OUTPUTS * 64:
-        return NibbleTile(2, 1, 6)
-    return NibbleTile(1, 2, 4)
+def tile_for(outputs: int, rows: int, width: int) -> NibbleTile:
+    """What estimates choose: wide tiles, which read the halves less often, where all programs have some of them."""
+    own = 2 if rows > 32 and outputs >= _WIDE_OUTPUTS and width == CHUNK else 1
+    chunks = 2 if own == 1 and width == CHUNK else 1
+    return NibbleTile(own, chunks, min(12, _RING_BYTES // (chunks * chunk_bytes(own, room_for(rows)))))
+
+
+def chunk_bytes(own: int, room: int) -> int:
+    """Shared memory for a chunk of codes and of the halves of x."""
+    return _WARPGROUPS * _OUTPUTS * own * CHUNK // 2 + 2 * room * CHUNK
 
 
 def split_rows(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -625,7 +632,8 @@ def split_product(
     """As `product`, of rows as `split_rows` makes them; one launch."""
     halves, x_sums, factors = split
     outputs, (double, depth), groups = len(codes), halves.shape, scales.shape[-1]
-    tile, width, room = tile or tile_for(outputs, rows), width_of(block[1], depth), double // 2
+    width, room = width_of(block[1], depth), double // 2
+    tile = tile or tile_for(outputs, rows, width)
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(depth, CHUNK * tile.chunks)
     programs = min(tiles if tile.whole else tiles * steps, num_multiprocessors(halves.device))
     each = triton.cdiv(tiles, programs) * steps if tile.whole else triton.cdiv(tiles * steps, programs)
