@@ -43,9 +43,9 @@ ROWS = (64, 32, 16, 9)
 #: By the rows of a tile.
 CANDIDATES = {
     64: (NibbleTile(1, 2, 4), NibbleTile(2, 1, 6), NibbleTile(2, 1, 6, whole=True), NibbleTile(2, 2, 3),
-         NibbleTile(1, 1, 8)),
-    32: (NibbleTile(1, 2, 6), NibbleTile(2, 1, 8), NibbleTile(1, 1, 12)),
-    16: (NibbleTile(1, 2, 8), NibbleTile(2, 1, 9), NibbleTile(1, 1, 12)),
+         NibbleTile(1, 1, 8), NibbleTile(1, 2, 4, whole=True)),
+    32: (NibbleTile(1, 2, 6), NibbleTile(2, 1, 8), NibbleTile(1, 1, 12), NibbleTile(1, 2, 6, whole=True)),
+    16: (NibbleTile(1, 2, 8), NibbleTile(2, 1, 9), NibbleTile(1, 1, 12), NibbleTile(1, 2, 8, whole=True)),
 }  # fmt: skip
 #: Compared first: outputs, inputs, inputs of a group (0: all), zeros, rows.
 OTHERS = [

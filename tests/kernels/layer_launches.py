@@ -482,8 +482,11 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
             found[f"{name}, {rows} rows"] = partial(halved, rows, group)
             found[f"{name}, zeros, {rows} rows"] = partial(halved, rows, group, zeros=True)
         found[f"products of halves with nibbles, {rows} rows, one output"] = partial(halved, rows, 128, outputs=1)
-    for tile in (NibbleTile(2, 1, 6), NibbleTile(2, 2, 3), NibbleTile(1, 1, 8), NibbleTile(2, 1, 6, whole=True)):
-        found[f"products of halves with nibbles, {tile}"] = partial(halved, 64, 128, tile, zeros=True)
+    for halves in (NibbleTile(2, 1, 6), NibbleTile(2, 2, 3), NibbleTile(1, 1, 8), NibbleTile(2, 1, 6, whole=True)):
+        found[f"products of halves with nibbles, {halves}"] = partial(halved, 64, 128, halves, outputs=28672)
+    found["products of halves with nibbles, wide, zeros"] = partial(
+        halved, 64, 128, NibbleTile(2, 1, 6), zeros=True, outputs=28672
+    )
     return found
 
 
