@@ -1,12 +1,10 @@
 """Products of up to 64 rows of bfloat16 with nibbles by matrix instructions for 8-bit floats, for Hopper, in Gluon.
 
 A byte whose value is a nibble is that number of 2⁻⁹ as a float of 8 bits (e4m3), so that a weight costs three eighths
-of an instruction to decode: shifts and masks of words. A bfloat16 has 8 significant bits and is the sum of two floats
-of 4 bits, its halves, which a kernel before this one finds (`split_rows`): a product has twice the columns at twice the
-rate. The halves of numbers below 2⁻⁹ of the largest of their row err by up to 2⁻¹⁷ of that one, others are exact. The
-chip adds up 8-bit floats with some 14 bits; sums of 128 columns, which have one scale, are kept apart, and low halves
-come first, so that they are exact among themselves. What the zeros of a group take away is the sum of the row's columns
-there times zero and scale.
+of an instruction to decode: shifts and masks of words. Rows come in two halves (`frame.kernels.halves`), which have
+twice the columns at twice the rate. The chip adds up 8-bit floats with some 14 bits: sums of 128 columns, which have
+one scale, are kept apart, and low halves come first, so that they are exact among themselves. What the zeros of a group
+take away is the sum of the row's columns there times zero and scale.
 
 Weights are the left operand, in registers, the halves come from shared memory. A warp fetches both by bulk copies, the
 first codes while the kernel before ends, and two warpgroups multiply, each by outputs of its own: one decodes while
@@ -38,15 +36,14 @@ from .barriers import barrier as real_barrier
 from .chain import await_previous, chained
 from .coded_fragments import _nothing, _with
 from .coded_rows import arrivals
+from .halves import CHUNK, MOST_ROWS, UNIT, room_for, split_rows, width_of
 from .linear_invariant import num_multiprocessors
 from .portable import INTERPRETED, gl, gluon
 
 barrier = gl.barrier if INTERPRETED else real_barrier
 _ASM = tl.constexpr(not INTERPRETED)
-#: The most rows of x; a tile has as many as the next power of two, and no fewer than the least.
-MOST_ROWS, _LEAST_ROWS = 64, 16
-#: Columns of a chunk: codes are copied by such, which are the most that have one sum. Groups may be these or more.
-CHUNK, SMALL_GROUPS = 128, (32, 64)
+#: Groups of columns that are smaller than a chunk, by which codes are copied; others are whole chunks.
+SMALL_GROUPS = (32, 64)
 #: The warpgroups that multiply, and outputs of a matrix instruction.
 _WARPGROUPS, _OUTPUTS = 2, 64
 #: By the matrix instructions of a warpgroup side by side: the registers of all threads of a program at first, and of
@@ -62,8 +59,6 @@ shr.u32 up, $2, 4;
 and.b32 $0, $2, 0x0F0F0F0F;
 and.b32 $1, up, 0x0F0F0F0F;
 }""")
-#: What the number of a nibble is times the nibble.
-_UNIT = tl.constexpr(2.0**-9)
 
 
 @dataclass(frozen=True)
@@ -122,46 +117,6 @@ class Given(NamedTuple):
     outputs: Any
     groups: Any
     units: Any
-
-
-@triton.jit
-def _split_rows(x, halves, sums, factors, rows, depth, stride_x, units, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                CHAINED: tl.constexpr):  # fmt: skip
-    """A program for each row, which may be beyond those of x; x and its stride are of pairs of numbers.
-
-    The bytes of WIDTH columns are divided among four threads, of which each holds four at a time.
-    """
-    await_previous(CHAINED)
-    HALF: tl.constexpr = WIDTH // 2
-    row, room = tl.program_id(0), tl.num_programs(0)
-    lane = tl.arange(0, BLOCK)
-    unit, place = lane // HALF, lane % HALF
-    pair = unit * HALF + place // 4 % 4 * (WIDTH // 8) + place // 16 * 4 + place % 4
-    kept = pair < depth // 2
-    pairs = tl.load(x + row.to(tl.int64) * stride_x + pair, mask=kept & (row < rows), other=0)
-    even = (pairs << 16).to(tl.float32, bitcast=True)
-    odd = (pairs & -65536).to(tl.float32, bitcast=True)
-    largest = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 0)
-    # the largest becomes 128 and some: a power of two leaves numbers exact
-    exponent = tl.minimum(tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 16), 254)
-    small = ((261 - exponent) << 23).to(tl.float32, bitcast=True)
-    found = tl.zeros([BLOCK], tl.float32)
-    for odds in tl.static_range(2):
-        if odds:
-            values = odd * small
-        else:
-            values = even * small
-        upper = (values.to(tl.int32, bitcast=True) & -1048576).to(tl.float32, bitcast=True)  # four significant bits
-        high = upper.to(halves.dtype.element_ty)
-        low = (values - high.to(tl.float32)).to(halves.dtype.element_ty)
-        at = halves + row * depth + unit * WIDTH + odds * HALF + place
-        tl.store(at, low, mask=kept)
-        tl.store(at + room * depth, high, mask=kept)
-        found += low.to(tl.float32) + high.to(tl.float32)
-    total = tl.sum(tl.reshape(found, (BLOCK // HALF, HALF)), 1) * _UNIT
-    own = tl.arange(0, BLOCK // HALF)
-    tl.store(sums + own * room + row, total, mask=own < units)
-    tl.store(factors + row, ((exponent - 7) << 23).to(tl.float32, bitcast=True) / _UNIT)
 
 
 @gluon.jit
@@ -225,7 +180,7 @@ def _numbers(codes):
         )
         low, high = low.to(gl.float8e4nv, bitcast=True), high.to(gl.float8e4nv, bitcast=True)
     else:
-        low, high = (codes & 15).to(gl.float32) * _UNIT, (codes >> 4).to(gl.float32) * _UNIT
+        low, high = (codes & 15).to(gl.float32) * UNIT, (codes >> 4).to(gl.float32) * UNIT
     return low, high
 
 
@@ -533,16 +488,6 @@ def _nibbled(
             )  # fmt: skip
 
 
-def room_for(rows: int) -> int:
-    """The rows of a tile for so many rows of x."""
-    return max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
-
-
-def width_of(group: int, depth: int) -> int:
-    """The columns that one product of matrix instructions adds up, for groups of so many."""
-    return CHUNK if group == depth else min(group, CHUNK)
-
-
 @lru_cache(maxsize=16)
 def _layouts(width: int, room: int) -> dict[str, object]:
     """How a warpgroup holds the bytes of a chunk, the sums, and results that it stores by 16 bytes."""
@@ -588,29 +533,6 @@ def tile_for(outputs: int, rows: int, width: int) -> NibbleTile:
 def chunk_bytes(own: int, room: int) -> int:
     """Shared memory for a chunk of codes and of the halves of x."""
     return _WARPGROUPS * _OUTPUTS * own * CHUNK // 2 + 2 * room * CHUNK
-
-
-def split_rows(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(halves e4m3 [2 · room, K], sums float32 [K / width, room], factors float32 [room]) of bfloat16 x [rows, K].
-
-    Room is `room_for(rows)`; rows beyond those of x are zeros. The low halves come first. Columns of each `width` lie
-    as threads hold nibbles; a sum is that of these, and those of whole pairs of chunks are there. Sums are times 2⁻⁹,
-    which factors make good.
-    """
-    (rows, depth), room = x.shape, room_for(len(x))
-    if x.stride(0) % 2 or x.storage_offset() % 2:
-        x = x.contiguous()
-    pairs = x.view(torch.int32)
-    halves = torch.empty((2 * room, depth), dtype=torch.float8_e4m3fn, device=x.device)
-    units = triton.cdiv(depth, 2 * CHUNK) * 2 * CHUNK // width
-    sums = torch.empty((units, room), dtype=torch.float32, device=x.device)
-    factors = torch.empty(room, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(max(depth // 2, CHUNK))
-    _split_rows[(room,)](
-        pairs, halves, sums, factors, rows, depth, pairs.stride(0), units, WIDTH=width, BLOCK=block,
-        num_warps=min(16, max(1, block // 512)), **chained(x.device),
-    )  # fmt: skip
-    return halves, sums, factors
 
 
 def product(

@@ -36,7 +36,7 @@ from benchmarks.kernels.coded_sweep import (
     x_of,
 )
 from benchmarks.kernels.ring_sweep import LAYERS, SHAPES
-from frame.kernels import activation, coded_rows, nibbles_hopper, norm
+from frame.kernels import activation, coded_rows, halves, nibbles_hopper, norm
 from frame.kernels.nibbles_hopper import NibbleTile
 
 ROWS = (64, 32, 16, 9)
@@ -67,7 +67,7 @@ def halved(tile: NibbleTile | None, x: Tensor, weight: Weight) -> Tensor:
 
 def split(x: Tensor, _: Weight) -> Tensor:
     """The halves of x alone."""
-    return nibbles_hopper.split_rows(x, nibbles_hopper.CHUNK)[0]
+    return halves.split_rows(x, halves.CHUNK)[0]
 
 
 def weights_of(shape: tuple[int, int], count: int = 0) -> list[Weight]:
@@ -104,7 +104,7 @@ class Sweep:
             x = x_of(rows, shape[1])
             expected = [x.float() @ one.T for one in exacts]
             ways: dict[str, Product] = {"now": now, "rule": partial(halved, None)}
-            ways |= {str(tile): partial(halved, tile) for tile in CANDIDATES[nibbles_hopper.room_for(rows)]}
+            ways |= {str(tile): partial(halved, tile) for tile in CANDIDATES[halves.room_for(rows)]}
             found, errors = {"floor": floor, "split": timed(split, x, weights)}, []
             calls = [partial(torch.nn.functional.linear, x, one) for one in plain]
             found["bf16"] = microseconds(calls * max(1, -(-CHAIN // len(calls))))
@@ -136,7 +136,7 @@ class Sweep:
     def best(self, rows: int, shape: tuple[int, int]) -> NibbleTile | None:
         """The quickest tile, where one was measured."""
         found = self.found.get((rows, shape), {})
-        tiles = [tile for tile in CANDIDATES[nibbles_hopper.room_for(rows)] if str(tile) in found]
+        tiles = [tile for tile in CANDIDATES[halves.room_for(rows)] if str(tile) in found]
         return min(tiles, key=lambda tile: found[str(tile)], default=None)
 
     def sums(self) -> None:
@@ -186,7 +186,7 @@ def launch_all() -> None:
         for rows in ROWS:
             x = x_of(rows, shape[1])
             now(x, weight)
-            for tile in (None, *CANDIDATES[nibbles_hopper.room_for(rows)]):
+            for tile in (None, *CANDIDATES[halves.room_for(rows)]):
                 halved(tile, x, weight)
     for outputs, depth, group, zeros, rows in OTHERS:
         halved(None, x_of(rows, depth), made("int4", group, zeros, outputs, depth))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import quantized as references
-from frame.kernels import nibbles_hopper
+from frame.kernels import halves, nibbles_hopper
 from frame.kernels.nibbles_hopper import NibbleTile
 from frame.plugins.quantization.packing import pack_nibbles
 from tests.gpu.test_coded_fragments import weight
@@ -72,7 +72,7 @@ def test_products(
         x = rows_of(kind, rows, depth)
         bias = torch.randn(outputs, dtype=BF16, device=DEVICE) if kind != "small" else None
         expected = x.float() @ exact.T + (0.0 if bias is None else bias.float())
-        split = nibbles_hopper.split_rows(x, nibbles_hopper.width_of(group, depth))
+        split = halves.split_rows(x, halves.width_of(group, depth))
         found = nibbles_hopper.split_product(split, rows, codes, scales, block, zero, bias, F32, tile)
         far = ((found - expected).abs() / scale_of(x, exact)).max()
         # the chip keeps some 14 bits of sums of 8-bit floats, whose nibbles are not less their zeros yet
@@ -88,11 +88,11 @@ def test_the_halves_of_rows(width: int) -> None:
     torch.manual_seed(width)
     x = (torch.randn(13, 640) * torch.logspace(-6, 2, 640)).to(BF16)
     x[3] = 0.0
-    halves, sums, factors = (one.cpu() for one in nibbles_hopper.split_rows(x.to(DEVICE), width))
-    room = nibbles_hopper.room_for(13)
-    assert halves.shape == (2 * room, 640)
+    found, sums, factors = (one.cpu() for one in halves.split_rows(x.to(DEVICE), width))
+    room = halves.room_for(13)
+    assert found.shape == (2 * room, 640)
     assert sums.shape == (768 // width, room)
-    whole = halves[:room].float() + halves[room:].float()
+    whole = found[:room].float() + found[room:].float()
     assert torch.equal(sums[: 640 // width].T, whole.unflatten(1, (-1, width)).sum(-1) / 512)
     assert not sums[640 // width :].any()
     assert not whole[13:].any()

@@ -133,7 +133,7 @@ SPILLS = {
     "coded_ring._ring": 0,
     "rounded_hopper._rounded": 0,
     "nibbles_hopper._nibbled": 4,  # of groups of 32 and 64 rows; others have none
-    "nibbles_hopper._split_rows": 0,
+    "halves._split_rows": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
