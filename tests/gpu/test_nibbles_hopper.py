@@ -76,7 +76,7 @@ def test_products(
         found = nibbles_hopper.split_product(split, rows, codes, scales, block, zero, bias, F32, tile)
         far = ((found - expected).abs() / scale_of(x, exact)).max()
         # the chip keeps some 14 bits of sums of 8-bit floats, whose nibbles are not less their zeros yet
-        assert far < (3e-4 if INTERPRETED else 5e-3), (kind, far)
+        assert far < (3e-4 if INTERPRETED else 1e-2), (kind, far)
     rounded = nibbles_hopper.product(x, codes, scales, block, zero, bias, tile)
     assert rounded.dtype == BF16
     assert (rounded.float() - expected).abs().max() < 1e-2 * expected.abs().max()
