@@ -54,7 +54,7 @@ PARTS = (
     Part("new-kernels", gpu_tests("tests/gpu/test_latent*.py tests/gpu/test_state_kernels.py "
                                   "tests/gpu/test_coded_experts.py tests/gpu/test_nibble_kernels.py "
                                   "tests/gpu/test_coded_fragments.py tests/gpu/test_coded_ring.py "
-                                  "tests/gpu/test_rounded_hopper.py "
+                                  "tests/gpu/test_rounded_hopper.py tests/gpu/test_nibbles_hopper.py "
                                   "tests/gpu/test_expert_adapter_kernels.py tests/gpu/test_quantized_kernels.py "
                                   "tests/gpu/test_codebook_kernels.py tests/gpu/test_linear_rows.py") + " -n 8", 400),
     Part("engine-tests", gpu_tests("tests/gpu/test_engine.py tests/gpu/test_encoder_decoders.py "

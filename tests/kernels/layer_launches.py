@@ -32,6 +32,7 @@ from frame.kernels import (
     linear_rows,
     merge,
     nibble_rows,
+    nibbles_hopper,
     norm,
     norm_linear,
     peer_copies,
@@ -51,6 +52,7 @@ from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
 from frame.kernels.nibbles import Nibbles
+from frame.kernels.nibbles_hopper import NibbleTile
 from frame.kernels.rounded_hopper import TILE, RoundedTile
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.blocks import TABLES
@@ -444,6 +446,14 @@ def rounded(rows: int, depth: int, tile: RoundedTile) -> None:
     rounded_hopper.product(_empty(rows, depth), codes, scales, tile=tile)
 
 
+def halved(rows: int, group: int, tile: NibbleTile | None = None, *, zeros: bool = False, outputs: int = 6144) -> None:
+    """A product of rows in two halves with nibbles from a ring of copies, with bias and without."""
+    codes, scales = _empty(outputs, 512, dtype=torch.int32), _empty(outputs, 4096 // group, dtype=F16)
+    zero = _empty(*scales.shape, dtype=torch.uint8) if zeros else None
+    for bias in (_empty(outputs), None):
+        nibbles_hopper.product(_empty(rows, 4096), codes, scales, (1, group), zero, bias, tile)
+
+
 def fragment_launches() -> dict[str, Callable[[], None]]:
     """Products in the registers of matrix instructions, by type of codes, rows and sizes; for Hopper."""
     found: dict[str, Callable[[], None]] = {}
@@ -466,6 +476,17 @@ def fragment_launches() -> dict[str, Callable[[], None]]:
         found[f"few adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, 6144, BF16, few=True)
     for rows in (2, 17, 64):
         found[f"products of rounded rows, {rows} rows"] = partial(rounded, rows, 4096, TILE)
+    for rows in (9, 32, 64):
+        for group in (32, 64, 128, 4096):
+            name = f"products of halves with nibbles by {group}"
+            found[f"{name}, {rows} rows"] = partial(halved, rows, group)
+            found[f"{name}, zeros, {rows} rows"] = partial(halved, rows, group, zeros=True)
+        found[f"products of halves with nibbles, {rows} rows, one output"] = partial(halved, rows, 128, outputs=1)
+    for halves in (NibbleTile(2, 1, 6), NibbleTile(2, 2, 3), NibbleTile(1, 1, 8), NibbleTile(2, 1, 6, whole=True)):
+        found[f"products of halves with nibbles, {halves}"] = partial(halved, 64, 128, halves, outputs=28672)
+    found["products of halves with nibbles, wide, zeros"] = partial(
+        halved, 64, 128, NibbleTile(2, 1, 6), zeros=True, outputs=28672
+    )
     return found
 
 

@@ -47,6 +47,7 @@ USUAL = (
     "delta net, single tokens",
     "mxfp4, 16 rows",
     "products of rounded rows, 64 rows",
+    "products of halves with nibbles by 128, 64 rows",
     "delta net, long prompts",
     "copied blocks of torch.bfloat16",
 )
@@ -79,6 +80,7 @@ UNITS = {
     "coded_warpgroups._warpgroups": {"HGMMA"},
     "coded_ring._ring": {"HMMA"},
     "rounded_hopper._rounded": {"QGMMA"},
+    "nibbles_hopper._nibbled": {"QGMMA"},
     "nibble_rows._nibble_rows": {"HMMA", "HGMMA"},
     "adapters._down": {"HMMA"},
     "adapters._up": {"HMMA"},
@@ -130,6 +132,8 @@ SPILLS = {
     "coded_warpgroups._warpgroups": 0,
     "coded_ring._ring": 0,
     "rounded_hopper._rounded": 0,
+    "nibbles_hopper._nibbled": 4,  # of groups of 32 and 64 rows; others have none
+    "halves._split_rows": 0,
     "nibble_rows._nibble_rows": 32,  # of Q5_K with more than 16 rows; 3 with fewer
     "quantized._rounded_product": 0,
     "adapters._down": 0,
@@ -142,7 +146,7 @@ SPILLS = {
 #: Modules whose kernels read by bulk copies.
 COPIED = (
     "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.",
-    "rounded_hopper.",
+    "rounded_hopper.", "nibbles_hopper._nibbled",
 )  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400

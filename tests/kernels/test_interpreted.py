@@ -21,7 +21,7 @@ FORMATS = (
     "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels",
     "adapter_kernels",
     "expert_adapter_kernels", "coded_experts", "nibble_kernels",
-    "coded_fragments", "decode_narrow", "coded_ring", "rounded_hopper",
+    "coded_fragments", "decode_narrow", "coded_ring", "rounded_hopper", "nibbles_hopper",
 )  # fmt: skip
 
 
