@@ -18,10 +18,12 @@ FEWER = ("cascade", "expert_kernels")
 SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
 FORMATS = (
-    "attention_fp8", "latent", "latent_sparse", "codebook_kernels", "quantized_kernels", "state_kernels",
-    "adapter_kernels",
-    "expert_adapter_kernels", "coded_experts", "nibble_kernels",
-    "coded_fragments", "decode_narrow", "coded_ring", "rounded_hopper", "nibbles_hopper",
+    "attention_fp8", "latent", "latent_sparse", "state_kernels", "adapter_kernels", "expert_adapter_kernels",
+    "decode_narrow",
+)  # fmt: skip
+CODES = (
+    "codebook_kernels", "quantized_kernels", "coded_experts", "nibble_kernels", "coded_fragments", "coded_ring",
+    "rounded_hopper", "nibbles_hopper",
 )  # fmt: skip
 
 
@@ -34,8 +36,9 @@ FORMATS = (
         pytest.param(SAMPLING, "gpu and not slow", id="sampling", marks=pytest.mark.matrix),
         pytest.param(DEVICES, "gpu and not slow", id="devices", marks=pytest.mark.matrix),
         pytest.param(FORMATS, "gpu and not slow", id="formats", marks=pytest.mark.matrix),
+        pytest.param(CODES, "gpu and not slow", id="codes", marks=pytest.mark.matrix),
         pytest.param(
-            (*STEPS, *FEWER, *SAMPLING, *DEVICES, *FORMATS), "gpu and slow", id="slow cases", marks=pytest.mark.slow
+            (*STEPS, *FEWER, *SAMPLING, *DEVICES, *FORMATS, *CODES), "gpu and slow", id="slow cases", marks=pytest.mark.slow
         ),
         pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
