@@ -38,7 +38,10 @@ CODES = (
         pytest.param(FORMATS, "gpu and not slow", id="formats", marks=pytest.mark.matrix),
         pytest.param(CODES, "gpu and not slow", id="codes", marks=pytest.mark.matrix),
         pytest.param(
-            (*STEPS, *FEWER, *SAMPLING, *DEVICES, *FORMATS, *CODES), "gpu and slow", id="slow cases", marks=pytest.mark.slow
+            (*STEPS, *FEWER, *SAMPLING, *DEVICES, *FORMATS, *CODES),
+            "gpu and slow",
+            id="slow cases",
+            marks=pytest.mark.slow,
         ),
         pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
