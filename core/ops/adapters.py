@@ -108,9 +108,7 @@ def add_adapters(y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGrou
     return y
 
 
-def add_joined_adapters(
-    joined: Tensor, weights: AdapterWeights, groups: SlotGroups, *, halves: bool = False
-) -> Tensor:
+def add_joined_adapters(joined: Tensor, weights: AdapterWeights, groups: SlotGroups, *, halves: bool = False) -> Tensor:
     """As `add_adapters`, from one product with the layer's weight and the rows of all slots' `down` behind it.
 
     `joined` [T, out_features + S · P · r] has y, and behind it x Aᵀ of every slot. Returns a new [T, out_features], or

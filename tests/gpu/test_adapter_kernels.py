@@ -139,8 +139,8 @@ def test_sums_behind_one_product(
     halves = parts == HALVES
     (joined, weights, groups), how = joined_adapters_case(Draw(dtype), slots, parts, rank, halves=halves)
     unused = next(slot for slot in range(max(slots) + 1) if slot + 1 not in slots)
-    weights.up[unused] = joined[:, weights.up.shape[1] :].unflatten(1, (-1, weights.down.shape[1]))[:, unused] = (
-        float("inf")
+    weights.up[unused] = joined[:, weights.up.shape[1] :].unflatten(1, (-1, weights.down.shape[1]))[:, unused] = float(
+        "inf"
     )
     expected = reference.add_joined_adapters(joined, weights, groups, **how)
     moved = replace(weights, **{name: getattr(weights, name).to(DEVICE) for name in ("down", "up", "spans")})
