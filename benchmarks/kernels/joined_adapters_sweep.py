@@ -1,6 +1,6 @@
 """Finds the sizes of `joined_adapters`, and says whether one product for weight and A is worth it, for Llama 8B.
 
-    PYTHONPATH=src:. python benchmarks/kernels/joined_adapters_sweep.py [--rows 64,8192,16,1] [--seconds 55] [--json FILE]
+    PYTHONPATH=src:. python benchmarks/kernels/joined_adapters_sweep.py [--rows 64,8192] [--seconds 55] [--json FILE]
 
 8 slots of rank 16, which tokens take in turn, or prompts of 512 tokens where there are more than 256. Each of the four
 products of a layer is timed with what follows it (gate and up are gated), in a replayed graph over the weights of
@@ -41,7 +41,6 @@ LAYERS: dict[str, tuple[int, tuple[int, ...]]] = {
     "qkv": (4096, (4096, 1024, 1024)), "o": (4096, (4096,)), "gate_up": (4096, (14336, 14336)), "down": (14336, (4096,))
 }  # fmt: skip
 RANK, SLOTS, BF16, PROMPT = 16, 8, torch.bfloat16, 512
-Call = Callable[["Case", int], Tensor]
 
 
 def sizes_of(rows: int) -> list[Sizes]:
