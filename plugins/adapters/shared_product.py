@@ -33,7 +33,7 @@ class SharedProduct:
         outputs = layer.spec.out_features
         #: weight and A, [out_features + height, width]
         self.whole: Tensor = layer.empty(outputs + height, layer.spec.width).data
-        self.down = self.whole[outputs:].zero_()
+        self.down = self.whole[outputs:].zero_()  # memory may have outlived a process that had adapters
         layer.weight = nn.Parameter(self.whole[:outputs], requires_grad=False)
         self._bias: Tensor | None = None
         if layer.spec.bias:
