@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 SIZES = {
     1: Sizes(16, 64, 16, 4, False),
     16: Sizes(16, 64, 128, 4, True),
-    128: Sizes(64, 64, 128, 8, True),
+    512: Sizes(64, 64, 128, 8, True),
     1 << 30: Sizes(64, 64, 16, 4, False),
 }
 

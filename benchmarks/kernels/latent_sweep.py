@@ -40,8 +40,8 @@ from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 DECODES = [(64, 8192), (8, 32768), (128, 8192), (256, 1024), (1, 32768)]
 #: By heads of a tile: (latents of a tile, warps, stages). From three stages on the block table is fetched ahead, too;
-#: from five on two tiles are on their way. Registers let two programs of 32 latents share a multiprocessor, and three of
-#: (16, 4, 6), whose 49 splits of 8 rows fill the device once.
+#: from five on two tiles are on their way. Two programs of 32 latents share a multiprocessor, and three of (16, 4, 6),
+#: whose 49 splits of 8 rows fill the device once.
 TILES = {
     16: [(32, 4, 2), (32, 4, 3), (32, 4, 4), (32, 4, 5), (32, 4, 6), (64, 8, 3), (16, 4, 5), (16, 4, 6)],
     32: [(32, 8, 2), (32, 8, 3), (32, 4, 5), (32, 8, 5)],
