@@ -5,8 +5,8 @@
     python benchmarks/variants_gpu.py --shape tiny --platform cpu --runs 0 --variants none,int8,adapters
 
 Weights are random, and nothing is downloaded. `adapters` are eight of rank 16 on every linear layer, which the requests
-take in turn; `wrapped` is the class of transformers with our attention. Ratios are of seconds, those of `none` over a
-variant's own, so that more is faster.
+take in turn, `shared-adapters` the same with `shared_products`, and `wrapped` is the class of transformers with our
+attention. Ratios are of seconds, those of `none` over a variant's own, so that more is faster.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from frame import LLM, SamplingParams
 from frame.offline.lora import LoRARequest
 
 NUM_ADAPTERS, RANK = 8, 16
+ADAPTERS = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": RANK}
 #: Arguments of `LLM` by variant.
 VARIANTS: dict[str, dict[str, Any]] = {
     "none": {},
     **{name: {"quantization": name} for name in ("fp8", "int8", "int4")},
     "fp8-kv": {"kv_cache_dtype": "fp8"},
     "wrapped": {"model_impl": "transformers"},
-    "adapters": {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": RANK},
+    "adapters": ADAPTERS,
+    "shared-adapters": {**ADAPTERS, "plugin": {"lora": {"shared_products": True}}},
 }
 #: Numbers of the runs of each variant, unless others are asked for.
 RUNS = {
     "none": "0,1,2,4,5", "fp8": "0,1,2,4", "int8": "0,1,2,4", "int4": "0,1", "fp8-kv": "5", "adapters": "1",
-    "wrapped": "0,1",
+    "shared-adapters": "1", "wrapped": "0,1",
 }  # fmt: skip
 TINY: dict[str, Any] = {
     **LLAMA, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "bos_token_id": 1,
@@ -80,7 +82,7 @@ def started(shape: str, variant: str, extra: dict[str, Any]) -> Iterator[Any]:
         settings = {"dtype": "bfloat16", "seed": 0, "max_model_len": longest, **VARIANTS[variant], **extra}
         llm = LLM(model=name, load_format="dummy", skip_tokenizer_init=True, **settings)
         adapters = []
-        for number in range(1, NUM_ADAPTERS + 1) if variant == "adapters" else ():
+        for number in range(1, NUM_ADAPTERS + 1) if variant.endswith("adapters") else ():
             write_adapter(config, folder / f"adapter-{number}", number)
             adapters.append(LoRARequest(f"adapter-{number}", number, str(folder / f"adapter-{number}")))
             llm.llm_engine.add_lora(adapters[-1])

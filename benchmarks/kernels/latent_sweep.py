@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,10 @@ from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
 DECODES = [(64, 8192), (8, 32768), (128, 8192), (256, 1024), (1, 32768)]
 #: By heads of a tile: (latents of a tile, warps, stages). From three stages on the block table is fetched ahead, too;
-#: from five on two tiles are on their way.
+#: from five on two tiles are on their way. Two programs of 32 latents share a multiprocessor, and three of (16, 4, 6),
+#: whose 49 splits of 8 rows fill the device once.
 TILES = {
-    16: [(32, 4, 2), (32, 4, 4), (32, 4, 5), (32, 4, 6), (64, 8, 3), (16, 4, 5)],
+    16: [(32, 4, 2), (32, 4, 3), (32, 4, 4), (32, 4, 5), (32, 4, 6), (64, 8, 3), (16, 4, 5), (16, 4, 6)],
     32: [(32, 8, 2), (32, 8, 3), (32, 4, 5), (32, 8, 5)],
     64: [(64, 8, 2), (32, 8, 2), (32, 8, 3), (32, 4, 3)],
 }
@@ -81,6 +83,9 @@ class Case:
             for splits in sorted({now.splits, *full}):
                 launch = LatentLaunch(now.block_h, block_n, splits, warps, stages)
                 found.append((str(launch), partial(self.plain, launch)))
+                if splits not in (1, now.splits) and self.length // block_n % splits:  # even parts are shorter ones
+                    launch = replace(launch, even=True)
+                    found.append((str(launch), partial(self.plain, launch)))
         programs = self.rows * -(-self.heads // latent_hopper.HEADS)
         for waves in (1, 2, 3, 4):
             splits = min(most, max(1, waves * 132 // programs))

@@ -168,7 +168,8 @@ class AdapterSetup(Setup):
     """For `Adapters`, once per worker: the most adapters of a step, their highest rank, and the most tokens of a step.
 
     With `fully_sharded` the ranks that divide a layer by its outputs divide the inner rank of adapters, too.
-    `renames` are those of the model; `base_model` is its name, for a warning about adapters of another one.
+    `renames` are those of the model; `base_model` is its name, for a warning about adapters of another one. Where
+    `weights_move`, parameters of layers are laid into other memory once the layers are made.
     """
 
     max_adapters: int
@@ -180,6 +181,7 @@ class AdapterSetup(Setup):
     fully_sharded: bool = False
     renames: Sequence[tuple[str, str]] = ()
     base_model: str = ""
+    weights_move: bool = False
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class Ops:
     # adapters
     group_slots = staticmethod(adapters.group_slots)
     add_adapters = staticmethod(adapters.add_adapters)
+    add_joined_adapters = staticmethod(adapters.add_joined_adapters)
     adapted_experts = staticmethod(adapters.adapted_experts)
     spread_slots = staticmethod(adapters.spread_slots)
     # states

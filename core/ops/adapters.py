@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..interfaces.experts import SILU, Gating
-from .layers import NO_BIASES, ExpertBiases, gated
+from .layers import NO_BIASES, ExpertBiases, gated, silu_mul
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,22 @@ def add_adapters(y: Tensor, x: Tensor, weights: AdapterWeights, groups: SlotGrou
             added = inner[tokens, part * rank : (part + 1) * rank] @ weights.up[slot - 1, start:stop].t()
             y[tokens, start:stop] += added
     return y
+
+
+def add_joined_adapters(joined: Tensor, weights: AdapterWeights, groups: SlotGroups, *, halves: bool = False) -> Tensor:
+    """As `add_adapters`, from one product with the layer's weight and the rows of all slots' `down` behind it.
+
+    `joined` [T, out_features + S · P · r] has y, and behind it x Aᵀ of every slot. Returns a new [T, out_features], or
+    of its `halves` a, b silu(a) · b, which parts do not share. Weights with `gather` are not multiplied so.
+    """
+    outputs, rank, height = *weights.up.shape[1:], weights.down.shape[1]
+    y, slots = joined[:, :outputs].clone(), groups.slots[: len(joined)]
+    for slot in filter(None, torch.unique(slots).tolist()):
+        tokens = (slots == slot).nonzero().flatten()
+        inner = joined[tokens, outputs + (slot - 1) * height : outputs + slot * height]
+        for start, stop, part in weights.host_spans:
+            y[tokens, start:stop] += inner[:, part * rank : (part + 1) * rank] @ weights.up[slot - 1, start:stop].t()
+    return silu_mul(y) if halves else y
 
 
 def adapted_experts(

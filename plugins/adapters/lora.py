@@ -36,6 +36,7 @@ from .experts import AdaptedExperts
 from .joined import JoinedExperts
 from .lora_options import LoraOptions
 from .peft import Matrices, Taken, read_adapter
+from .shared_product import SharedProduct, fits
 
 logger = logging.getLogger("frame.adapters")
 
@@ -63,7 +64,7 @@ class LoraAdapters(Adapters):
         return self.groups.slots
 
     def linear(self, prefix: str, spec: LinearSpec, inner: LinearMethod) -> LinearMethod:
-        layer = AdaptedLinear(self, spec, inner, self._setup)
+        layer = AdaptedLinear(self, spec, inner, self._setup, shares=self._options.shared_products)
         self.layers.append(layer)
         return layer
 
@@ -134,8 +135,10 @@ class AdaptedLinear(LinearMethod):
     rows has one A for all of them. `sizes` are the inputs and outputs of each in the checkpoint.
     """
 
-    def __init__(self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup) -> None:
-        self._owner, self._inner, self._setup = owner, inner, setup
+    def __init__(
+        self, owner: LoraAdapters, spec: LinearSpec, inner: LinearMethod, setup: AdapterSetup, *, shares: bool = False
+    ) -> None:
+        self._owner, self._inner, self._setup, self._shares = owner, inner, setup, shares
         self.spec, self._reads = spec, owner.reads
         self.parts = {name: place for place, name in enumerate(dict.fromkeys(rows.name for rows in spec.rows))}
         self.sizes = {rows.name: (spec.in_features, rows.total) for rows in spec.rows}
@@ -146,13 +149,14 @@ class AdaptedLinear(LinearMethod):
         )  # rows of each A that are here, and all of them
         self._weights: AdapterWeights | None = None
         self._spans = torch.empty(0)
+        self._shared: SharedProduct | None = None
+        self._halves = len({rows.count for rows in spec.rows}) == 1 and len(spec.rows) == 2
 
     @property
     def takes_parts(self) -> bool:  # type: ignore[override]
         return not self._owner.active and self._inner.takes_parts
 
     def create(self, layer: Any) -> list[WeightSlot]:
-        slots = self._inner.create(layer)
         count, device, gather = self._setup.max_adapters, layer.device, None
         if self._setup.fully_sharded and any(rows.count < rows.total for rows in self.spec.rows):
             size = -(-self._setup.max_rank // layer.group.size)
@@ -162,7 +166,7 @@ class AdaptedLinear(LinearMethod):
             )
             gather = partial(self._gathered, layer.group)
         height = len(self.parts) * (self._own.stop - self._own.start)
-        down = torch.zeros(count, height, self.spec.width, dtype=layer.dtype, device=device)
+        slots, down = self._first_matrices(layer, count, height, shares=gather is None)
         up = torch.zeros(count, self.spec.out_features, self._rank, dtype=layer.dtype, device=device)
         runs, pieces, start = list[tuple[int, int, int]](), list[tuple[int, int, int]](), 0
         for rows in self.spec.rows:
@@ -177,6 +181,14 @@ class AdaptedLinear(LinearMethod):
         self._weights = AdapterWeights(down, up, spans, tuple(runs), gather)
         return slots
 
+    def _first_matrices(self, layer: Any, count: int, height: int, *, shares: bool) -> tuple[list[WeightSlot], Tensor]:
+        """The slots of the layer's own weight, and the memory of A [count, height, width]."""
+        if shares and self._shares and fits(self.spec, self._inner, self._setup, count * height):
+            self._shared = SharedProduct(layer, count * height)
+            return self._shared.weight_slots(layer), self._shared.down.view(count, height, -1)
+        shape = count, height, self.spec.width
+        return self._inner.create(layer), torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+
     def _gathered(self, group: ProcessGroup, inner: Tensor) -> Tensor:
         """Of every part all rows of A, from [T, P · this rank's rows]."""
         every = group.all_gather(inner).view(len(inner), group.size, len(self.parts), -1)
@@ -189,13 +201,18 @@ class AdaptedLinear(LinearMethod):
         self._inner.finish_load(layer)
 
     def pack(self, layer: Any) -> None:
-        self._inner.pack(layer)
+        if self._shared is not None:
+            self._shared.pack(layer)
+        else:
+            self._inner.pack(layer)
 
     def unpack(self, layer: Any) -> None:
         self._inner.unpack(layer)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return self._added(layer, self._inner.apply(layer, x, bias), x)
+        if (shared := self._sharing(layer, bias)) is None:
+            return self._added(layer, self._inner.apply(layer, x, bias), x)
+        return self._behind(layer, layer.ops.linear(x, *shared))
 
     def apply_into(self, layer: Any, out: Tensor, x: Tensor) -> Tensor:
         return self._added(layer, self._inner.apply_into(layer, out, x), x)
@@ -203,36 +220,58 @@ class AdaptedLinear(LinearMethod):
     def apply_gated(self, layer: Any, x: Tensor, bias: Tensor | None, activation: Gated = "silu") -> Tensor:
         if not self._owner.active:
             return self._inner.apply_gated(layer, x, bias, activation)
-        return super().apply_gated(layer, x, bias, activation)
+        if activation != "silu" or not self._halves or (shared := self._sharing(layer, bias)) is None:
+            return super().apply_gated(layer, x, bias, activation)
+        return self._behind(layer, layer.ops.linear(x, *shared), halves=True)
 
     def apply_normed(
         self, layer: Any, x: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if not self._owner.active:
             return self._inner.apply_normed(layer, x, residual, norm, bias)
-        return super().apply_normed(layer, x, residual, norm, bias)
+        if (shared := self._sharing(layer, bias)) is None:
+            return super().apply_normed(layer, x, residual, norm, bias)
+        joined, normed, total = layer.ops.norm_linear(x, residual, norm, *shared)
+        return self._behind(layer, joined), normed, total
 
     def apply_normed_gated(
         self, layer: Any, x: Tensor, residual: Tensor, norm: Norm, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if not self._owner.active:
             return self._inner.apply_normed_gated(layer, x, residual, norm, bias)
-        return super().apply_normed_gated(layer, x, residual, norm, bias)
+        if not self._halves or (shared := self._sharing(layer, bias)) is None:
+            return super().apply_normed_gated(layer, x, residual, norm, bias)
+        joined, _, total = layer.ops.norm_linear(x, residual, norm, *shared)
+        return self._behind(layer, joined, halves=True), total
+
+    def _sharing(self, layer: Any, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+        """In a step with adapters: the layer's weight and bias with A behind them, where one product takes both."""
+        return self._shared.given(layer, bias) if self._shared is not None and self._owner.active else None
+
+    def _behind(self, layer: Any, joined: Tensor, *, halves: bool = False) -> Tensor:
+        """What is made of a product with A behind it; of its `halves`, gated."""
+        groups = self._groups_of(joined)
+        out: Tensor = layer.ops.add_joined_adapters(joined, self._weights, groups, halves=halves)
+        return out
 
     def _added(self, layer: Any, y: Tensor, x: Tensor) -> Tensor:
         if not self._owner.active or self._weights is None:
             return y
+        out: Tensor = layer.ops.add_adapters(y, x, self._weights, self._groups_of(x))
+        return out
+
+    def _groups_of(self, rows: Tensor) -> SlotGroups:
+        """The slots of a step's tokens, which are `rows`."""
         owner = self._owner
         groups, count = (
             (owner.read_groups, len(owner.read_groups.slots)) if self._reads else (owner.groups, owner.num_tokens)
         )
-        if x.dim() != 2 or len(x) != count:
+        if rows.dim() != 2 or len(rows) != count:
             raise RuntimeError(
-                f"{self.spec.prefix} computes {tuple(x.shape)} in a step of {count} tokens, so that it is not known "
+                f"{self.spec.prefix} computes {tuple(rows.shape)} in a step of {count} tokens, so that it is not known "
                 "which adapters are its rows'"
             )
-        out: Tensor = layer.ops.add_adapters(y, x, self._weights, groups)
-        return out
+        return groups
 
     def share(self, found: dict[str, Matrices], pin: bool) -> tuple[Tensor, Tensor]:
         """What this rank holds of an adapter's matrices, (down, up) of one slot, in host memory."""

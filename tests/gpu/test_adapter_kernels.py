@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from frame.core.ops import adapters as reference
-from frame.kernels import adapters as kernels, few_adapters
+from frame.kernels import adapters as kernels, few_adapters, joined_adapters
 from frame.plugins.adapters import lora
-from frame.testing.op_cases import Draw, adapters_case
+from frame.testing.op_cases import Draw, adapters_case, joined_adapters_case
 
 pytestmark = pytest.mark.gpu
 
@@ -122,8 +122,38 @@ def test_tables_choose_the_kernels_of_few_slots(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("few_adapters", "add_few")]
 
 
+HALVES = ((kernels.SPAN, 0), (24, 0), (kernels.SPAN, 1), (24, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slots", [(0,), (3,), (2, 0, 1, 2, 0, 4), (1, 0, 3) * 27], ids=["none", "one", "some", "many"])
+@pytest.mark.parametrize("parts", [*PARTS.values(), HALVES], ids=[*PARTS, "halves"])
+@pytest.mark.parametrize(("rank", "sizes"), [
+    (1, None), (16, None), (100, None), (16, joined_adapters.Sizes(16, 64, 128, 4, False)),
+    (8, joined_adapters.Sizes(16, 32, 16, 4, True)), (64, joined_adapters.Sizes(64, 128, 16, 8, False)),
+    (16, joined_adapters.Sizes(64, 64, 128, 4, True)),
+])  # fmt: skip
+def test_sums_behind_one_product(
+    parts: tuple, slots: tuple[int, ...], rank: int, sizes: joined_adapters.Sizes | None, dtype: torch.dtype
+) -> None:
+    halves = parts == HALVES
+    (joined, weights, groups), how = joined_adapters_case(Draw(dtype), slots, parts, rank, halves=halves)
+    unused = next(slot for slot in range(max(slots) + 1) if slot + 1 not in slots)
+    weights.up[unused] = joined[:, weights.up.shape[1] :].unflatten(1, (-1, weights.down.shape[1]))[:, unused] = float(
+        "inf"
+    )
+    expected = reference.add_joined_adapters(joined, weights, groups, **how)
+    moved = replace(weights, **{name: getattr(weights, name).to(DEVICE) for name in ("down", "up", "spans")})
+    there = reference.SlotGroups(*(tensor.to(DEVICE) for tensor in (groups.slots, groups.order, groups.starts)))
+    found = joined_adapters.add_joined_adapters(joined.to(DEVICE), moved, there, sizes=sizes, **how).cpu()
+    off = max(CLOSE[dtype], 1e-4)  # of float32 as many as the rank are added up in another order
+    torch.testing.assert_close(found, expected, rtol=off, atol=off)
+    untouched = torch.tensor(slots) == 0
+    assert halves or torch.equal(found[untouched], joined[untouched, : found.shape[1]])
+
+
 def test_spans_are_those_of_the_kernel() -> None:
-    assert lora.SPAN == kernels.SPAN == few_adapters.SPAN
+    assert lora.SPAN == kernels.SPAN == few_adapters.SPAN == joined_adapters.SPAN
 
 
 @pytest.mark.parametrize(("counts", "padding"), [((1,), 0), ((3, 700, 1, 0), 5), ((1, 1, 1), 2)])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from frame.interfaces import BackendSetup
 from frame.kernels import latent_decode as kernels
@@ -85,6 +88,38 @@ def test_parts_of_rows_are_joined(splits: int, monkeypatch: pytest.MonkeyPatch) 
     given = kernels.launch_for
     monkeypatch.setattr(kernels, "launch_for", lambda heads, dtype, _=1: given(heads, dtype, splits))
     check(make_latent_case(small(), [(0, 1), (300, 1), (15, 1), (129, 1), (20, 3)]), padding_rows=2)
+
+
+@pytest.mark.parametrize("splits", [1, 7])
+def test_even_parts_of_rows_are_joined(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = kernels.launch_for
+    monkeypatch.setattr(
+        kernels, "launch_for", lambda heads, dtype, _=1: replace(given(heads, dtype, splits), even=True)
+    )
+    check(make_latent_case(small(), [(0, 1), (300, 1), (15, 1), (129, 1), (20, 3)]), padding_rows=2)
+
+
+@triton.jit
+def _even_parts(out, seq_len, splits):
+    part = tl.arange(0, 64)
+    low, high = kernels.part_of_row(seq_len, part, splits, 64, True)
+    tl.store(out + part, low)
+    tl.store(out + 64 + part, high)
+
+
+@pytest.mark.parametrize(("tiles", "splits"), [(0, 3), (1, 4), (5, 7), (64, 33), (512, 17)])
+def test_even_parts_differ_by_a_tile_and_meet(tiles: int, splits: int) -> None:
+    """The last one has the newest token, which it stores."""
+
+    length = max(0, tiles * 64 - 9)
+    found = torch.zeros(2, 64, dtype=torch.int32, device=DEVICE)
+    _even_parts[(1,)](found, length, splits)
+    low, high = found[:, :splits].cpu().tolist()
+    assert low == [0, *high[:-1]]
+    assert high[-1] == length
+    counts = [-(-(last - first) // 64) for first, last in zip(low, high, strict=True)]
+    assert sum(counts) == tiles
+    assert max(counts) - min(counts) <= 1
 
 
 def test_the_host_splits_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from frame.kernels import (
     experts_hopper,
     few_adapters,
     join,
+    joined_adapters,
     linear,
     linear_hopper,
     linear_rows,
@@ -612,6 +613,9 @@ def small_launches() -> dict[str, Callable[[], None]]:
         found[f"weights of {kind}"] = partial(tables, kind)
     for tokens, rank, outputs in ((64, 16, 6144), (2048, 64, 4096), (1, 8, 512), (8, 256, 4096)):
         found[f"adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, outputs, BF16)
+    for tokens, rank, halves in ((1, 16, False), (64, 16, True), (64, 16, False), (2048, 64, True), (8192, 16, False)):
+        name = f"adapters behind a product, {tokens} tokens, rank {rank}{', halves' * halves}"
+        found[name] = partial(joined, tokens, rank, halves)
     for tokens, name in ((64, "128 experts"), (4096, "128 experts"), (8, "6 experts")):
         found[f"adapters of {name}, {tokens} tokens"] = partial(adapted_experts, tokens, name)
     found["adapters, float32"] = partial(adapted, 8, 16, 512, F32)
@@ -637,6 +641,15 @@ def adapted(tokens: int, rank: int, outputs: int, dtype: torch.dtype, *, few: bo
         adapters.add_adapters(y, x, weights, SlotGroups(*numbers))
     of_rows = _empty(9, dtype=torch.int32)
     adapters.spread_slots(numbers[0], of_rows, of_rows[:4], of_rows[:5], tokens)
+
+
+def joined(tokens: int, rank: int, halves: bool) -> None:
+    """What adapters add to a product of two parts that multiplied their first matrices, too, with 8 slots."""
+    spans = _empty(6144 // adapters.SPAN, 3, dtype=torch.int32)
+    weights = AdapterWeights(_empty(8, 2 * rank, 4096), _empty(8, 6144, rank), spans, ())
+    numbers = [_empty(size, dtype=torch.int32) for size in (tokens, tokens, 10)]
+    both = _empty(tokens, 6144 + 16 * rank)
+    joined_adapters.add_joined_adapters(both, weights, SlotGroups(*numbers), halves=halves)
 
 
 def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:

@@ -86,6 +86,7 @@ UNITS = {
     "adapters._up": {"HMMA"},
     "few_adapters._down_few": {"HMMA"},
     "few_adapters._up_few": {"HMMA"},
+    "joined_adapters._joined_up": {"HMMA", "HGMMA"},
     "expert_adapters._down": {"HMMA"},
     "expert_adapters._up": {"HMMA"},
 }
@@ -140,6 +141,7 @@ SPILLS = {
     "adapters._up": 0,
     "few_adapters._down_few": 0,
     "few_adapters._up_few": 0,
+    "joined_adapters._joined_up": 0,
     "expert_adapters._down": 0,
     "expert_adapters._up": 0,
 }

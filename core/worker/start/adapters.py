@@ -37,6 +37,7 @@ def make_adapters(
         fully_sharded=settings.fully_sharded_loras,
         renames=model_class.renames,
         base_model=config.model.model,
+        weights_move=config.weight_offload.cpu_offload_gb > 0,
     )
     provider = registry.select("adapters", settings.adapter_plugin, lambda plugin: None)
     made: Adapters = registry.make("adapters", provider, setup, config)

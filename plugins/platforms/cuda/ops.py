@@ -22,6 +22,7 @@ from frame.kernels import (
     experts,
     filters,
     join,
+    joined_adapters,
     logits,
     logprobs,
     merge,
@@ -89,6 +90,7 @@ class CudaOps(Ops):
     selective_scan = staticmethod(scans.selective_scan)
     gated_delta = staticmethod(delta.gated_delta)
     add_adapters = staticmethod(adapters.add_adapters)
+    add_joined_adapters = staticmethod(joined_adapters.add_joined_adapters)
     spread_slots = staticmethod(adapters.spread_slots)
     write_rows = staticmethod(step.write_rows)
     write_values = staticmethod(step.write_values)

@@ -320,6 +320,14 @@ def adapters_case(draw: Draw, slots: Sequence[int], parts: Sequence[tuple[int, i
     return (draw.floats(len(slots), ends[-1]), draw.floats(len(slots), width) / 8, weights, groups), {}
 
 
+def joined_adapters_case(
+    draw: Draw, slots: Sequence[int], parts: Sequence[tuple[int, int]], rank: int = 8, *, halves: bool = False
+) -> Arguments:
+    """As `adapters_case`, of tokens that one product with the layer's weight and all `down` has multiplied."""
+    (y, x, weights, groups), _ = adapters_case(draw, slots, parts, rank)
+    return (torch.cat((y, x @ weights.down.flatten(0, 1).t()), 1), weights, groups), {"halves": halves}
+
+
 def _group_slots(draw: Draw) -> Arguments:
     groups = SlotGroups.allocate(9, 3, torch.device("cpu"))
     groups.slots[:] = draw.ints(4, 9)
@@ -416,6 +424,10 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     ],
     "add_adapters": [lambda d: adapters_case(d, (2, 0, 1, 2, 0), ((24, 0), (8, 1), (8, 2))),
                      lambda d: adapters_case(d, (1,) * 20, ((16, 0), (8, 1), (16, 0)), 3)],
+    "add_joined_adapters": [
+        lambda d: joined_adapters_case(d, (2, 0, 1, 2, 0), ((24, 0), (8, 1), (8, 2))),
+        lambda d: joined_adapters_case(d, (1,) * 20, ((16, 0), (16, 0)), 3, halves=True),
+    ],
     "group_slots": [_group_slots],
     "spread_slots": [lambda d: ((d.ints(3, 7), d.ints(4, 5), torch.tensor([4, 0, 2, 0], dtype=torch.int32),
                                  torch.tensor([0, 1, 3, 6, 6], dtype=torch.int32), 7), {})],
