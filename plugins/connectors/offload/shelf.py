@@ -80,7 +80,7 @@ class Shelf:
         self._hold(self._worker)
 
     def open(self, file: str, num_bytes: int) -> int | None:
-        """An open descriptor of a file of the shelf with so many bytes, each of which has memory; None where that fails.
+        """An open descriptor of a file of the shelf with so many bytes, all of which have memory; else None.
 
         Once the file is mapped, a write to a part that finds no memory would end the process.
         """
