@@ -144,8 +144,8 @@ def test_used_blocks_that_are_about_to_go_stay(tmp_path):
     side._index.use(used)
     side._index.release(used)
     worker._mover.ended, worker._mover._writer = told, writer
-    for one in worker._mover._batches:
-        one.moves = [writer.submit(*work) for work in held[: len(one.moves)]]
+    for work in held:
+        writer.submit(*work)
     rest(engine)
     assert all(side._index.has(key) for key in used)
     engine.check()
