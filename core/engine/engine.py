@@ -218,7 +218,8 @@ class Engine:
     def _sleep(self, keep: Sequence[str] = ("weights",)) -> None:
         """Frees the KV cache's memory, and the weights' unless kept; requests wait, and begin anew after waking.
 
-        Transfers of a KV connector end first; raises `RuntimeError` when they do not.
+        Transfers of a KV connector end first; raises `RuntimeError` when they do not. Where a worker raises, all are
+        woken up; the engine sleeps on where that raises, too.
         """
         if self._pause.asleep:
             raise RuntimeError("the engine sleeps already")
@@ -226,9 +227,13 @@ class Engine:
             raise RuntimeError("engines that share experts still step: pause all of them, then let each sleep")
         self._catch_up()
         self._clear_cache()
-        self.executor.call("sleep", {"keep": list(keep)})
+        self._pause.sleep(keep)  # first: where some worker raises, others may sleep
+        try:
+            self.executor.call("sleep", {"keep": list(keep)})
+        except Exception:
+            self._wake_up()
+            raise
         self.scheduler.lifecycle.give_up_abandoned()  # workers have stopped all loads
-        self._pause.sleep(keep)
 
     def _wake_up(self, tags: Sequence[str] = ("weights", "kv_cache")) -> None:
         """Takes memory back; requests go on when all of it is there."""

@@ -177,11 +177,17 @@ class Memory(ABC):
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def sleep(self, keep: tuple[str, ...]) -> None:
-        """Copies the pools named in `keep` to the host, and frees all pools; the default raises."""
+        """Copies the pools named in `keep` to the host, and frees all pools; the default raises.
+
+        Where it raises, nothing is freed.
+        """
         raise NotImplementedError("sleep is not available on this platform")
 
     def wake(self, tags: tuple[str, ...]) -> None:
-        """Allocates the pools of `tags` again, with the content of those that were kept; the default raises."""
+        """Allocates the pools of `tags` again, with the content of those that were kept; the default raises.
+
+        Where it raises, it is called again later.
+        """
         raise NotImplementedError("wake_up is not available on this platform")
 
 

@@ -6,6 +6,7 @@ Starts in two phases, then passes steps to its runner. Knows no scheduling and n
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from ..plugin_host.registry import Registry
 from .profiler import Profiler
 from .start.model_loading import choose_loader
 from .start.start import Started, WorkerStart
+
+logger = logging.getLogger("frame.worker")
 
 
 class Worker:
@@ -146,30 +149,42 @@ class Worker:
         return self._profiler.stop()
 
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
-        """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later."""
+        """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later.
+
+        Where it raises, nothing is freed; of what it took away, `wake_up` brings back what could not be put back here.
+        """
         self.runner.balance.settle()
         holder, frees = self._start.holder, "weights" not in keep
         if frees:
             holder.hide()
-            self.model.unpack_weights()  # what is packed has no storage to free
-        self.runner.connector.register({})
-        self._cache_gone = True
         try:
+            if frees:
+                self.model.unpack_weights()  # what is packed has no storage to free
+            self._cache_gone = True  # also where the connector raises: it may have let go of it
+            self.runner.connector.register({})
             self.platform.memory().sleep(tuple(keep))
         except BaseException:
-            self._give_cache()
-            if frees:
-                self.model.finish_load()
-                holder.show()
+            self._stay_awake(frees)
             raise
+        self._weights_gone = frees
         if frees:
             holder.drop()
-        self._weights_gone = frees
+
+    def _stay_awake(self, frees: bool) -> None:
+        """Puts back what `sleep` had taken away before it raised."""
+        try:
+            self._give_cache()
+        except Exception:
+            logger.exception("the KV connector raised when it was given the cache again")
+        if frees:
+            self.model.finish_load()
+            self._start.holder.show()
 
     def wake_up(self, tags: tuple[str, ...] = ("weights", "kv_cache")) -> None:
-        """Brings the memory back."""
+        """Brings back what is gone of the memory. Where it raised, it may be called again."""
         platform = self.platform
-        platform.memory().wake(tuple(tags))
+        if self._cache_gone or self._weights_gone:  # a platform that cannot sleep cannot wake either
+            platform.memory().wake(tuple(tags))
         if "weights" in tags and self._weights_gone:
             # in place: a second copy beside the cache might find no room
             _, loader = self._open_weights({})
@@ -181,8 +196,8 @@ class Worker:
 
     def _give_cache(self) -> None:
         if self._cache_gone:
-            self._cache_gone = False
             self.runner.connector.register(self.started.views)
+            self._cache_gone = False
 
     def check_weights(self, **source: Any) -> None:
         """Raises with the reason why `update_weights` would fail; changes nothing."""
@@ -255,6 +270,6 @@ class Worker:
         """Drops the captured steps if a tensor that they read has moved; the engine then has them captured again."""
         inputs = self.runner.captured_inputs
         if (addresses := inputs.addresses()) != self._addresses:
-            self._addresses = addresses
             self.runner.device.graphs.drop()
             inputs.forget()
+            self._addresses = addresses

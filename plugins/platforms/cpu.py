@@ -216,26 +216,27 @@ class HostMemory(Memory):
         self._claimed[tag] = list({_place(tensor): tensor for tensor in tensors}.values())
 
     def sleep(self, keep: tuple[str, ...]) -> None:
-        for tag, tensors in self._claimed.items():
-            if tag in keep or tag in self._sizes:
-                continue
-            own = [tensor.untyped_storage() for tensor in tensors if not self._is_held(tensor)]
-            if not all(storage.resizable() for storage in own):
+        leaving = {tag: one for tag, one in self._claimed.items() if tag not in keep and tag not in self._sizes}
+        for tag, tensors in leaving.items():
+            if not all(one.untyped_storage().resizable() for one in tensors if not self._is_held(one)):
                 raise RuntimeError(f"sleep cannot free {tag}: some of it is mapped from a file")
+        for tag, tensors in leaving.items():
+            own = [tensor.untyped_storage() for tensor in tensors if not self._is_held(tensor)]
+            if self.held is not None and len(own) < len(tensors):
+                self.held.empty()
             self._sizes[tag] = [
                 -1 if self._is_held(tensor) else tensor.untyped_storage().nbytes() for tensor in tensors
             ]
             for storage in own:
                 storage.resize_(0)
-            if self.held is not None and len(own) < len(tensors):
-                self.held.empty()
 
     def wake(self, tags: tuple[str, ...]) -> None:
         for tag in tags:
-            for tensor, size in zip(self._claimed.get(tag, ()), self._sizes.pop(tag, ()), strict=False):
+            for tensor, size in zip(self._claimed.get(tag, ()), self._sizes.get(tag, ()), strict=False):
                 if size >= 0:  # what is held is zeros already
                     tensor.untyped_storage().resize_(size)
                     tensor.zero_()
+            self._sizes.pop(tag, None)  # once all of it is there
 
     def _is_held(self, tensor: Tensor) -> bool:
         return self.held is not None and self.held.holds(tensor)

@@ -144,8 +144,8 @@ def test_used_blocks_that_are_about_to_go_stay(tmp_path):
     side._index.use(used)
     side._index.release(used)
     worker._mover.ended, worker._mover._writer = told, writer
-    for one in worker._mover._batches:
-        one.moves = [writer.submit(*work) for work in held[: len(one.moves)]]
+    for work in held:
+        writer.submit(*work)
     rest(engine)
     assert all(side._index.has(key) for key in used)
     engine.check()
@@ -175,6 +175,42 @@ def test_a_damaged_file_whose_read_ends_between_two_looks_is_not_loaded(tmp_path
     engine.run(request("again", suite.prompt(23, seed=0)))
     engine.check()
     assert counters(engine)["offload_failed_blocks"] > 0
+    engine.close()
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize(("threads", "queues"), [("_readers", True), ("_readers", False), ("_writer", True)])
+def test_a_thread_that_cannot_be_started_costs_the_blocks_that_it_was_to_move(
+    tmp_path, monkeypatch, first, threads, queues
+):
+    """The pool has queued the work by then, so that another of its threads may do it, when the rows are others' too."""
+    suite = disk_suite(tmp_path, 24)
+    engine = suite.engine()
+    if threads == "_readers":
+        fill(engine, suite, range(8))
+    pool, calls, given = getattr(worker_of(engine)._mover, threads), [], []
+    submit = pool.submit
+
+    def submits(*arguments):
+        calls.append(arguments)
+        if first <= len(calls) <= first + 1:
+            given.append(arguments)
+            raise RuntimeError("can't start new thread")
+        while queues and given:
+            submit(*given.pop())
+        return submit(*arguments)
+
+    monkeypatch.setattr(pool, "submit", submits)
+    for seed in range(8):
+        engine.run(request(f"again-{seed}", suite.prompt(23, seed=seed)))
+        rest(engine)
+    engine.check()
+    assert len(calls) > first + 1
+    index = engine.connector.inner._index
+    assert not index._readers
+    assert not engine.engine.scheduler.lifecycle.abandoned
+    forget(engine)
+    assert engine.connector.reset()
     engine.close()
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.setups import mesh_of
 from frame.interfaces import decode, encode
-from frame.plugins.connectors.offload import neighbours, shelf
+from frame.plugins.connectors.offload import foreign_rows, neighbours, shelf
 from frame.plugins.connectors.offload.check import check_options
 from frame.plugins.connectors.offload.options import OffloadOptions
 from frame.plugins.connectors.offload.row_forms import RowForm
@@ -271,6 +271,72 @@ def test_truncated_files_are_never_used(tmp_path, name, size):
     engine.run(request("third", suite.prompt(23)))
     assert engine.num_cached("third") == 20
     engine.close()
+
+
+def punch(path):
+    """Leaves a hole behind the first bytes of a file; returns its size."""
+    content = path.read_bytes()
+    os.truncate(path, 0)
+    with path.open("r+b") as file:
+        file.write(content[:64])
+    os.truncate(path, len(content))
+    assert path.stat().st_blocks * 512 < len(content)
+    return len(content)
+
+
+@pytest.mark.parametrize("name", ["index", "rows-0"])
+def test_what_is_left_with_holes_takes_the_memory_that_it_lacks(tmp_path, name):
+    """As of a copy that left out zeros: where no memory is left, the first write to a hole would end the process."""
+    suite = shared_suite(tmp_path)
+    engine = suite.engine()
+    fill(engine, suite, 0)
+    kill(engine)
+    size = punch(path := files(tmp_path, name)[0])
+    engine = suite.engine()
+    (path,) = files(tmp_path, name)
+    assert path.stat().st_blocks * 512 >= size
+    again(engine, suite, 0)
+    engine.check()
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["index", "rows-0"])
+def test_what_is_left_with_holes_for_which_there_is_no_memory_is_made_anew(tmp_path, monkeypatch, name):
+    suite = shared_suite(tmp_path)
+    engine = suite.engine()
+    fill(engine, suite, 0)
+    kill(engine)
+    punch(path := files(tmp_path, name)[0])
+    fallocate, before = os.posix_fallocate, path.stat().st_ino
+
+    def fails(descriptor, *where):
+        if os.fstat(descriptor).st_ino == before:
+            raise OSError(28, "No space left on device")
+        fallocate(descriptor, *where)
+
+    kept = path.open("rb")  # else a new file could have its number
+    monkeypatch.setattr(os, "posix_fallocate", fails)
+    engine = suite.engine()
+    (path,) = files(tmp_path, name)
+    assert path.stat().st_ino != before
+    kept.close()
+    engine.close()
+
+
+def test_weights_of_sums_are_not_made_for_each_row(tmp_path, monkeypatch):
+    """They take as long to make as several rows to sum; threads that begin at once may each make some."""
+    made = []
+    sums = foreign_rows.RowSums
+    monkeypatch.setattr(foreign_rows, "RowSums", lambda *given: made.append(given) or sums(*given))
+    suite = shared_suite(tmp_path)
+    first = suite.engine()
+    fill(first, suite, 0, 1)
+    second = suite.engine()
+    again(second, suite, 0, 1)
+    num_read = counters(second)["offload_shared_read_bytes"] // 512
+    first.close()
+    second.close()
+    assert 0 < len(made) <= second.sides[0].inner._options.disk_threads < num_read
 
 
 def test_a_form_that_is_not_that_of_the_rows_is_never_followed(tmp_path):

@@ -161,6 +161,40 @@ def test_a_load_that_was_agreed_before_the_connector_failed_in_the_same_step_is_
         sim.check(request)
 
 
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("matched_tokens", None),
+        ("matched_tokens", 4),
+        ("matched_tokens", ("four", True)),
+        ("matched_tokens", (4.0, False)),
+        ("finished", None),
+        ("finished", True),
+        ("finished", (True, {}, "more")),
+        ("finished", (False, "parameters")),
+        ("build_message", "no bytes"),
+        ("build_message", 7),
+        ("update", 7),
+        ("update", [{}]),
+    ],
+)
+def test_an_answer_that_is_none_costs_the_connectors_help(method, answer, clock):
+    sim, connector = simulation()
+    asked = []
+    setattr(connector, method, lambda *arguments: asked.append(method) or answer)
+    requests = [make_request(name, [ord(name)] * 13) for name in "abc"]
+    for request in requests:
+        sim.add(request)
+    drain(sim)
+    clock[0] += holds.MAX_SECONDS + 1
+    sim.run()
+    assert asked
+    for request in requests:
+        sim.check(request)
+    assert not sim.scheduler.lifecycle.held
+    sim.check_references()
+
+
 def test_the_log_names_the_connector(caplog):
     connector = ToldConnector(layout=make_layout(60))
     object.__setattr__(connector.setup, "plugin", "mine:shelf")

@@ -33,10 +33,17 @@ class TrialSteps:
         self._loaded = loaded
         self._chosen = chosen
         self._made: tuple[Runner, BoundLayers] | None = None
+        self._begun = False
 
     def run(self, *, brief: bool = False) -> None:
-        """Runs steps of every kind, on a model without the layers that launch the same kernels as others."""
-        opened, thorough = self._opened, self._made is None and not brief  # afterwards every kernel has been met
+        """Runs steps of every kind, on a model without the layers that launch the same kernels as others.
+
+        Only the first run is thorough, as every kernel has been met then. Where it broke off the next one is, too, but
+        for workers that others wait for in collectives: those run no more steps than the others.
+        """
+        opened, first = self._opened, not self._begun
+        thorough = not brief and (first or (self._made is None and opened.placement.mesh.size == 1))
+        self._begun = True
         runner, bound = self._make()
         scheduler = opened.config.scheduler
         sizes = scheduler.max_num_seqs, scheduler.max_num_batched_tokens, opened.checkpoint.max_model_len

@@ -64,6 +64,7 @@ class LoadingWorker(BlockWorker):
             self.stop_loads()
             self._ended += [load.owner for load in self._loads]
             self._loads = []
+            self._gone.clear()
         super().register(caches)
 
     def begin_load(
@@ -74,9 +75,17 @@ class LoadingWorker(BlockWorker):
         skip: Callable[[Sequence[Move]], None] = lambda moves: None,
     ) -> None:
         """Has a thread fetch the blocks of a request, part by part, and `skip` what is not fetched any more."""
-        load = Load(owner)
-        self._loads.append(load)
-        self._threads.submit(self._receive, load, parts, fetch, skip)
+        load, parts = Load(owner), list(parts)
+        try:
+            self._threads.submit(self._receive, load, parts, fetch, skip)
+        except RuntimeError as error:  # no thread can be started; one that runs may find it in the queue
+            logger.warning("blocks of request %s are not fetched: %s", owner, error)
+            load.stopped.set()
+            for part in parts:
+                self.put(part, np.empty((0, 0), np.uint8), [])
+            self._ended.append(owner)
+        else:
+            self._loads.append(load)
 
     def take_arrived(self) -> None:
         """Moves what has arrived into the KV memory."""

@@ -80,7 +80,9 @@ class ForeignRows:
         if os.preadv(file, [data.data], start + there * len(out)) != len(out):
             return False
         mark = os.pread(file, MARK.size, MARKS_AT + MARK.size * there)
-        sums = self._sums.setdefault(len(out), RowSums(len(out), torch.device("cpu")))
+        sums = self._sums.get(len(out))
+        if sums is None:
+            sums = self._sums[len(out)] = RowSums(len(out), torch.device("cpu"))
         return mark == MARK.pack(generation, seal(int(sums(out.view(1, -1))), key, generation, part))
 
     def _plan(self, name: str, folder: int) -> tuple[list[RowForm], list[bytes], list[Piece] | None]:

@@ -101,14 +101,31 @@ class TierMover:
 
     def _bring(self, kind: Kind, number: int, store: Store, space: str, fetches: Sequence[Fetch]) -> None:
         if fetches:
-            moves = [self._readers.submit(self._tried, self._fetch, store, space, one) for one in fetches]
+            moves = [self._submit(self._readers, self._fetch, store, space, one) for one in fetches]
             self._batches.append(Batch(kind, number, moves))
             self._coming.update(((store, one.row), move) for one, move in zip(fetches, moves, strict=True))
 
     def _write(self, kind: Kind, number: int, store: Store, space: str, leaves: Sequence[Fetch]) -> None:
         if leaves:
-            moves = [self._writer.submit(self._tried, self._leave, store, space, one) for one in leaves]
+            moves = [self._submit(self._writer, self._leave, store, space, one) for one in leaves]
             self._batches.append(Batch(kind, number, moves))
+
+    def _submit(
+        self, threads: ThreadPoolExecutor, work: Callable[..., Moved], store: Store, space: str, fetch: Fetch
+    ) -> Future[Moved]:
+        move = Future[Moved]()
+        try:
+            threads.submit(self._run, move, work, store, space, fetch)
+        except RuntimeError as error:  # no thread can be started, but one that runs may find this in the queue
+            if move.cancel():
+                logger.warning("a block is not moved: %s", error)
+                move = Future[Moved]()
+                move.set_result(Moved(good=False, counts={}))
+        return move
+
+    def _run(self, move: Future[Moved], work: Callable[..., Moved], store: Store, space: str, fetch: Fetch) -> None:
+        if move.set_running_or_notify_cancel():
+            move.set_result(self._tried(work, store, space, fetch))
 
     def _tried(self, work: Callable[..., Moved], store: Store, space: str, fetch: Fetch) -> Moved:
         try:

@@ -103,11 +103,11 @@ class SharedSlab(HostSlab):
 
     def _left(self, size: int) -> int | None:
         """What an engine before this one left, or another worker did not."""
-        descriptor = self.shelf.open(self._file)
+        descriptor = self.shelf.open(self._file, size)
         if descriptor is None:
             return None
         head = os.pread(descriptor, HEAD.size, 0)
-        if os.fstat(descriptor).st_size == size and len(head) == HEAD.size and HEAD.unpack(head)[:4] == self._form:
+        if len(head) == HEAD.size and HEAD.unpack(head)[:4] == self._form:
             return descriptor
         os.close(descriptor)
         return None

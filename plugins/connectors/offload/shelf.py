@@ -21,6 +21,8 @@ from pathlib import Path
 #: How long a lock may be held by others, and how long workers may outlive their engine, before one goes on without.
 WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+#: In which the system counts the memory of a file.
+_BLOCK_BYTES = 512
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 ALIVE, ENGINE, WORKER, LOCK = "alive", "engine", "worker-", "lock"
@@ -77,9 +79,22 @@ class Shelf:
         self._worker = f"{WORKER}{place}"
         self._hold(self._worker)
 
-    def open(self, file: str) -> int | None:
-        """An open descriptor of a file of the shelf, None where there is none."""
-        return open_file(self._folder, file, os.O_RDWR)
+    def open(self, file: str, num_bytes: int) -> int | None:
+        """An open descriptor of a file of the shelf with so many bytes, all of which have memory; else None.
+
+        Once the file is mapped, a write to a part that finds no memory would end the process.
+        """
+        descriptor = open_file(self._folder, file, os.O_RDWR)
+        if descriptor is None:
+            return None
+        found = os.fstat(descriptor)
+        with suppress(OSError):
+            if found.st_size == num_bytes:
+                if found.st_blocks * _BLOCK_BYTES < num_bytes:
+                    os.posix_fallocate(descriptor, 0, num_bytes)
+                return descriptor
+        os.close(descriptor)
+        return None
 
     def create(self, file: str, num_bytes: int) -> int:
         """As `open`, of a new file, whose memory is taken; raises `OSError` where there is too little."""

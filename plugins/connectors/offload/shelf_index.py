@@ -41,10 +41,8 @@ class ShelfLedger(Ledger):
     def __init__(self, shelf: Shelf, shape: bytes, identity: bytes, num_slots: int, kind: str = "") -> None:
         file, head = index_file(kind), HEAD.pack(MAGIC, shape, identity, num_slots)
         size = SLOTS_AT + SLOT.size * num_slots
-        descriptor = shelf.open(file)
-        if descriptor is not None and (
-            os.fstat(descriptor).st_size != size or os.pread(descriptor, HEAD.size, 0) != head
-        ):
+        descriptor = shelf.open(file, size)
+        if descriptor is not None and os.pread(descriptor, HEAD.size, 0) != head:
             os.close(descriptor)
             descriptor = None
         if descriptor is None:

@@ -71,7 +71,6 @@ class StateCopies:
 
     def save(self, step: OffloadStep, sound: Collection[str]) -> None:
         """Begins to copy what the main queue has left in the blocks of the step's states by now."""
-        self.begun = step.number
         places = [place for place, move in enumerate(step.states) if move.owner in sound]
         good = self._setup.memory.pinned(max(1, len(places))).view(torch.bool)
         rows = [step.state_rows[place] for place in places]
@@ -79,6 +78,7 @@ class StateCopies:
         if self._sums is not None:
             copy.marks = [step.state_marks[place] for place in places]
             copy.sums = self._setup.memory.pinned(8 * max(1, len(places))).view(torch.int64)
+        self.begun = step.number  # from here on `end` tells what became of it
         try:
             for index, place in enumerate(places):
                 self._queue.join()  # the buffer is free then

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -55,7 +55,7 @@ class Transfers:
             return 0, False
         grain, most = self._kv.layout.grain, request.num_tokens - 1 - num_computed
         self._known.add(request)
-        count, later = self._ask("matched_tokens", (0, False), request, num_computed)
+        count, later = self._ask("matched_tokens", (0, False), request, num_computed, check=_found)
         if count is None:
             return None, False
         if count != most or self._kv.checkpoints.pools:
@@ -94,7 +94,7 @@ class Transfers:
         for group, block in states.items():
             tables[group] = [block]
         answer: tuple[bool, dict[str, Any] | None]
-        answer = self._ask("finished", (False, None), request, tables, reason=reason)
+        answer = self._ask("finished", (False, None), request, tables, reason=reason, check=_ended)
         for group, block in states.items() if answer[0] else ():
             if block:
                 self._kv.checkpoints.pools[group].share(block)
@@ -131,6 +131,8 @@ class Transfers:
             return False
         try:
             message = self.connector.build_message(plan)
+            if not isinstance(message, bytes):
+                raise TypeError(f"a message is bytes, not {message!r}")
         except Exception:
             logger.exception("KV connector %s failed in build_message", self._name)
             self._fall_silent()
@@ -159,7 +161,7 @@ class Transfers:
             self._lost.pop(step, None)
         released: list[str] = []
         try:
-            released = list(self.connector.update(report) or ())
+            released = _names(self.connector.update(report) or ())
         except Exception:
             logger.exception("KV connector %s failed in update", self._name)
             self._holds.fail()
@@ -196,10 +198,18 @@ class Transfers:
             logger.warning("the KV connector reported %r as %r, which no metric can show", name, numbers[name])
         return shown
 
-    def _ask(self, method: str, otherwise: Any, request: Request, *arguments: Any, reason: str = "") -> Any:
-        """What the connector answers; `otherwise` where it raises: then the request goes on without it."""
+    def _ask(
+        self,
+        method: str,
+        otherwise: Any,
+        request: Request,
+        *arguments: Any,
+        reason: str = "",
+        check: Callable[[Any], Any] = lambda answer: answer,
+    ) -> Any:
+        """What the connector answers; `otherwise` where it or `check` raises: then the request goes on without it."""
         try:
-            return getattr(self.connector, method)(self._view(request, reason), *arguments)
+            return check(getattr(self.connector, method)(self._view(request, reason), *arguments))
         except Exception:
             name = request.request_id
             logger.exception("KV connector %s failed in %s; request %s goes on without it", self._name, method, name)
@@ -246,3 +256,27 @@ class Transfers:
         ]
         self._contents[request] = content = hashlib.sha256(encode(facts)).digest()
         return content
+
+
+def _found(answer: Any) -> tuple[int | None, bool]:
+    """What `matched_tokens` may answer; raises `TypeError` or `ValueError` for all else."""
+    count, later = answer
+    if not isinstance(count, int | None):
+        raise TypeError(f"{count!r} is no number of tokens")
+    return count, bool(later)
+
+
+def _ended(answer: Any) -> tuple[bool, dict[str, Any] | None]:
+    """What `finished` may answer; raises `TypeError` or `ValueError` for all else."""
+    hold, parameters = answer
+    if not isinstance(parameters, dict | None):
+        raise TypeError(f"{parameters!r} are no parameters")
+    return bool(hold), parameters
+
+
+def _names(answer: Iterable[Any]) -> list[str]:
+    """The ids that `update` may answer; raises `TypeError` for all else."""
+    names = list(answer)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"{wrong[0]!r} is no id of a request")
+    return names

@@ -5,9 +5,13 @@ Knows of a connector only which loads it says go on, and of reports only how two
 
 from __future__ import annotations
 
+import logging
+
 from frame.core.interfaces.connector import ConnectorWorker
 from frame.core.interfaces.step import StepPlan, TransferReport
 from frame.core.interfaces.wire import decode
+
+logger = logging.getLogger("frame.transfers")
 
 #: The name, among the extras of a plan, of the numbers of steps that failed, each with the requests whose loads it was
 #: to begin.
@@ -24,6 +28,7 @@ class UntoldReports:
         # steps that the connector began, or may have begun, and whether it was told which of their loads ended
         self._heard: dict[int, bool] = {}
         self._nothing = TransferReport()
+        self._complained = False
 
     def begin(self, plan: StepPlan) -> None:
         """Called before the connector begins the step."""
@@ -51,11 +56,24 @@ class UntoldReports:
 
     def _ended(self, step: int, owners: list[str], report: TransferReport, connector: ConnectorWorker) -> list[str]:
         """Those of the requests whose loads do not go on though the connector heard of the step, and nobody told."""
-        pending = connector.pending_loads()
+        pending = self._pending(connector)
         if pending is None:
             return []
         told = {name for number, one in self._reports.items() if number >= step for name in one.received}
         return [name for name in owners if name not in {*pending, *report.received, *told}]
+
+    def _pending(self, connector: ConnectorWorker) -> set[str] | None:
+        """What the connector says; None where it cannot tell, or answers with what are no names."""
+        try:
+            names = connector.pending_loads()
+            if isinstance(names, str):
+                raise TypeError(f"{names!r} are no names of requests")
+            return None if names is None else set(names)
+        except Exception:
+            if not self._complained:
+                logger.exception("the KV connector failed in pending_loads: blocks of failed steps stay out of use")
+            self._complained = True
+            return None
 
 
 def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:
