@@ -12,7 +12,7 @@ from msgspec import structs
 
 from frame.interfaces import decode, encode
 from frame.plugins.connectors.blocks.wire import PeerError
-from frame.plugins.connectors.push import lanes as push_lanes
+from frame.plugins.connectors.push import lane as push_lane, lanes as push_lanes
 from frame.plugins.connectors.push.carrier import Stream
 from frame.plugins.connectors.push.facts import Facts
 from frame.plugins.connectors.push.lanes import Lanes
@@ -504,7 +504,7 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
         ends.extend(socket.socketpair())
         return ends[-1], Silent()
 
-    monkeypatch.setattr(push_lanes, "connect", connect)
+    monkeypatch.setattr(push_lane, "connect", connect)
     facts = Facts(1, "model", 4, "", 1, 1, "")
     lanes = Lanes(Stream(), b"", facts, 0, timeout=1, retry=60)
     parcels = [Parcel(f"r{number}", Goal("127.0.0.1", 1, bytes(32), 4)) for number in range(3)]
@@ -543,7 +543,7 @@ def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monke
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
-    monkeypatch.setattr(push_lanes, "connect", connect)
+    monkeypatch.setattr(push_lane, "connect", connect)
     monkeypatch.setattr(push_lanes, "_MAX_LANES", 2)
     lanes = Lanes(Stream(), b"", Facts(1, "model", 4, "", 1, 1, ""), 0, timeout=1, retry=60)
     parcels = [Parcel(f"r{number}", Goal("127.0.0.1", number, bytes(32), 4)) for number in (1, 2, 3, 4)]

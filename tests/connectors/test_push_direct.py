@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from frame.plugins.connectors.push import carrier as push_carrier, lanes as push_lanes, worker as push_worker
+from frame.plugins.connectors.push import carrier as push_carrier, lane as push_lane, worker as push_worker
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
@@ -382,7 +382,7 @@ def test_an_engine_that_hears_nothing_of_a_writer_says_which_and_of_how_much(pai
 
 
 def test_an_engine_that_ends_has_its_memory_back_from_an_idle_one(pairs, shared, monkeypatch):
-    monkeypatch.setattr(push_lanes, "_WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(push_lane, "_WATCH_SECONDS", 0.05)
     there, here = pairs.engine(), pairs.engine()
     travel(pairs, there, here)
     pairs.rest(there, here)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from frame.plugins.connectors.push import carrier as push_carrier, lanes as push_lanes, worker as push_worker
+from frame.plugins.connectors.push import carrier as push_carrier, lane as push_lane, worker as push_worker
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.mapped_files import FileSharing
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine
@@ -160,9 +160,9 @@ def test_a_step_never_waits_for_the_other_engine(secret, tmp_path, monkeypatch):
     def connect(place, secret, meet, seconds):
         begun.set()
         assert computed.wait(60)
-        raise push_lanes.PeerError("nobody is there")
+        raise push_lane.PeerError("nobody is there")
 
-    monkeypatch.setattr(push_lanes, "connect", connect)
+    monkeypatch.setattr(push_lane, "connect", connect)
     with open_engine(make_checkpoint(tmp_path, "llama"), secret, PUSH) as engine:
         asked = Asked(engine)
         place = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": 9}

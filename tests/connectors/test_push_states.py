@@ -8,7 +8,7 @@ import time
 import pytest
 
 from frame.interfaces import RequestView
-from frame.plugins.connectors.push import lanes as push_lanes
+from frame.plugins.connectors.push import lane as push_lane
 from frame.plugins.connectors.push.options import PushOptions
 from frame.plugins.connectors.push.prefill_side import Pushes
 from frame.testing.connector_states_suite import STATES
@@ -138,12 +138,12 @@ def test_a_state_that_was_changed_on_its_way_costs_the_computation(pairs, shape,
     layout = make_layout(**shape)
     there, here = pairs.engine(layout), pairs.engine(layout, options={"wait_seconds": 60})
     numbers = there.workers.made[0].transfer.hooks.numbers
-    part = push_lanes.Part
+    part = push_lane.Part
 
     def changed(digest, layer, first, count, checksum):
         return part(digest, layer, first, count, checksum ^ (layer == numbers["state"]))
 
-    monkeypatch.setattr(push_lanes, "Part", changed)
+    monkeypatch.setattr(push_lane, "Part", changed)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
     pairs.rest(there, here)
