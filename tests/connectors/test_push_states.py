@@ -102,9 +102,8 @@ def test_two_ranks_each_send_their_own(pairs):
 def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
     """The prompt is computed in one step, which leaves a state behind all of it."""
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout)
     prompt = pairs.prompt(22)
-    start = time.monotonic()
     if first == "p":
         assert pairs.prefill(there, here, "p", prompt) is None
     else:
@@ -114,7 +113,6 @@ def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
         pairs.add(there, "p", prompt, pairs.asks(here), 1)
         pairs.until(lambda: there.ended("p") and here.ended("d"), there, here)
     assert here.num_cached("d") == 0 if first == "d" else pairs.decode(here, "d", prompt, {}) == 0
-    assert time.monotonic() - start < 5
     pairs.rest(there, here)
     pairs.until(lambda: inbox(here).take() is not None and inbox(here).arena.used_bytes == 0)
 
@@ -122,12 +120,12 @@ def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
 def test_who_waits_is_told_of_a_prompt_that_was_not_followed(pairs):
     """As of one that may not use what is cached, which is computed in one step here."""
     layout = make_layout(**STATES["states"])
-    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout)
     pairs.add(here, "d", pairs.prompt(22), {"do_remote_prefill": True})
     one = request("p", pairs.prompt(22), 1, prompt_logprobs=1)
     one.kv_transfer = pairs.asks(here)
     there.add(one)
-    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    pairs.until(lambda: here.ended("d"), there, here)
     assert there.outputs["p"][-1].kv_transfer is None
     assert here.num_cached("d") == 0
     pairs.rest(there, here)
@@ -136,7 +134,7 @@ def test_who_waits_is_told_of_a_prompt_that_was_not_followed(pairs):
 @ALL
 def test_a_state_that_was_changed_on_its_way_costs_the_computation(pairs, shape, monkeypatch):
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout), pairs.engine(layout)
     numbers = there.workers.made[0].transfer.hooks.numbers
     part = push_lane.Part
 
@@ -147,7 +145,7 @@ def test_a_state_that_was_changed_on_its_way_costs_the_computation(pairs, shape,
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
     pairs.rest(there, here)
-    assert inbox(here).arena.used_bytes == 0
+    pairs.until(lambda: inbox(here).arena.used_bytes == 0)
 
 
 @ALL
@@ -167,7 +165,7 @@ def test_a_state_that_went_when_it_was_to_be_loaded_is_computed(pairs, shape):
 
 def test_no_more_than_half_of_the_states_are_kept(pairs):
     layout = make_layout(**STATES["states alone"])
-    there, here = pairs.engine(layout, options={"expiry_seconds": 60}), pairs.engine(layout)
+    there, here = pairs.engine(layout), pairs.engine(layout)
     arena = there.workers.made[0].transfer.inner._sendings._arena
     kept = arena.take(arena.num_bytes)
     held = [pairs.prefill(there, here, f"p{number}", pairs.prompt(22, seed=number)) is not None for number in range(9)]
@@ -188,7 +186,7 @@ def test_no_memory_for_sending_ends_with_the_deadline(pairs):
     kept = arena.take(arena.num_bytes)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert there.busy
-    pairs.until(lambda: not there.busy, there, seconds=5)
+    pairs.until(lambda: not there.busy, there)
     arena.give_back(kept)
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
     assert pairs.unsent(there) == 1
@@ -198,7 +196,7 @@ def test_no_memory_for_sending_ends_with_the_deadline(pairs):
 @ALL
 def test_more_than_the_memory_is_refused_and_computed(pairs, shape):
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout), pairs.engine(layout)
     held = inbox(here).arena.take(inbox(here).arena.num_bytes)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0

@@ -28,6 +28,7 @@ from frame.plugins.executors import nodes
 from frame.plugins.executors.nodes import described
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, greedy, prompts, request, running
+from tests.free_ports import free_ports
 
 NAMES = ("node 1", "node 0", "nodes")
 SETTINGS = {**SMALL, "num_threads": 1, "tensor_parallel_size": 2}
@@ -41,8 +42,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_ports()
 
 
 def of_nodes(port, **options):

@@ -1,8 +1,7 @@
-"""Subscribers as they are elsewhere: bare sockets of ZMQ, and free ports of this machine."""
+"""Subscribers as they are elsewhere: bare sockets of ZMQ."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +10,6 @@ from typing import Any
 import zmq
 
 Message = tuple[bytes, int, bytes]
-
-
-def free_ports(count: int = 1) -> int:
-    """The first of several ports in a row that nobody uses now."""
-    for _ in range(100):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        try:
-            for more in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + more))
-        except (OSError, OverflowError):
-            continue
-        return port
-    raise RuntimeError("no free ports")
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import zmq
 
 from frame.kv_events.events import Cleared
 from frame.kv_events.publisher import Publisher, Sockets
-from tests.kv_events.listening import free_ports, opened, received, replayed, until_it_listens
+from tests.free_ports import free_ports
+from tests.kv_events.listening import opened, received, replayed, until_it_listens
 
 Make = Callable[..., Publisher]
 

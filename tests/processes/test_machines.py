@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from frame.core.processes.messages import (
 from frame.links.description import described
 from frame.links.greeting import connect_async
 from frame.links.machines import Machines
+from tests.free_ports import free_ports
 from tests.server.fake_engine import FakeEngine
 
 INFO = FakeEngine(FrameConfig()).info
@@ -42,11 +42,9 @@ class Server:
     def __init__(self, folder: Path, seconds: float = 60.0) -> None:
         secret = folder / "secret"
         secret.write_text("a secret of these tests")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         self.config = FrameConfig.from_flat(
             data_parallel_size=3, data_parallel_size_local=1, data_parallel_address="127.0.0.1",
-            data_parallel_rpc_port=port, data_parallel_secret_file=str(secret), ready_seconds=seconds,
+            data_parallel_rpc_port=free_ports(), data_parallel_secret_file=str(secret), ready_seconds=seconds,
         )  # fmt: skip
         self.news: list[Any] = []
         self.machines = Machines(self.config, self._add, lambda: self.config)

@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from tests.kv_events.listening import free_ports
+from tests.free_ports import free_ports
 from tests.routing.running import ROUTE, RunningFront, route
 from tests.server.running import REAL, Running, server, until
 

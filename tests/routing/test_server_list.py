@@ -18,7 +18,7 @@ from frame.routing.fleet import FleetServer
 from frame.routing.health import load_of
 from frame.routing.server_list import EventAddresses, ListedServer, ServerFile, listed, server_url
 from frame.settings import ConfigError
-from tests.kv_events.listening import free_ports
+from tests.free_ports import free_ports
 from tests.routing.fakes import CHAT, FakeServer, front, reply, servers, stream
 
 
