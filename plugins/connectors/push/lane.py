@@ -17,7 +17,7 @@ from functools import partial
 
 from frame.interfaces import Mark
 
-from ..blocks.callers import hang_up, is_over, stop_hearing
+from ..blocks.callers import hang_up, is_over, shut_down, stop_hearing
 from ..blocks.wire import PeerError
 from ..nixl.wire import Channel
 from .carrier import Carrier, Staged
@@ -124,8 +124,8 @@ class Lane:
         self._jobs.put(None)
         connection = self._connection
         if connection is not None:
-            # who is written to may not take it for gone before the last write has ended
-            (stop_hearing if self._way.maps else hang_up)(connection)
+            # the thread closes it; who is written to may not take it for gone before the last write has ended
+            (stop_hearing if self._way.maps else shut_down)(connection)
 
     def join(self) -> None:
         """Waits until the thread has ended."""
@@ -233,6 +233,8 @@ class Lane:
         try:
             if self._channel is None:
                 self._connection, self._channel = connect(self._place, self._secret, self._meet, self._timeout)
+                if self._closed:  # between the check and now, so that it found no connection to end
+                    raise PeerError("it was closed")
                 place = "{}:{}".format(*self._place)
                 self._way = self._carrier.meet(self._connection, self._channel, place, self._timeout)
                 self._told.clear()
