@@ -99,9 +99,9 @@ class Pairs(ConnectorSuite):
             assert time.monotonic() < latest, "all prompts were sent"
         return found
 
-    def arrived(self, engine, *engines):
+    def arrived(self, engine, *engines, rank=0):
         """Steps other engines until a prompt is there that no request of this one has claimed."""
-        self.until(lambda: any(prompt.arrived for prompt in [*inbox(engine)._prompts.values()]), *engines)
+        self.until(lambda: any(prompt.arrived for prompt in [*inbox(engine, rank)._prompts.values()]), *engines)
 
     def given_back(self, engine, arena):
         """Has what nobody claims expire, and waits until nothing lies in an engine's memory for what came."""

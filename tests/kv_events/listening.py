@@ -14,10 +14,10 @@ Message = tuple[bytes, int, bytes]
 
 @contextmanager
 def opened(kind: int, address: str, *, bind: bool = False, context: Any = None, **options: Any) -> Iterator[Any]:
-    """A socket that waits at most 10 s for a message."""
+    """A socket that waits at most 60 s for a message."""
     own = context or zmq.Context()
     made = own.socket(kind)
-    made.setsockopt(zmq.RCVTIMEO, 10_000)
+    made.setsockopt(zmq.RCVTIMEO, 60_000)
     made.setsockopt(zmq.LINGER, 0)
     for name, value in options.items():
         made.setsockopt(getattr(zmq, name), value)
@@ -58,6 +58,6 @@ def until_it_listens(publisher: Any, sub: Any) -> int:
             number = received(sub)[1]
         except zmq.Again:
             continue
-        sub.setsockopt(zmq.RCVTIMEO, 10_000)
+        sub.setsockopt(zmq.RCVTIMEO, 60_000)
         return number
     raise TimeoutError("the subscriber hears nothing")

@@ -45,7 +45,7 @@ class Known:
 
 
 def until(true: Callable[[], bool], text: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, text()
         time.sleep(0.005)
