@@ -129,7 +129,7 @@ class Pairs(ConnectorSuite):
         sources = [
             self.engine(layout, max_num_batched_tokens=size, broken_steps=[draw.randrange(60)]) for size in sizes
         ]
-        options = {"wait_seconds": 0.1, "buffer_bytes": 1 << 16, "expiry_seconds": 5}
+        options = {"wait_seconds": 0.3, "buffer_bytes": 1 << 16, "expiry_seconds": 5}
         here = self.engine(layout, broken_steps=[25], max_num_batched_tokens=16, options=options)
         gone = set()
         for number in range(30):
