@@ -82,6 +82,7 @@ def test_found_states_travel_and_those_that_are_here_do_not_matter(pairs, shape)
     # of the same prompt once more, with a state that was found behind all of its grains
     params = pairs.prefill(there, here, "again", pairs.prompt(41))
     assert there.num_cached("again") == 40
+    pairs.arrived(here, there)  # what comes after its request has gone stays until it expires
     assert pairs.decode(here, "again", pairs.prompt(41), params) == 40
     pairs.rest(there, here)
     pairs.until(lambda: inbox(here).arena.used_bytes == 0, here)
@@ -254,6 +255,8 @@ def test_who_is_preempted_where_it_is_computed_sends_all_once_more(pairs):
     pairs.until(lambda: not there.busy, there)
     there.check()
     assert there.engine.stats().preemptions > 8
+    (lane,) = there.workers.made[0].transfer.inner._lanes._lanes.values()
+    pairs.until(lambda: lane.idle)
     found = [pairs.decode(here, f"d{number}", pairs.prompt(41, seed=number)) for number in range(12)]
     assert sum(found) > 200
     pairs.rest(there, here)
