@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from tests.free_ports import free_ports
+
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 OPERATIONS = {
@@ -54,9 +56,8 @@ class FakeServer:
         self.free = 0
         self.socket = zmq.Context.instance().socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
-        if port:
-            self.socket.bind(f"tcp://127.0.0.1:{port}")
+        self.port = port or free_ports()
+        self.socket.bind(f"tcp://127.0.0.1:{self.port}")
         self.ends = threading.Event()
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
@@ -204,8 +205,7 @@ class RealServer:
 
     def __init__(self, folder, chunk, log, size_gb=0.03125, port=0):
         self.name = f"lmcache_l1_pool_test_{secrets.token_hex(6)}"
-        with socket.create_server(("127.0.0.1", port)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = port or free_ports()
         self.log = log
         with open(log, "wb") as out:
             self.process = subprocess.Popen(

@@ -111,7 +111,7 @@ class _Moved(Mark):
         if sharing.finds(target):
             sharing.writing.set()
             if sharing.pause.is_set():
-                assert sharing.passed.wait(30)
+                assert sharing.passed.wait(60)
             sharing.writes.append((target, size))
             if "write" in sharing.faults:
                 return

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
+from frame.plugins.connectors.nixl import holds as nixl_holds
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 
 SECRET = "a secret of the tests"
+#: Enough for what threads do on a busy machine.
+SECONDS = 60.0
+#: The time for which blocks are kept, unless a test says otherwise: it does not pass, so nothing may come of that.
+NEVER = 600.0
 #: What a proxy sends to the prefill engine.
 ASKS = {
     "do_remote_decode": True,
@@ -34,7 +41,9 @@ class Pairs(ConnectorSuite):
     def __init__(self, folder):
         self.folder, self.made = folder, []
         (folder / "secret").write_text(SECRET)
-        self.options = {"secret_file": str(folder / "secret"), "lease_seconds": 5}
+        self.options = {"secret_file": str(folder / "secret"), "lease_seconds": NEVER, "lookup_seconds": SECONDS}
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(nixl_holds, "_GIVEN_SECONDS", SECONDS)
 
     def engine(self, *args, options=None, **settings):
         kept = self.options
@@ -49,6 +58,7 @@ class Pairs(ConnectorSuite):
     def close(self):
         for engine in self.made:
             engine.close()
+        self.patch.undo()
 
     def add(self, engine, name, prompt, params, count=8, salt=None):
         one = request(name, prompt, count)
@@ -56,7 +66,7 @@ class Pairs(ConnectorSuite):
         engine.add(one)
         return one
 
-    def finish(self, engine, name, seconds=20):
+    def finish(self, engine, name, seconds=SECONDS):
         """Steps until the request is done; returns what it says of its transfer."""
         self.until(lambda: engine.outputs[name] and engine.outputs[name][-1].finish_reason, engine, seconds=seconds)
         return engine.outputs[name][-1].kv_transfer
@@ -71,8 +81,8 @@ class Pairs(ConnectorSuite):
         self.finish(engine, name)
         return engine.num_cached(name)
 
-    def until(self, done, *engines, seconds=3.0):
-        """Steps engines until it is so; by default well before a lease of 5 s ends."""
+    def until(self, done, *engines, seconds=SECONDS):
+        """Steps engines until it is so."""
         latest = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < latest, "it does not come to that"
@@ -80,7 +90,7 @@ class Pairs(ConnectorSuite):
                 engine.step()
             time.sleep(0.0005)
 
-    def rest(self, *engines, seconds=3.0):
+    def rest(self, *engines, seconds=SECONDS):
         """Steps engines until nothing is held or read, and checks all tokens."""
         self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)
         for engine in engines:

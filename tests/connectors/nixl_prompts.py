@@ -27,7 +27,7 @@ def open_engine(model, secret_file, settings=None, **options):
     plain |= settings or {}
     options = {"secret_file": str(secret_file), **options, **plain.pop("options", {})}
     if plain["kv_connector"] == "nixl":
-        options = {"lease_seconds": 10, **options}
+        options = {"lease_seconds": 300, **options}
     return running(from_flat({**plain, "plugin": {plain["kv_connector"]: options}}), with_threads(Registry.load()))
 
 
@@ -72,8 +72,9 @@ class Asked:
         assert self.num_cached(name) == 0
         return tokens
 
-    def rest(self, seconds=5):
-        latest = time.monotonic() + seconds
+    def rest(self):
+        """Steps until nothing is held or read; returns how much of the cache is in use."""
+        latest = time.monotonic() + 60
         while self.engine.has_unfinished():
             assert time.monotonic() < latest, "blocks are still held or read"
             self.step()

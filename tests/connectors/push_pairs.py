@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
+import pytest
+
+from frame.plugins.connectors.push import decode_side
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 
 SECRET = "a secret of the tests"
+#: Enough for what threads do on a busy machine.
+SECONDS = 60.0
+#: The times for which engines wait, unless a test says otherwise: none of them passes, so nothing may come of that.
+NEVER = 600.0
 
 
 class Pairs(ConnectorSuite):
@@ -19,7 +27,10 @@ class Pairs(ConnectorSuite):
         self.folder, self.made = folder, []
         (folder / "secret").write_text(SECRET)
         small = {"buffer_bytes": 1 << 18, "send_buffer_bytes": 1 << 18, "retry_seconds": 0}
-        self.options = {"secret_file": str(folder / "secret"), "expiry_seconds": 5, "wait_seconds": 3, **small}
+        times = {"expiry_seconds": NEVER, "wait_seconds": NEVER, "timeout_seconds": SECONDS}
+        self.options = {"secret_file": str(folder / "secret"), **times, **small}
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(decode_side, "ANSWERED_SECONDS", NEVER)
 
     def engine(self, *args, options=None, **settings):
         kept = self.options
@@ -34,6 +45,7 @@ class Pairs(ConnectorSuite):
     def close(self):
         for engine in self.made:
             engine.close()
+        self.patch.undo()
 
     def asks(self, here, **changes):
         """What a proxy sends to the prefill engine, of the decode engine `here`."""
@@ -45,7 +57,7 @@ class Pairs(ConnectorSuite):
         engine.add(one)
         return one
 
-    def finish(self, engine, name, seconds=20):
+    def finish(self, engine, name, seconds=SECONDS):
         """Steps all engines until the request is done; returns what it says of its transfer."""
         done = lambda: engine.outputs[name] and engine.outputs[name][-1].finish_reason  # noqa: E731
         self.until(done, *self.made, seconds=seconds)
@@ -61,7 +73,7 @@ class Pairs(ConnectorSuite):
         self.finish(engine, name)
         return engine.num_cached(name)
 
-    def until(self, done, *engines, seconds=10.0):
+    def until(self, done, *engines, seconds=SECONDS):
         """Steps engines until it is so."""
         latest = time.monotonic() + seconds
         while not done():
@@ -71,15 +83,40 @@ class Pairs(ConnectorSuite):
                     engine.step()
             time.sleep(0.0005)
 
-    def unsent(self, engine, seconds=10.0):
+    def told(self, engine, name):
+        """A counter of an engine: one that is idle hears in a later step what its threads have done since."""
+        self.wake(engine)
+        return counter(engine, name, self.plugin)
+
+    def wake(self, engine):
+        """Has an engine that is idle make some steps."""
+        engine.run(request(f"wakes {time.monotonic()}", self.prompt(3, seed=999), 1))
+
+    def unsent(self, engine, seconds=SECONDS):
         """How many prompts could not be sent, once it is at least one: an idle engine hears of that in a later step."""
         latest = time.monotonic() + seconds
-        while not counter(engine, "unsent_prompts", self.plugin):
+        while not (found := self.told(engine, "unsent_prompts")):
             assert time.monotonic() < latest, "all prompts were sent"
-            engine.run(request(f"later {time.monotonic()}", self.prompt(4), 1))
-        return counter(engine, "unsent_prompts", self.plugin)
+        return found
 
-    def rest(self, *engines, seconds=10.0):
+    def arrived(self, engine, *engines, rank=0):
+        """Steps other engines until a prompt is there that no request of this one has claimed."""
+        self.until(lambda: any(prompt.arrived for prompt in [*inbox(engine, rank)._prompts.values()]), *engines)
+
+    def given_back(self, engine, arena):
+        """Has what nobody claims expire, and waits until nothing lies in an engine's memory for what came."""
+        clock, looks = inbox(engine)._clock, itertools.count(1)
+
+        def empty():
+            passed = next(looks) * (NEVER + 1)
+            inbox(engine)._clock = lambda: clock() + passed
+            self.wake(engine)
+            return arena.used_bytes == 0
+
+        self.until(empty)
+        inbox(engine)._clock = clock
+
+    def rest(self, *engines, seconds=SECONDS):
         """Steps engines until nothing is held or read, and checks all tokens."""
         self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)
         for engine in engines:
@@ -92,7 +129,7 @@ class Pairs(ConnectorSuite):
         sources = [
             self.engine(layout, max_num_batched_tokens=size, broken_steps=[draw.randrange(60)]) for size in sizes
         ]
-        options = {"wait_seconds": 0.1, "buffer_bytes": 1 << 16}
+        options = {"wait_seconds": 0.3, "buffer_bytes": 1 << 16, "expiry_seconds": 5}
         here = self.engine(layout, broken_steps=[25], max_num_batched_tokens=16, options=options)
         gone = set()
         for number in range(30):
@@ -110,14 +147,14 @@ class Pairs(ConnectorSuite):
                 engine, name, _ = draw.choice(legs)
                 engine.engine.abort([name])
                 gone.add(name)
-        self.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here, seconds=15)
+        self.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here)
         for engine in (*sources, here):
             failed = {name for name, outputs in engine.outputs.items() if outputs[-1].finish_reason == "error"}
             engine.check(*(set(engine.requests) - gone - failed))
         return here
 
 
-def assert_empty(worker, seconds=10.0):
+def assert_empty(worker, seconds=SECONDS):
     """All memory for what is sent is given back."""
     latest = time.monotonic() + seconds
     while worker._lanes is not None and worker._sendings._arena.used_bytes:

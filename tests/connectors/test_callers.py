@@ -18,7 +18,7 @@ def echo(caller):
 
 
 def said(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as caller:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as caller:
         caller.sendall(b"a")
         return caller.recv(16)
 
@@ -45,7 +45,7 @@ def test_closing_ends_the_listener_and_all_callers_once():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     callers = Callers(listener, echo, most=4, name="test")
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as caller:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as caller:
         caller.sendall(b"a")
         assert caller.recv(16) == b"a"
         assert callers.close()
@@ -76,15 +76,15 @@ def test_an_answer_that_is_under_way_when_all_ends_raises_nothing(monkeypatch):
     def answer(caller):
         threads.append(threading.current_thread())
         begun.set()
-        assert ended.wait(10)
-        caller.settimeout(1)
+        assert ended.wait(60)
+        caller.settimeout(30)
         caller.sendall(b"a")
 
     listener = socket.create_server(("127.0.0.1", 0))
     callers = Callers(listener, answer, most=4, name="test")
-    with socket.create_connection(listener.getsockname(), timeout=5):
-        assert begun.wait(10)
+    with socket.create_connection(listener.getsockname(), timeout=30):
+        assert begun.wait(60)
         callers.close()
         ended.set()
-        threads[0].join(10)
+        threads[0].join()
     assert raised == []

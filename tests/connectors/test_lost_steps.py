@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from frame.testing import ConnectorSuite
@@ -124,9 +122,7 @@ def test_a_load_whose_message_could_not_be_read_gives_its_blocks_back(tmp_path, 
     engine.run(request("first", suite.prompt(40)))
     assert engine.engine.scheduler.reset_prefix_cache()
     cut_message(engine.sides[1])
-    start = time.monotonic()
     engine.run(request("again", suite.prompt(40)))
-    assert time.monotonic() - start < suite.patience_seconds
     engine.check()
     lifecycle = engine.engine.scheduler.lifecycle
     engine.run(request("other", [1, 2], 40), until=lambda: not lifecycle.abandoned)

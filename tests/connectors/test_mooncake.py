@@ -68,7 +68,7 @@ def test_all_tokens_of_prompts_but_the_last_travel(either, shape):
         last = moved(layout, length)
         assert either.decode(here, f"d{number}", prompt, either.takes(there)) == last
     either.rest(there, here)
-    assert counter(here, "received_bytes") == counter(there, "sent_bytes") > 0
+    assert counter(here, "received_bytes") == either.told(there, "sent_bytes") > 0
     assert counter(here, "failed_blocks") == 0
     assert inbox(here).arena.used_bytes == 0
 
@@ -123,8 +123,8 @@ def test_who_has_the_prompt_frees_the_prefill_side(pairs):
     pairs.prefill(there, here, "p", pairs.prompt(40))
     assert there.held
     assert pairs.decode(here, "d", pairs.prompt(40), pairs.takes(there)) == 36
-    pairs.rest(there, here, seconds=3)
-    assert counter(there, "sent_bytes") == 0
+    pairs.rest(there, here)
+    assert pairs.told(there, "sent_bytes") == 0
 
 
 def test_who_is_aborted_frees_the_prefill_side(pairs):
@@ -136,7 +136,7 @@ def test_who_is_aborted_frees_the_prefill_side(pairs):
     pairs.add(here, "d", pairs.prompt(40), pairs.takes(there))
     here.step()
     here.engine.abort(["d"])
-    pairs.until(lambda: not there.busy, there, here, seconds=3)
+    pairs.until(lambda: not there.busy, there, here)
     assert there.engine.stats().kv_usage == 0
 
 
@@ -149,20 +149,20 @@ def test_who_is_aborted_frees_the_prefill_side(pairs):
 def test_nobody_waits_for_what_the_prefill_engine_does_not_keep(pairs, shape, settings, first):
     """Of a prompt that is computed in one step no copy of the state is kept."""
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout, **settings), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout, **settings), pairs.engine(layout)
     if first == "d":
         pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
         pairs.until(lambda: there.connector.inner.sends._wants, here)
     assert pairs.prefill(there, there, "p", pairs.prompt(22)) is None
     if first == "p":
         pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
-    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    pairs.until(lambda: here.ended("d"), there, here)
     assert here.num_cached("d") == 0
     pairs.rest(there, here)
 
 
 def test_who_asks_while_the_prompt_ends_that_is_not_kept_is_told(pairs):
-    there, here = pairs.engine(options={"max_held_share": 0.01}), pairs.engine(options={"wait_seconds": 60})
+    there, here = pairs.engine(options={"max_held_share": 0.01}), pairs.engine()
     pairs.add(here, "d", pairs.prompt(22), pairs.takes(there))
     sends = there.connector.inner.sends
     keep = sends._keep
@@ -173,7 +173,7 @@ def test_who_asks_while_the_prompt_ends_that_is_not_kept_is_told(pairs):
 
     sends._keep = keeps
     assert pairs.prefill(there, there, "p", pairs.prompt(22)) is None
-    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    pairs.until(lambda: here.ended("d"), there, here)
     assert here.num_cached("d") == 0
     pairs.rest(there, here)
 
@@ -193,7 +193,7 @@ def test_blocks_that_nobody_wants_expire(pairs):
     there = pairs.engine(options={"expiry_seconds": 1})
     pairs.prefill(there, there, "p", pairs.prompt(40))
     assert there.held == ["p"]
-    pairs.rest(there, seconds=3)
+    pairs.rest(there)
 
 
 def test_a_write_that_fails_costs_the_computation(pairs, fake):
@@ -225,7 +225,7 @@ def test_memory_is_kept_while_a_sender_may_write_to_it(pairs, fake):
 
 
 def test_memory_is_kept_for_a_while_when_a_sender_is_gone(pairs, fake):
-    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine(options={"expiry_seconds": 4})
+    there, here = pairs.engine(max_num_batched_tokens=5), pairs.engine()
     pairs.add(here, "d", pairs.prompt(40), pairs.takes(there))
     pairs.until(lambda: there.connector.inner.sends._wants, here)
     pairs.add(there, "p", pairs.prompt(40), pairs.asks(here), 1)
@@ -237,9 +237,7 @@ def test_memory_is_kept_for_a_while_when_a_sender_is_gone(pairs, fake):
     pairs.until(lambda: here.ended("d"), here)
     here.check("d")
     assert inbox(here).arena.used_bytes > 0
-    time.sleep(4.1)
-    here.run(request("other", pairs.prompt(8, seed=3)))
-    assert inbox(here).arena.used_bytes == 0
+    pairs.given_back(here, inbox(here).arena)
 
 
 def test_parameters_that_are_not_right_cost_the_computation(pairs):

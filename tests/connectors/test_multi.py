@@ -471,7 +471,7 @@ def test_prefill_and_decode_apart_beside_a_tier(tmp_path):
         assert taker.engine.call("reset_prefix_cache", {})
         assert pairs.decode(taker, "third", mine, pairs.prefill(giver, "third", mine)) == 36
         assert counter(taker, "loaded_blocks") == 10, "it came from the tier, and the other engine heard of it"
-        pairs.rest(giver, taker, seconds=4)
+        pairs.rest(giver, taker)
         assert not giver.held
     finally:
         pairs.close()

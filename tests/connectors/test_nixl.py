@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
-from contextlib import suppress
 
 import pytest
 from msgspec import structs
@@ -22,7 +22,8 @@ from frame.plugins.connectors.nixl.messages import WorkerFacts
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
 from frame.testing.fake_cache import make_layout
-from tests.connectors.nixl_pairs import Pairs, counter, travelling
+from tests.connectors.nixl_pairs import NEVER, SECONDS, Pairs, counter, travelling
+from tests.free_ports import free_ports
 
 pytest.importorskip("nixl")
 
@@ -141,7 +142,7 @@ def test_an_end_other_than_stop_and_length_keeps_nothing(pairs):
     for _ in range(4):
         there.step()
     there.engine.abort(["goes"])
-    pairs.until(lambda: not there.busy, there, seconds=1)
+    pairs.until(lambda: not there.busy, there)
     assert there.engine.stats().kv_usage == 0
 
 
@@ -151,7 +152,7 @@ def test_expiry_frees_and_what_comes_later_is_computed(pairs):
     prompt = pairs.prompt(40)
     params = pairs.prefill(there, "p", prompt)
     assert there.busy
-    pairs.rest(there, seconds=4)
+    pairs.rest(there)
     assert pairs.decode(here, "d", prompt, params) == 0
     pairs.rest(here)
 
@@ -171,7 +172,7 @@ def test_two_requests_with_the_same_parameters_read_once(pairs):
 @pytest.mark.matrix
 def test_more_than_the_share_is_not_kept(pairs, caplog):
     caplog.set_level("INFO", "frame")
-    there = pairs.engine(make_layout(num_blocks=31), options={"max_held_share": 0.5})
+    there = pairs.engine(make_layout(num_blocks=31), options={"max_held_share": 0.5, "lease_seconds": 3})
     assert re.search(
         r"nixl connector: KV blocks may be read from 127.0.0.1:\d+; up to 15 of 30 are held for", caplog.text
     )
@@ -181,7 +182,7 @@ def test_more_than_the_share_is_not_kept(pairs, caplog):
     assert "max_held_share" in caplog.text
     there.step()
     assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 10
-    pairs.rest(there, seconds=6)
+    pairs.rest(there)
     assert there.engine.stats().connector_gauges["nixl_held_blocks"] == 0
 
 
@@ -339,13 +340,9 @@ def test_block_ids_that_the_other_engine_cannot_have_are_not_read(pairs, monkeyp
 
 def test_data_ranks_have_ports_of_their_own(pairs):
     there = pairs.engine()
-    for port in range(21000, 32000, 97):  # none that the system gives to those who ask for any; one may be in use
-        pairs.options["port"] = port
-        side = pairs.make(config=pairs.config(kv_connector="nixl"), layout=make_layout(), data_rank=3)
-        with suppress(ValueError):
-            side.connect({0: there.workers.made[0].transfer.handshake()})
-            break
-        side.close()
+    pairs.options["port"] = port = free_ports(4)
+    side = pairs.make(config=pairs.config(kv_connector="nixl"), layout=make_layout(), data_rank=3)
+    side.connect({0: there.workers.made[0].transfer.handshake()})
     assert side._listener.port == port + 3
     side.close()
 
@@ -353,6 +350,8 @@ def test_data_ranks_have_ports_of_their_own(pairs):
 @pytest.mark.matrix
 def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
     """A read of 5 s under leases of 3 s: it arrives in time, and the other side has kept the blocks."""
+    for module in (nixl_agent, nixl_pulls):
+        monkeypatch.setattr(module, "MARGIN_SECONDS", 0.1)  # so that a renewal has time on a busy machine
     there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))
     begin, until = nixl_agent.Agent._begin, time.monotonic() + 5
@@ -360,7 +359,7 @@ def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
         nixl_agent.Agent, "_begin", lambda self, read: begin(self, read) if time.monotonic() > until else None
     )
     pairs.add(here, "d", pairs.prompt(40), params)
-    pairs.rest(there, here, seconds=9)
+    pairs.rest(there, here)
     assert time.monotonic() > until
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (10, 0)
 
@@ -384,7 +383,7 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
     worker._agent.close()
     worker._agent = None
     pairs.add(here, "d", pairs.prompt(40), params)
-    pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=20)
+    pairs.until(lambda: not (there.busy or here.busy), there, here)
     here.check()
     assert counter(here, "failed_blocks") == 10
 
@@ -441,8 +440,11 @@ def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, m
         tried.append(handle)
         raise RuntimeError("it is active")
 
-    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
-    nixl = slow_reads(here, monkeypatch, lambda handle: "DONE" if len(tried) > 50 else "PROC")
+    def state(handle):
+        monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # now that it has begun
+        return "DONE" if len(tried) > 50 else "PROC"
+
+    nixl = slow_reads(here, monkeypatch, state)
     release = nixl.release_xfer_handle
     monkeypatch.setattr(nixl, "release_xfer_handle", lambda h: release(h) if len(tried) > 50 else refuse(h))
     pairs.add(here, "d", pairs.prompt(40), params)
@@ -500,7 +502,7 @@ def test_random_lives(pairs):
         if draw.random() < 0.2:
             here.engine.abort([f"d{number}"])
             gone.add(f"d{number}")
-    pairs.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here, seconds=15)
+    pairs.until(lambda: not any(one.busy for one in (*sources, here)), *sources, here)
     failed = {name for name, outputs in here.outputs.items() if outputs[-1].finish_reason == "error"}
     here.check(*(set(here.requests) - gone - failed))
     for source in sources:
@@ -511,7 +513,7 @@ def test_random_lives(pairs):
 @pytest.mark.parametrize("until", ["granted", "reads", "released"])
 def test_a_decode_engine_that_closes_gives_its_leases_back(pairs, monkeypatch, until):
     """Whether a request has its lease, its blocks are being read, or were to be given back: no lease need end."""
-    there, here = pairs.engine(options={"lease_seconds": 60}), pairs.engine()
+    there, here = pairs.engine(), pairs.engine()
     params = pairs.prefill(there, "p", pairs.prompt(40))
     if until == "reads":
         monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
@@ -527,7 +529,7 @@ def test_a_decode_engine_that_closes_gives_its_leases_back(pairs, monkeypatch, u
         here.step()
         here.engine.abort(["d"])
     here.close()
-    pairs.until(lambda: not there.busy, there, seconds=4)
+    pairs.until(lambda: not there.busy, there)
 
 
 @pytest.mark.some(1)
@@ -538,7 +540,9 @@ def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs,
     monkeypatch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
     pulls = here.connector.inner._pulls
     pairs.until(lambda: pulls._loading, here)
-    monkeypatch.setattr(nixl_listener.NixlListener, "_answer", lambda self, question: time.sleep(4.5))
+    answers = threading.Event()
+    monkeypatch.setattr(nixl_listener.NixlListener, "_answer", lambda self, question: answers.wait(10 * SECONDS))
     start = time.monotonic()
     here.close()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < SECONDS
+    answers.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from frame.interfaces import Mark
 from frame.plugins.connectors.nixl import agent as nixl_agent, worker as nixl_worker
 from frame.testing.fake_cache import make_layout
 from tests.connectors.direct_memory import FakeSharing
-from tests.connectors.nixl_pairs import Pairs, counter
+from tests.connectors.nixl_pairs import NEVER, Pairs, counter
 
 pytest.importorskip("nixl")
 
@@ -66,10 +67,7 @@ def test_memory_that_nothing_reads_is_given_back_and_mapped_again(pairs, shared,
     for number in range(2):
         prompt = pairs.prompt(40, seed=number)
         assert pairs.decode(here, f"d{number}", prompt, pairs.prefill(there, f"p{number}", prompt)) == 39
-        deadline = time.monotonic() + 10
-        while shared[1].opened.total():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        pairs.until(lambda: not shared[1].opened.total())
     assert counter(here, "direct_reads") == 2
     pairs.rest(there, here)
 
@@ -83,30 +81,31 @@ def test_a_copy_that_fails_is_computed_and_the_other_engine_met_anew(pairs, shar
     assert shared[1].opened.total() == 0
     shared[1].faults.clear()
     assert pairs.decode(here, "f", pairs.prompt(40, seed=2), pairs.prefill(there, "r", pairs.prompt(40, seed=2))) == 39
-    pairs.rest(there, here, seconds=8)
+    pairs.rest(there, here)
 
 
 def test_a_copy_that_outlasts_its_lease_keeps_the_blocks_and_counts_as_failed(pairs, shared, monkeypatch):
     there, here = pairs.engine(), pairs.engine()
+    begun, may_end = threading.Event(), threading.Event()
 
     class Late(Mark):
-        until = time.monotonic() + 60
-
         def done(self):
-            return time.monotonic() > self.until
+            begun.set()
+            return may_end.is_set()
 
     copy = FakeSharing.copy
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 4.5)
     pairs.decode(here, "first", pairs.prompt(40, seed=1), pairs.prefill(there, "q", pairs.prompt(40, seed=1)))
     monkeypatch.setattr(FakeSharing, "copy", lambda self, *given: copy(self, *given) and Late())
-    Late.until = time.monotonic() + 1.5
     pairs.add(here, "d", pairs.prompt(40), params)
-    pairs.until(lambda: here.engine.scheduler.lifecycle.loading, here)
-    while not Late().done():
-        assert here.engine.scheduler.lifecycle.loading
+    pairs.until(begun.is_set, here)
+    monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # as if the lease had ended
+    for _ in range(50):
+        assert here.loading == ["d"]
         here.step()
-    pairs.rest(there, here, seconds=8)
+        time.sleep(0.001)
+    may_end.set()
+    pairs.rest(there, here)
     assert counter(here, "failed_blocks") == 10
 
 

@@ -110,7 +110,7 @@ def test_a_prefill_engine_that_dies_while_it_is_read_costs_the_computation(sides
     here.add("k2", third, later)
     assert here.finish("k2") == here.alone(third)
     assert here.num_cached("k2") == 0
-    assert here.rest(seconds=30) == 0
+    assert here.rest() == 0
 
 
 @pytest.mark.matrix

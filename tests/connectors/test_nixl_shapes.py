@@ -114,7 +114,7 @@ def test_random_lives_of_two_shapes(pairs, seed):
         if draw.random() < 0.2:
             here.engine.abort([f"d{number}"])
             gone.add(f"d{number}")
-    pairs.until(lambda: not (there.busy or here.busy), there, here, seconds=15)
+    pairs.until(lambda: not (there.busy or here.busy), there, here)
     here.check(*(set(here.requests) - gone))
     there.check()
     assert counter(here, "failed_blocks") == 0

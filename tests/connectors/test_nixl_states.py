@@ -24,12 +24,12 @@ def pairs(tmp_path):
 
 @pytest.mark.parametrize("shape", STATES.values(), ids=STATES.keys())
 def test_states_pass_through_host_buffers(pairs, shape):
-    layout, options = make_layout(**shape), {"host_buffer": True, "lease_seconds": 60}
+    layout, options = make_layout(**shape), {"host_buffer": True}
     there, here = (pairs.engine(layout, options=options) for _ in range(2))
     prompt = pairs.prompt(41)
     params = pairs.prefill(there, "p", prompt)
     pairs.add(here, "d", prompt, params)
-    pairs.until(lambda: here.ended("d"), there, here, seconds=20)
+    pairs.until(lambda: here.ended("d"), there, here)
     assert here.num_cached("d") == 40
     pairs.rest(there, here)
 
@@ -38,13 +38,12 @@ def test_states_pass_through_host_buffers(pairs, shape):
 def test_the_copy_is_held_not_the_state_that_the_request_left(pairs, shape):
     """The prefill engine goes on, with others in the blocks that it gave back, before the decode engine reads."""
     layout = make_layout(**shape)
-    options = {"lease_seconds": 60}
-    there, here = pairs.engine(layout, options=options), pairs.engine(layout, max_num_batched_tokens=8)
+    there, here = pairs.engine(layout), pairs.engine(layout, max_num_batched_tokens=8)
     prompts = [pairs.prompt(length, seed=length) for length in (22, 41)]
     params = [pairs.prefill(there, f"p{number}", prompt) for number, prompt in enumerate(prompts)]
     for number in range(10):
         there.add(request(f"other {number}", pairs.prompt(30, seed=100 + number)))
-    pairs.until(lambda: all(there.ended(f"other {number}") for number in range(10)), there, seconds=20)
+    pairs.until(lambda: all(there.ended(f"other {number}") for number in range(10)), there)
     for number, prompt in enumerate(prompts):
         last = (len(prompt) - 1) // layout.grain * layout.grain
         assert pairs.decode(here, f"d{number}", prompt, params[number]) == last
@@ -79,7 +78,7 @@ def test_without_a_copy_nothing_is_held(pairs):
 
 def test_no_more_than_half_of_the_states_are_held(pairs):
     layout = make_layout(**STATES["states alone"])
-    there = pairs.engine(layout, options={"lease_seconds": 60})
+    there = pairs.engine(layout)
     held = [pairs.prefill(there, f"p{number}", pairs.prompt(22, seed=number)) is not None for number in range(9)]
     assert held == [True] * 6 + [False] * 3
     assert there.engine.scheduler._transfers.connector.reset()

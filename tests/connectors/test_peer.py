@@ -34,10 +34,12 @@ from frame.plugins.connectors.peer.options import Address, PeerOptions
 from frame.plugins.connectors.peer.server import HostBlocks, PeerServer
 from frame.testing import make_setup
 from frame.testing.fake_cache import make_layout
+from tests.free_ports import free_ports
 
 SECRET = b"a secret that all share"
 KEYS = [bytes([index]) * 32 for index in range(5)]
 SIZE = 24
+SECONDS = 60.0  # enough for what threads do on a busy machine
 
 
 @pytest.fixture
@@ -53,13 +55,12 @@ def blocks():
 def address(request, tmp_path):
     if request.param == "unix":
         return Address(path=str(tmp_path / "peer"))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return Address(host="127.0.0.1", port=probe.getsockname()[1])
+    return Address(host="127.0.0.1", port=free_ports())
 
 
 @pytest.fixture
 def server(address, blocks):
-    made = PeerServer(address, blocks, secret=SECRET, timeout=5)
+    made = PeerServer(address, blocks, secret=SECRET, timeout=SECONDS)
     yield made
     made.close()
 
@@ -68,7 +69,7 @@ def server(address, blocks):
 def client():
     made = []
 
-    def make(address, secret=SECRET, space="model/0", timeout=5.0, retry=0.0):
+    def make(address, secret=SECRET, space="model/0", timeout=SECONDS, retry=0.0):
         made.append(PeerClient(address, secret=secret, space=space, timeout=timeout, retry=retry))
         return made[-1]
 
@@ -100,7 +101,7 @@ def test_strangers_learn_nothing(server, address, secret, client):
 
 
 def connect(address):
-    return PeerClient(address, secret=b"", space="", timeout=5, retry=0)._connect()
+    return PeerClient(address, secret=b"", space="", timeout=SECONDS, retry=0)._connect()
 
 
 @pytest.mark.parametrize(
@@ -115,23 +116,23 @@ def connect(address):
 )
 def test_garbage_is_hung_up_on(server, address, sent, client):
     with connect(address) as stranger:
-        assert receive(stranger, Challenge, 5).nonce
+        assert receive(stranger, Challenge, SECONDS).nonce
         stranger.sendall(sent)
         with pytest.raises(PeerError):
-            receive(stranger, Welcome, 5)
+            receive(stranger, Welcome, SECONDS)
     assert client(address).held(KEYS[:1]) == b"\1"
 
 
 def test_silence_does_not_hold_a_place_for_long(server, address, monkeypatch):
     monkeypatch.setattr(peer_server, "_HELLO_SECONDS", 0.2)
     with connect(address) as stranger:
-        receive(stranger, Challenge, 5)
+        receive(stranger, Challenge, SECONDS)
         with suppress(OSError):  # on a busy machine it has hung up already
             for _ in range(3):
                 stranger.sendall(b"\1")
                 time.sleep(0.05)
         with pytest.raises(PeerError):
-            receive(stranger, Welcome, 5)
+            receive(stranger, Welcome, SECONDS)
 
 
 def test_too_many_questions_at_once_are_refused(server, address, client):
@@ -143,7 +144,7 @@ def test_too_many_questions_at_once_are_refused(server, address, client):
 
 def test_too_many_callers_are_hung_up_on(blocks, address, monkeypatch, client):
     monkeypatch.setattr(peer_server, "MAX_CALLERS", 1)
-    server = PeerServer(address, blocks, secret=SECRET, timeout=5)
+    server = PeerServer(address, blocks, secret=SECRET, timeout=SECONDS)
     first = client(address)
     assert first.held(KEYS[:1]) == b"\1"
     with pytest.raises(PeerError):
@@ -169,9 +170,9 @@ def test_an_abandoned_socket_is_taken_over_and_a_living_one_is_not(tmp_path, blo
     left = socket.socket(socket.AF_UNIX)
     left.bind(address.path)
     left.close()
-    server = PeerServer(address, blocks, secret=b"", timeout=5)
+    server = PeerServer(address, blocks, secret=b"", timeout=SECONDS)
     with pytest.raises(ValueError, match="cannot listen on unix:"):
-        PeerServer(address, blocks, secret=b"", timeout=5)
+        PeerServer(address, blocks, secret=b"", timeout=SECONDS)
     assert client(address, secret=b"").held(KEYS[:1]) == b"\1"
     server.close()
 
@@ -192,14 +193,14 @@ class Liar:
             caller, _ = self.listener.accept()
             with caller:
                 send(caller, Challenge(1, b"x"))
-                receive(caller, Hello, 5)
+                receive(caller, Hello, SECONDS)
                 send(caller, Welcome())
                 for answer in self.answers:
-                    receive(caller, Ask, 5)
+                    receive(caller, Ask, SECONDS)
                     if answer is None:
                         return
                     caller.sendall(answer)
-                caller.settimeout(5)
+                caller.settimeout(SECONDS)
                 caller.recv(1)  # until the other side has had enough
 
 
@@ -230,7 +231,8 @@ def test_a_peer_that_fails_in_the_middle_costs_a_pause(tmp_path, answer, client)
     assert caller.resting
     with pytest.raises(PeerError, match="a moment ago"):
         caller.held(KEYS)
-    liar.thread.join(5)
+    caller.close()
+    liar.thread.join()
 
 
 def test_nobody_there(tmp_path, client):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 
 import pytest
 
-from frame.plugins.connectors.push import carrier as push_carrier, lanes as push_lanes, worker as push_worker
+from frame.plugins.connectors.push import (
+    carrier as push_carrier,
+    decode_side,
+    lane as push_lane,
+    worker as push_worker,
+)
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.mapped_files import FileSharing
 from tests.connectors.nixl_prompts import BLOCK_SIZE, Asked, Prefill, open_engine
+from tests.free_ports import free_ports
 
 SIZES = (90, 17, 64, 5)
 PUSH = {"kv_connector": "push"}
@@ -19,11 +24,6 @@ PUSH = {"kv_connector": "push"}
 
 def prompts(shift=0):
     return [[3 + (7 * i * (j + 1) + j + shift) % 400 for i in range(size)] for j, size in enumerate(SIZES)]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2", pytest.param("qwen3-next", marks=pytest.mark.matrix)])
@@ -63,13 +63,16 @@ class Sides:
 @pytest.fixture(scope="module")
 def sides(model, secret):
     """One test may kill the process of the prefill engine, the last."""
-    port = free_port()
+    port = free_ports()
     there = Prefill(model, secret, **PUSH, max_num_batched_tokens=32, options={"retry_seconds": 0})
+    patch = pytest.MonkeyPatch()
+    patch.setattr(decode_side, "ANSWERED_SECONDS", 20)
     try:
-        with open_engine(model, secret, PUSH, port=port, wait_seconds=6) as engine:
+        with open_engine(model, secret, PUSH, port=port, wait_seconds=20) as engine:
             there.wait_ready()
             yield Sides(there, engine, port, model.name == "qwen3-next")
     finally:
+        patch.undo()
         there.close()
 
 
@@ -127,7 +130,7 @@ def test_a_prefill_engine_that_dies_costs_the_computation(sides):
     sides.there.process.send_signal(signal.SIGKILL)
     sides.there.process.wait()
     assert sides.here.finish("k1") == sides.here.alone(second)
-    assert sides.here.rest(seconds=30) == 0
+    assert sides.here.rest() == 0
 
 
 @pytest.mark.parametrize("direct", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["sent", "written"])
@@ -138,7 +141,7 @@ def test_two_workers_on_each_side(secret, tmp_path, monkeypatch, direct):
         monkeypatch.setattr(push_carrier, "send_bytes", lambda *given: pytest.fail("blocks went over the connection"))
     model = make_checkpoint(tmp_path, "llama")
     settings = {**PUSH, "tensor_parallel_size": 2, "executor": "threads"}
-    port = free_port()
+    port = free_ports()
     with open_engine(model, secret, settings, port=port) as engine, open_engine(model, secret, settings) as other:
         here, there = Asked(engine), Asked(other)
         there.add("p", prompts()[0], {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": port}, 1)
@@ -160,9 +163,9 @@ def test_a_step_never_waits_for_the_other_engine(secret, tmp_path, monkeypatch):
     def connect(place, secret, meet, seconds):
         begun.set()
         assert computed.wait(60)
-        raise push_lanes.PeerError("nobody is there")
+        raise push_lane.PeerError("nobody is there")
 
-    monkeypatch.setattr(push_lanes, "connect", connect)
+    monkeypatch.setattr(push_lane, "connect", connect)
     with open_engine(make_checkpoint(tmp_path, "llama"), secret, PUSH) as engine:
         asked = Asked(engine)
         place = {"do_remote_decode": True, "remote_host": "127.0.0.1", "remote_port": 9}
@@ -170,6 +173,6 @@ def test_a_step_never_waits_for_the_other_engine(secret, tmp_path, monkeypatch):
             asked.add(f"p{number}", prompt, place, 1)
         for number in range(len(SIZES)):
             asked.finish(f"p{number}")
-        assert begun.is_set()
+        assert begun.wait(60)
         assert asked.rest() == 0  # what is sent lies in memory of its own, so nobody waits for that either
         computed.set()

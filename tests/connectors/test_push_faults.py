@@ -120,9 +120,9 @@ def test_faults_on_the_way_cost_the_computation(tmp_path, monkeypatch, seed, sta
             for _ in range(draw.randrange(8)):
                 there.step()
                 here.step()
-        pairs.rest(there, here, seconds=30)
+        pairs.rest(there, here)
         for arena in (worker._inbox.arena, *([worker._inbox.buffer.arena] if direct else [])):
-            pairs.until(partial(empty, pairs, here, arena), seconds=10)
+            pairs.until(partial(empty, pairs, here, arena))
     finally:
         pairs.close()
         for wire in wires:

@@ -37,7 +37,7 @@ from frame.plugins.connectors.push.wire import (
 )
 from frame.testing.fake_cache import make_layout
 from tests.connectors.mapped_files import FileSharing
-from tests.connectors.push_pairs import SECRET
+from tests.connectors.push_pairs import SECONDS, SECRET
 
 LAYOUT = make_layout()  # one group of two layers, blocks of 4 tokens
 FACTS = Facts.of(LAYOUT, Mesh(), "format")
@@ -75,7 +75,7 @@ class Worker:
         self.door = Door("127.0.0.1", 0, secret=SECRET.encode(), facts=[FACTS], ports=[self.inbox.port])
 
     def until(self, done):
-        latest = time.monotonic() + 5
+        latest = time.monotonic() + SECONDS
         while not done():
             assert time.monotonic() < latest, "it does not come to that"
             time.sleep(0.001)
@@ -90,7 +90,7 @@ class Writer:
     def __init__(self, worker, folder, mapped=True):
         place = ("127.0.0.1", worker.door.port)
         self.sharing = FileSharing(folder)
-        self.connection, self.channel = connect(place, SECRET.encode(), Meet(FACTS, 0), 5.0)
+        self.connection, self.channel = connect(place, SECRET.encode(), Meet(FACTS, 0), SECONDS)
         if mapped:
             offered = self.ask(Ask(), Offered | No)
             mapper = Mapper(self.sharing, "here")
@@ -103,15 +103,15 @@ class Writer:
         return start - offered.offer.regions[0].address
 
     def ask(self, message, kinds=Ready | Have | No | Full):
-        self.channel.send(message, 5.0)
-        return self.channel.receive(kinds, 5.0)
+        self.channel.send(message, SECONDS)
+        return self.channel.receive(kinds, SECONDS)
 
     def begin(self, digest=DIGEST, num_tokens=8, waits=False):
         return self.ask(Begin(digest, num_tokens, waits))
 
     def say(self, *messages):
         for message in messages:
-            self.channel.send(message, 5.0)
+            self.channel.send(message, SECONDS)
 
     def close(self):
         self.connection.close()
@@ -175,6 +175,7 @@ def test_what_a_sender_that_is_gone_may_be_writing_stays_for_a_while(worker, wri
     writer.begin()
     writer.close()
     worker.tells("gone")
+    worker.until(lambda: worker.inbox._lost)
     assert used(worker) == 4 * BYTES
     worker.clock.now += EXPIRY - 0.1
     assert used(worker) == 4 * BYTES
@@ -221,7 +222,7 @@ def test_what_does_not_fit_goes_over_the_connection_also_when_nobody_wants_it_an
     worker.buffer.arena.give_back(held)
     for part in WHOLE[:2]:
         writer.say(part)
-        send_bytes(writer.connection, memoryview(bytes(2 * BYTES)), 5.0)
+        send_bytes(writer.connection, memoryview(bytes(2 * BYTES)), SECONDS)
     writer.say(End(DIGEST))
     assert writer.begin().session == "direct"
     writer.say(*WHOLE)
@@ -260,7 +261,7 @@ def test_the_buffer_outlives_its_engine_while_a_sender_may_write_to_it(tmp_path)
     buffer = weakref.ref(worker.buffer)
     del worker
     for one in (writer, other):
-        latest = time.monotonic() + 5
+        latest = time.monotonic() + SECONDS
         while not is_over(one.connection):
             assert time.monotonic() < latest
             time.sleep(0.001)
@@ -268,7 +269,7 @@ def test_the_buffer_outlives_its_engine_while_a_sender_may_write_to_it(tmp_path)
     assert buffer() is not None
     writer.say(*WHOLE)
     writer.close()
-    latest = time.monotonic() + 5
+    latest = time.monotonic() + SECONDS
     while buffer() is not None:
         assert time.monotonic() < latest, "the buffer is never given back"
         gc.collect()

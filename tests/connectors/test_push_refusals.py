@@ -27,7 +27,7 @@ from frame.plugins.connectors.push.parcels import Parcel
 from frame.plugins.connectors.push.prompts import Row
 from frame.plugins.connectors.push.wire import Begin, Drop, End, Have, Meet, No, Part, Ready, connect
 from frame.testing.fake_cache import make_layout
-from tests.connectors.push_pairs import SECRET, Pairs, inbox, port
+from tests.connectors.push_pairs import SECONDS, SECRET, Pairs, inbox, port
 
 LAYOUT = make_layout()  # one group of two layers, blocks of 4 tokens
 FACTS = Facts.of(LAYOUT, Mesh(), "format")
@@ -53,11 +53,11 @@ class Ports:
         self.door = Door("127.0.0.1", 0, secret=SECRET.encode(), facts=[FACTS], ports=[self.inbox.port])
 
     def connect(self, secret=SECRET, facts=FACTS, rank=0):
-        return connect(("127.0.0.1", self.door.port), secret.encode(), Meet(facts, rank), 5.0)
+        return connect(("127.0.0.1", self.door.port), secret.encode(), Meet(facts, rank), SECONDS)
 
     def states(self, until=None):
         """What became of prompts, once it is `until`."""
-        latest = time.monotonic() + 5
+        latest = time.monotonic() + SECONDS
         found = self.inbox.take().events
         while until is not None and found.get(DIGEST) != until:
             assert time.monotonic() < latest, found
@@ -79,14 +79,14 @@ def ports():
 
 def sent(connection, channel, *messages):
     for message in messages:
-        channel.send(message, 5.0)
+        channel.send(message, SECONDS)
         if isinstance(message, Part):
-            send_bytes(connection, memoryview(bytes([message.layer + 1]) * (message.count * BYTES)), 5.0)
+            send_bytes(connection, memoryview(bytes([message.layer + 1]) * (message.count * BYTES)), SECONDS)
 
 
 def begun(channel, num_tokens=8, digest=DIGEST):
-    channel.send(Begin(digest, num_tokens), 5.0)
-    return channel.receive(Ready | Have | No, 5.0)
+    channel.send(Begin(digest, num_tokens), SECONDS)
+    return channel.receive(Ready | Have | No, SECONDS)
 
 
 def test_a_whole_prompt_arrives_and_is_given_once(ports):
@@ -140,7 +140,7 @@ def test_blocks_that_are_none_of_the_prompt_end_the_connection(ports, part):
     begun(channel)
     sent(connection, channel, part)
     with pytest.raises(PeerError):
-        channel.receive(Ready, 5.0)
+        channel.receive(Ready, SECONDS)
     ports.states("gone")
     connection.close()
 
@@ -231,20 +231,20 @@ def test_a_wrong_secret_is_refused_before_anything_is_decoded(ports, monkeypatch
     monkeypatch.setattr(nixl_wire.Channel, "receive", lambda *arguments: read.append(arguments))
     for number in (ports.door.port, ports.inbox.port):
         with pytest.raises(PeerError, match="did not accept the secret"):
-            connect(("127.0.0.1", number), b"another secret of 16", Meet(FACTS, 0), 5.0)
-        with socket.create_connection(("127.0.0.1", number), timeout=5) as raw:
-            receive(raw, Challenge, 5.0)
+            connect(("127.0.0.1", number), b"another secret of 16", Meet(FACTS, 0), SECONDS)
+        with socket.create_connection(("127.0.0.1", number), timeout=SECONDS) as raw:
+            receive(raw, Challenge, SECONDS)
             send(raw, nixl_wire.Hello(b"n" * 32, b"p" * 32))
             send(raw, Meet(FACTS, 0))
             with pytest.raises(PeerError):
-                receive(raw, nixl_wire.Proof, 5.0)
+                receive(raw, nixl_wire.Proof, SECONDS)
     assert read == []
 
 
 def test_noise_and_frames_without_end_take_nothing(ports):
     for number in (ports.door.port, ports.inbox.port):
         for noise in (b"GET / HTTP/1.1\r\n\r\n" * 100, b"\xff" * 64, (1 << 31).to_bytes(4, "little")):
-            with socket.create_connection(("127.0.0.1", number), timeout=5) as raw:
+            with socket.create_connection(("127.0.0.1", number), timeout=SECONDS) as raw:
                 raw.sendall(noise)
                 with suppress(ConnectionResetError):
                     while raw.recv(4096):
@@ -293,7 +293,7 @@ def test_who_never_answers_is_given_up(tmp_path):
 
 
 def test_who_waits_hears_of_a_prompt_that_was_dropped_before_its_lane_began(ports):
-    lanes = Lanes(Stream(), SECRET.encode(), FACTS, 0, timeout=5.0, retry=0.0)
+    lanes = Lanes(Stream(), SECRET.encode(), FACTS, 0, timeout=SECONDS, retry=0.0)
     parcel = Parcel("owner", Goal("127.0.0.1", ports.door.port, DIGEST, 8))
     held = threading.Event()
     place = parcel.goal.host, parcel.goal.port

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from frame.interfaces import RequestView
-from frame.plugins.connectors.push import lanes as push_lanes
+from frame.plugins.connectors.push import lane as push_lane
 from frame.plugins.connectors.push.options import PushOptions
 from frame.plugins.connectors.push.prefill_side import Pushes
 from frame.testing.connector_states_suite import STATES
@@ -82,6 +82,7 @@ def test_found_states_travel_and_those_that_are_here_do_not_matter(pairs, shape)
     # of the same prompt once more, with a state that was found behind all of its grains
     params = pairs.prefill(there, here, "again", pairs.prompt(41))
     assert there.num_cached("again") == 40
+    pairs.arrived(here, there)  # what comes after its request has gone stays until it expires
     assert pairs.decode(here, "again", pairs.prompt(41), params) == 40
     pairs.rest(there, here)
     pairs.until(lambda: inbox(here).arena.used_bytes == 0, here)
@@ -102,9 +103,8 @@ def test_two_ranks_each_send_their_own(pairs):
 def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
     """The prompt is computed in one step, which leaves a state behind all of it."""
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout)
     prompt = pairs.prompt(22)
-    start = time.monotonic()
     if first == "p":
         assert pairs.prefill(there, here, "p", prompt) is None
     else:
@@ -114,7 +114,6 @@ def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
         pairs.add(there, "p", prompt, pairs.asks(here), 1)
         pairs.until(lambda: there.ended("p") and here.ended("d"), there, here)
     assert here.num_cached("d") == 0 if first == "d" else pairs.decode(here, "d", prompt, {}) == 0
-    assert time.monotonic() - start < 5
     pairs.rest(there, here)
     pairs.until(lambda: inbox(here).take() is not None and inbox(here).arena.used_bytes == 0)
 
@@ -122,12 +121,12 @@ def test_where_no_copy_was_kept_nobody_waits(pairs, shape, first):
 def test_who_waits_is_told_of_a_prompt_that_was_not_followed(pairs):
     """As of one that may not use what is cached, which is computed in one step here."""
     layout = make_layout(**STATES["states"])
-    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout, enable_chunked_prefill=False), pairs.engine(layout)
     pairs.add(here, "d", pairs.prompt(22), {"do_remote_prefill": True})
     one = request("p", pairs.prompt(22), 1, prompt_logprobs=1)
     one.kv_transfer = pairs.asks(here)
     there.add(one)
-    pairs.until(lambda: here.ended("d"), there, here, seconds=4)
+    pairs.until(lambda: here.ended("d"), there, here)
     assert there.outputs["p"][-1].kv_transfer is None
     assert here.num_cached("d") == 0
     pairs.rest(there, here)
@@ -136,18 +135,18 @@ def test_who_waits_is_told_of_a_prompt_that_was_not_followed(pairs):
 @ALL
 def test_a_state_that_was_changed_on_its_way_costs_the_computation(pairs, shape, monkeypatch):
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout), pairs.engine(layout)
     numbers = there.workers.made[0].transfer.hooks.numbers
-    part = push_lanes.Part
+    part = push_lane.Part
 
     def changed(digest, layer, first, count, checksum):
         return part(digest, layer, first, count, checksum ^ (layer == numbers["state"]))
 
-    monkeypatch.setattr(push_lanes, "Part", changed)
+    monkeypatch.setattr(push_lane, "Part", changed)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
     pairs.rest(there, here)
-    assert inbox(here).arena.used_bytes == 0
+    pairs.until(lambda: inbox(here).arena.used_bytes == 0)
 
 
 @ALL
@@ -167,7 +166,7 @@ def test_a_state_that_went_when_it_was_to_be_loaded_is_computed(pairs, shape):
 
 def test_no_more_than_half_of_the_states_are_kept(pairs):
     layout = make_layout(**STATES["states alone"])
-    there, here = pairs.engine(layout, options={"expiry_seconds": 60}), pairs.engine(layout)
+    there, here = pairs.engine(layout), pairs.engine(layout)
     arena = there.workers.made[0].transfer.inner._sendings._arena
     kept = arena.take(arena.num_bytes)
     held = [pairs.prefill(there, here, f"p{number}", pairs.prompt(22, seed=number)) is not None for number in range(9)]
@@ -188,7 +187,7 @@ def test_no_memory_for_sending_ends_with_the_deadline(pairs):
     kept = arena.take(arena.num_bytes)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert there.busy
-    pairs.until(lambda: not there.busy, there, seconds=5)
+    pairs.until(lambda: not there.busy, there)
     arena.give_back(kept)
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
     assert pairs.unsent(there) == 1
@@ -198,7 +197,7 @@ def test_no_memory_for_sending_ends_with_the_deadline(pairs):
 @ALL
 def test_more_than_the_memory_is_refused_and_computed(pairs, shape):
     layout = make_layout(**shape)
-    there, here = pairs.engine(layout), pairs.engine(layout, options={"wait_seconds": 60})
+    there, here = pairs.engine(layout), pairs.engine(layout)
     held = inbox(here).arena.take(inbox(here).arena.num_bytes)
     params = pairs.prefill(there, here, "p", pairs.prompt(41))
     assert pairs.decode(here, "d", pairs.prompt(41), params) == 0
@@ -256,6 +255,8 @@ def test_who_is_preempted_where_it_is_computed_sends_all_once_more(pairs):
     pairs.until(lambda: not there.busy, there)
     there.check()
     assert there.engine.stats().preemptions > 8
+    (lane,) = there.workers.made[0].transfer.inner._lanes._lanes.values()
+    pairs.until(lambda: lane.idle)
     found = [pairs.decode(here, f"d{number}", pairs.prompt(41, seed=number)) for number in range(12)]
     assert sum(found) > 200
     pairs.rest(there, here)
@@ -276,7 +277,7 @@ def test_sleep_and_reset(pairs, shape):
     here.run(request("other", pairs.prompt(8, seed=4)))
     assert here.engine.call("reset_prefix_cache", {"reset_connector": True})
     assert pairs.decode(here, "reset", pairs.prompt(41, seed=3)) == 0
-    assert inbox(here).arena.used_bytes == 0
+    pairs.until(lambda: inbox(here).arena.used_bytes == 0)
     pairs.rest(there, here)
 
 

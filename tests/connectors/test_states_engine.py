@@ -11,13 +11,14 @@ from frame.plugins.connectors.blocks.messages import state_key
 from frame.plugins.connectors.nixl import worker as nixl_worker
 from frame.plugins.connectors.offload.worker import OffloadWorker
 from frame.plugins.connectors.peer.client import PeerClient
+from frame.plugins.connectors.push import decode_side
 from frame.plugins.connectors.push.inbox import Inbox
 from tests.connectors.mooncake_pairs import use_fake
 from tests.connectors.nixl_prompts import Asked
 from tests.connectors.state_models import MODELS, SIZES, cached, complete, engine_of, prompts, write_model
 
 NOTHING = [0] * len(SIZES)
-SMALL_BUFFERS = {"buffer_bytes": 1 << 24, "send_buffer_bytes": 1 << 22, "retry_seconds": 0}
+SMALL_BUFFERS = {"buffer_bytes": 1 << 24, "send_buffer_bytes": 1 << 22, "retry_seconds": 0, "wait_seconds": 60}
 #: Options of connectors whose prefill engines send.
 SENDS = {"push": SMALL_BUFFERS, "mooncake": {**SMALL_BUFFERS, "trusted_network": True, "bootstrap_port": 0}}
 
@@ -98,7 +99,7 @@ def test_a_prefill_engine_hands_its_states_over_and_what_does_not_come_is_comput
     pytest.importorskip("nixl")
     name, folder, want = model
     (tmp_path / "secret").write_text("a secret of the tests")
-    options = {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20, "retry_seconds": 0}
+    options = {"secret_file": str(tmp_path / "secret"), "lease_seconds": 300, "retry_seconds": 0}
     with engine_of(folder, "nixl", options) as prefill, engine_of(folder, "nixl", options) as decode:
         there, here = Asked(prefill), Asked(decode)
 
@@ -132,6 +133,7 @@ def test_a_prefill_engine_sends_its_states_and_what_does_not_come_is_computed(mo
     (tmp_path / "secret").write_text("a secret of the tests")
     options = {"secret_file": str(tmp_path / "secret"), **SENDS[connector]}
     use_fake(monkeypatch)
+    monkeypatch.setattr(decode_side, "ANSWERED_SECONDS", 60)
     with engine_of(folder, connector, options) as prefill, engine_of(folder, connector, options) as decode:
         there, here = Asked(prefill), Asked(decode)
         passed = partial(send, there, here)
@@ -222,11 +224,11 @@ def test_states_go_to_the_disk_and_come_back(model, tmp_path, monkeypatch):
         for label in ("first", "again"):
             for number, prompt in enumerate(given):
                 found.append(complete(engine, [prompt], f"{label}{number}"))
-                written = -1
-                while written != (written := engine.stats().connector_counters.get("offload_disk_written_bytes", 0)):
-                    for step in range(4):  # they fill no block, and what is on its way ends meanwhile
-                        complete(engine, [[5, 6]], f"{label}{number}-{written}-{step}-")
-                        time.sleep(0.02)
+                latest, connector = time.monotonic() + 60, engine.scheduler._transfers.connector
+                while connector.waits:
+                    assert time.monotonic() < latest, "transfers do not end"
+                    complete(engine, [[5, 6]], f"{label}{number}-{time.monotonic()}-")  # which fill no block
+                    time.sleep(0.005)
             assert engine.call("reset_prefix_cache", {})
         counters = engine.stats().connector_counters
     assert [tokens for (tokens,), _ in found[:5]] == [tokens for (tokens,), _ in found[5:]]
@@ -255,7 +257,7 @@ def test_each_of_two_ranks_moves_its_part(tmp_path, hybrid, connector, kind):
         "disk": {"folder": str(tmp_path / "kv")},
         "offload": {"size": 0.01},
         "peer": {"listen": f"unix:{tmp_path}/one"},
-        "nixl": {"secret_file": str(tmp_path / "secret"), "lease_seconds": 20},
+        "nixl": {"secret_file": str(tmp_path / "secret"), "lease_seconds": 300},
     }[connector]
     others = {"peers": [f"unix:{tmp_path}/one"], "lookup_seconds": 20} if connector == "peer" else options
     with engine_of(folder, connector, options, **ranks, executor="threads") as engine:

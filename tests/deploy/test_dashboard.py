@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from frame.core.interfaces.client import EngineInfo
 from frame.core.interfaces.engine import EngineStats
 from frame.core.server.metrics import ServerMetrics
 from frame.plugins.endpoints.exposition import Exposition
+from tests.free_ports import free_ports
 from tests.server.running import REAL, Running, server, until
 
 FOLDER = Path(__file__).parents[2] / "deploy"
@@ -53,13 +53,6 @@ def test_its_parts_do_not_overlap_and_say_what_they_show() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class Prometheus:
     def __init__(self, running: Running, folder: Path) -> None:
         settings = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
@@ -69,7 +62,7 @@ class Prometheus:
         job["authorization"]["credentials_file"] = str(folder / "key")
         job["static_configs"] = [{"targets": [running.url.removeprefix("http://")]}]
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.url = f"http://127.0.0.1:{(port := free_ports())}"
         command = ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
         command += [f"--web.listen-address=127.0.0.1:{port}"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -50,4 +50,4 @@ def test_the_page_s_server_finds_in_host_memory_what_its_device_forgot() -> None
         seldom.add("frame_kv_connector_offload_saved_states_total")  # of other models
         seldom |= {name for name in named if re.search("_(checked|shared|disk)_", name)}
         assert named - seldom == there - seldom
-        assert "offloading: 0.5 GiB of host memory keep" in running.text
+        running.until_said("offloading: 0.5 GiB of host memory keep")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from frame.routing.settings import add_flags, settings_of
 from frame.settings import FlagParser
 from tests.docs.blocks import ROOT, blocks, commands
+from tests.free_ports import free_ports
 from tests.routing.running import route
 from tests.server.running import REAL, server
 
@@ -65,9 +65,7 @@ def test_lines_that_route_have_the_flags_that_there_are(
 @pytest.mark.parametrize("line", FRONTS)
 def test_every_front_of_the_page_answers(line: str, both: dict[str, str], tmp_path: Path) -> None:
     lay_out(tmp_path, both)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with route(*shlex.split(replaced(line, both))[2:], "--port", str(port), cwd=tmp_path) as front:
+    with route(*shlex.split(replaced(line, both))[2:], "--port", str(free_ports()), cwd=tmp_path) as front:
         key = {"x-api-key": "outer key"}
         assert httpx.get(f"{front.url}/health").status_code == 200
         if "--server-key" not in line:  # the servers here have none

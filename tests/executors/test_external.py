@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from frame.interfaces import Mesh
 from frame.plugins.executors.external import VARIABLES, why_not
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL
+from tests.free_ports import free_ports
 
 SCRIPT = Path(__file__).with_name("external_run.py")
 TOLD = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -58,10 +58,8 @@ def test_processes_that_do_different_things_are_told_so(folder, tmp_path):
 @pytest.mark.matrix
 def test_a_process_that_is_killed_ends_the_others_with_one_sentence(folder, tmp_path):
     """Under another launcher, which leaves the others alone; rank 0 then serves the store."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [sys.executable, str(SCRIPT), str(folder), str(tmp_path), "dies"]
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
     ranks = [
         subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)

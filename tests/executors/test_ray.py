@@ -55,7 +55,7 @@ def is_free():
     return ray.available_resources().get("CPU", 0) == 2
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     latest = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < latest

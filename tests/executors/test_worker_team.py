@@ -230,7 +230,7 @@ class SlowDevice:
         second = self.launched[1]
 
         def results():
-            if not second.wait(10):
+            if not second.wait(60):
                 raise TimeoutError("the worker waits for its first step and does not launch the second")
             return [result]
 
@@ -256,7 +256,7 @@ def test_a_step_that_is_sent_while_the_device_is_busy_is_launched_at_once(by_bro
                     writer.write(message, [engine_side], check=lambda reader: None, timeout=30)
                 else:
                     engine_side.send(message)
-            assert worker.launched[step].wait(10)
+            assert worker.launched[step].wait(60)
             time.sleep(0.05)  # the worker looks for what to do next
         assert [type(engine_side.receive()) for _ in range(2)] == [Sampled, Sampled]
     finally:

@@ -61,7 +61,7 @@ class FakeTrial:
         self.closed = False
 
     def check(self, params):
-        self.gate.wait(10)
+        self.gate.wait(60)
         if "(" in params.regex:
             raise ValueError("unclosed group")
         if "!" in params.regex:
@@ -91,7 +91,7 @@ def done(future: Future[Grammar]) -> Grammar:
 
 
 def until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -232,12 +232,12 @@ def test_a_child_that_is_made_while_the_compiler_closes_ends_too():
 
     def make():
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
         return trial
 
     compiler = GrammarCompiler(FakeBackend, make, cache_bytes=450)
     compiler.compile(regex("a"))
-    begun.wait(10)
+    begun.wait(60)
     threading.Timer(0.1, gate.set).start()
     compiler.close()
     assert trial.closed

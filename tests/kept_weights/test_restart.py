@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ def tokens(running: Running) -> list[list[int]]:
     return found
 
 
+def check(running: Running, **counts: int) -> None:
+    """How often it has said each of these by now."""
+    lines = {"keeps": KEEPS, "found": FOUND, "loaded": LOADED}
+    for name, count in counts.items():
+        running.until_said(re.escape(lines[name]), count)
+    assert {name: running.text.count(lines[name]) for name in counts} == counts, running.text
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(pid))
@@ -44,11 +53,11 @@ def test_the_next_engine_reads_no_weights(tmp_path):
     folder = make_checkpoint(tmp_path / "model", "llama-tied", **WIDE)
     with server(REAL, *arguments(folder)) as running:
         want = tokens(running)
-        assert running.text.count(KEEPS) == 1
+        check(running, keeps=1)
         damage(folder)
         kill(running.children()["engine"])
         assert tokens(running) == want
-        assert (running.text.count(FOUND), running.text.count(LOADED)) == (1, 1), running.text
+        check(running, found=1, loaded=1)
         running.stop()
         assert running.process.returncode == 0, running.text
 
@@ -59,14 +68,14 @@ def test_two_ranks_in_processes_of_their_own(more, tmp_path):
     folder = make_checkpoint(tmp_path / "model", "qwen3", **WIDE)
     with server(REAL, *arguments(folder, "--tensor-parallel-size", "2", *more)) as running:
         want = tokens(running)
-        assert running.text.count(KEEPS) == 2
+        check(running, keeps=2)
         damage(folder)
         kill(running.below("engine")[1])  # a worker: the engine ends with it
         assert tokens(running) == want
-        assert (running.text.count(FOUND), running.text.count(LOADED)) == (2, 2), running.text
+        check(running, found=2, loaded=2)
         kill(running.children()["engine"])
         assert tokens(running) == want
-        assert (running.text.count(FOUND), running.text.count(LOADED)) == (4, 2), running.text
+        check(running, found=4, loaded=2)
         running.stop()
         assert running.process.returncode == 0, running.text
 
@@ -90,4 +99,4 @@ def test_other_weights_are_never_mistaken_for_the_first(tmp_path):
         for time in (1, 2):
             kill(running.children()["engine"])
             assert tokens(running) == want
-            assert (running.text.count(FOUND), running.text.count(LOADED)) == (time, 1), running.text
+            check(running, found=time, loaded=1)

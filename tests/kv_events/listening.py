@@ -1,8 +1,7 @@
-"""Subscribers as they are elsewhere: bare sockets of ZMQ, and free ports of this machine."""
+"""Subscribers as they are elsewhere: bare sockets of ZMQ."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,28 +12,12 @@ import zmq
 Message = tuple[bytes, int, bytes]
 
 
-def free_ports(count: int = 1) -> int:
-    """The first of several ports in a row that nobody uses now."""
-    for _ in range(100):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        try:
-            for more in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + more))
-        except (OSError, OverflowError):
-            continue
-        return port
-    raise RuntimeError("no free ports")
-
-
 @contextmanager
 def opened(kind: int, address: str, *, bind: bool = False, context: Any = None, **options: Any) -> Iterator[Any]:
-    """A socket that waits at most 10 s for a message."""
+    """A socket that waits at most 60 s for a message."""
     own = context or zmq.Context()
     made = own.socket(kind)
-    made.setsockopt(zmq.RCVTIMEO, 10_000)
+    made.setsockopt(zmq.RCVTIMEO, 60_000)
     made.setsockopt(zmq.LINGER, 0)
     for name, value in options.items():
         made.setsockopt(getattr(zmq, name), value)
@@ -75,6 +58,6 @@ def until_it_listens(publisher: Any, sub: Any) -> int:
             number = received(sub)[1]
         except zmq.Again:
             continue
-        sub.setsockopt(zmq.RCVTIMEO, 10_000)
+        sub.setsockopt(zmq.RCVTIMEO, 60_000)
         return number
     raise TimeoutError("the subscriber hears nothing")

@@ -19,7 +19,8 @@ import zmq
 
 from frame import LLM, SamplingParams
 from frame.kv_events.wire import decode_batch
-from tests.kv_events.listening import free_ports, opened, replayed
+from tests.free_ports import free_ports
+from tests.kv_events.listening import opened, replayed
 from tests.server.running import REAL, Running, server, until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_events.py"

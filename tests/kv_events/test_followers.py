@@ -17,7 +17,7 @@ from frame.kv_events.changes import KVChange, KVCleared, KVRemoved, KVStored
 from frame.kv_events.followers import Followers, KVSource
 from frame.kv_events.publisher import Publisher, Sockets
 from frame.kv_events.reader import MOST_BYTES
-from tests.kv_events.listening import free_ports
+from tests.free_ports import free_ports
 
 URL = "http://one"
 
@@ -45,7 +45,7 @@ class Known:
 
 
 def until(true: Callable[[], bool], text: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, text()
         time.sleep(0.005)

@@ -13,7 +13,8 @@ import zmq
 
 from frame.kv_events.events import Cleared
 from frame.kv_events.publisher import Publisher, Sockets
-from tests.kv_events.listening import free_ports, opened, received, replayed, until_it_listens
+from tests.free_ports import free_ports
+from tests.kv_events.listening import opened, received, replayed, until_it_listens
 
 Make = Callable[..., Publisher]
 
@@ -92,7 +93,7 @@ def test_the_buffer_is_bounded_in_bytes_too(make: Make) -> None:
     with opened(zmq.DEALER, again) as dealer:
         for place, kept in enumerate([1, 2, 3, 4, 0, 1, 2]):
             publisher.publish([place])
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while len(replayed(dealer, 0)) != kept:
                 assert time.monotonic() < deadline
     assert publisher._sent.num_bytes == 30
@@ -103,7 +104,8 @@ def test_a_req_socket_gets_its_one_answer(make: Make) -> None:
     publisher = make(where, replay_endpoint=again)
     publisher.publish([7])
     with opened(zmq.REQ, again) as req:
-        time.sleep(0.05)
+        while publisher._queue:  # the thread that takes from it answers afterwards
+            time.sleep(0.001)
         req.send((0).to_bytes(8, "big"))
         assert req.recv_multipart() == [(0).to_bytes(8, "big"), b"7"]
 
@@ -117,6 +119,8 @@ def test_what_is_no_request_for_a_replay_is_ignored(make: Make, frames: tuple[by
     again = address()
     publisher = make(address(), replay_endpoint=again)
     publisher.publish([1])
+    while publisher._queue:
+        time.sleep(0.001)
     with opened(zmq.DEALER, again) as wrong:
         wrong.send_multipart(frames)
         assert not wrong.poll(100)
@@ -172,14 +176,15 @@ def test_a_slow_subscriber_never_blocks_the_step(make: Make) -> None:
     start = time.perf_counter()
     for place in range(1, 10_000):
         publisher.publish([place])
-    assert time.perf_counter() - start < 1.0
+    assert time.perf_counter() - start < 30
     assert (publisher.num_events, publisher.num_dropped) == (2 + 50, 9999 - 50)
     go.set()
     while publisher._queue:
         time.sleep(0.001)
     publisher.publish(["later"])
     with opened(zmq.DEALER, again) as dealer:
-        time.sleep(0.05)
+        while publisher._queue:  # the thread that takes from it answers afterwards
+            time.sleep(0.001)
         numbers = [number for number, _ in replayed(dealer, 0)]
     assert numbers == [*range(51), 10_000]
 
@@ -208,7 +213,7 @@ def test_a_batch_that_cannot_be_encoded_is_dropped_alone(make: Make, caplog: pyt
     )  # a lone surrogate cannot be encoded
     for text in ("a", "\ud800", "b"):
         publisher.publish([text])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(publisher._sent) < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
     with opened(zmq.DEALER, again) as dealer:
@@ -241,7 +246,7 @@ def test_closing_does_not_wait_for_a_subscriber_that_never_came(make: Make) -> N
     publisher.publish([Cleared()])
     start = time.monotonic()
     publisher.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 def test_it_connects_to_a_subscriber_that_listens(make: Make) -> None:

@@ -16,7 +16,7 @@ from frame.kv_events.addresses import clash, of_rank
 from frame.kv_events.events import NO_EVENTS
 from frame.kv_events.start import make_events
 from tests.engine.simulation import make_layout
-from tests.kv_events.listening import free_ports
+from tests.free_ports import free_ports
 
 LAYOUT = make_layout(9)
 

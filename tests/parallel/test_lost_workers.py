@@ -83,7 +83,7 @@ def test_a_killed_worker_is_named_at_once(folder, rank, steps):
     for _ in range(steps):
         engine.step()
     processes(engine)[rank].kill()
-    ends(engine, f"worker {rank} of 2: the worker process died with exit status -9|did not end a step", 10)
+    ends(engine, f"worker {rank} of 2: the worker process died with exit status -9|did not end a step", 40)
 
 
 @pytest.mark.matrix
@@ -93,7 +93,7 @@ def test_a_stopped_worker_is_named_by_its_silence(folder):
     engine.step()
     os.kill(processes(engine)[1].pid, signal.SIGSTOP)
     ends(
-        engine, r"worker 1 of 2 hangs, no step was answered for 4 seconds: its process has not run for \d+ seconds", 10
+        engine, r"worker 1 of 2 hangs, no step was answered for 4 seconds: its process has not run for \d+ seconds", 40
     )
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_never_comes_to_a_collective_is_named(folder, settings, ra
     told = (
         r"it is at step \d+(, and later stages wait| and collective \d+ of it, others at step \d+ and collective \d+)"
     )
-    ends(engine, rf"worker {rank} of \d hangs, no step was answered for 2 seconds: {told}", 10)
+    ends(engine, rf"worker {rank} of \d hangs, no step was answered for 2 seconds: {told}", 40)
 
 
 @pytest.mark.matrix
@@ -150,7 +150,7 @@ def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
     killed = []
 
     def kill() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while len(found := sorted(children() - before)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.5)
@@ -163,7 +163,7 @@ def test_a_worker_that_dies_while_it_loads_ends_the_start(folder):
     with pytest.raises(DeadWorkerError, match="worker 1 of 2: the worker process died with exit status -9"):
         start(folder)
     thread.join()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100
     assert not children() - before
 
 
@@ -201,7 +201,7 @@ time.sleep(60)
     engine.wait()
     engine.stdout.close()
     os.kill(workers[1], signal.SIGCONT)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while any(os.path.exists(f"/proc/{pid}") for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.1)

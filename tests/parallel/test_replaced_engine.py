@@ -61,7 +61,7 @@ def test_streams_go_on_with_the_same_text(tmp_path):
             began = time.monotonic()
             os.kill(before[1], signal.SIGKILL)
             assert await asyncio.gather(*streams) == [expected, expected]
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 100
             assert not set(before) & set(workers())
         finally:
             llm.shutdown()

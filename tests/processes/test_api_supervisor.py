@@ -126,7 +126,7 @@ class Late:
 
     async def read(self, count: int) -> list[Any]:
         """The next messages."""
-        return [await asyncio.wait_for(self._theirs.receive(), 10) for _ in range(count)]
+        return [await asyncio.wait_for(self._theirs.receive(), 60) for _ in range(count)]
 
     def close(self) -> None:
         self.channel.close()

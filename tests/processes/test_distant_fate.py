@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,12 @@ from frame.ranks.standstill import STILL_SECONDS, Standing
 KILLED = Death("the engine process was killed by SIGKILL", killed=True, told=False, began=True)
 CRASHED = Death("the engine process ended with status 7", told=False, began=True)
 WAITED = Death("the engine process ended with status 1: the other workers did not come, or ended", began=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 class Engine:
@@ -136,13 +143,13 @@ async def test_a_machine_that_is_gone_ends_the_server_s_engines_for_good(while_d
     if while_dying:
         here.kill = lambda: None  # type: ignore[method-assign]
         there.dies(CRASHED)
+        await until(lambda: any(isinstance(one, Died) for one in machines.said))
         await asyncio.sleep(0.05)
     machines.there = False
     machines.members.lost([1, 2], "the machine at 127.0.0.2 with engines 1, 2 is gone")
     if while_dying:
         here.dies(KILLED)
-    await asyncio.sleep(0.05)
-    assert here.verdict is not None
+    await until(lambda: here.verdict is not None)
     verdict = await asyncio.wait_for(here.verdict, 30)
     said = "engine 1, with which it shares experts, is gone: the machine at 127.0.0.2 with engines 1, 2 is gone"
     assert verdict == Verdict(said, final=True)
@@ -167,8 +174,7 @@ async def test_a_verdict_on_an_engine_that_was_stopped_meanwhile_is_no_error() -
     machines = Machines()
     machines.there = False
     machines.engines[1].dies(CRASHED)
-    await asyncio.sleep(0.01)
-    assert machines.engines[1].verdict is not None
+    await until(lambda: machines.engines[1].verdict is not None)
     machines.engines[1].verdict.cancel()
     await asyncio.sleep(0.01)
     await machines.distant.obey(Settled(1, Verdict("it crashed", final=False)))
@@ -190,6 +196,7 @@ async def test_a_machine_that_goes_with_the_news_of_an_engine_s_end_ends_it_once
     members = DistantMembers(fate, [1], send)
     await members.news(Died(1, CRASHED, None))
     members.lost([1], "the machine at 127.0.0.2 is gone")
+    await until(lambda: bool(settled))
     await asyncio.sleep(0.05)
     assert [death.cause for death in settled] == ["the machine at 127.0.0.2 is gone"]
 

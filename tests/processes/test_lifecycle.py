@@ -70,14 +70,14 @@ def test_a_killed_engine_is_reported_and_started_again(running: Running) -> None
     assert running.engine().status_code == 200
     assert running.children()["engine"] != pid
     assert httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}).status_code == 200
-    assert "SIGKILL" in running.text
+    running.until_said("SIGKILL")
 
 
 def test_an_engine_that_hangs_or_that_a_request_ends_is_replaced(running: Running) -> None:
     body = {**BODY, "max_tokens": 20}
     hung = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "hang"}}, timeout=60)
     assert hung.json()["usage"]["completion_tokens"] == 20
-    assert "hung: no step ended within 3 seconds (--hang-seconds)" in running.text
+    running.until_said(r"hung: no step ended within 3 seconds \(--hang-seconds\)")
     fatal = httpx.post(f"{running.url}/v1/completions", json={**body, "extra_args": {"fault": "exit"}}, timeout=60)
     assert fatal.status_code == 500
     assert "status 7 each time the request was computed" in fatal.json()["error"]["message"]
@@ -89,7 +89,7 @@ def test_an_engine_that_is_stopped_while_it_waits_is_replaced(running: Running) 
     until(lambda: running.engine().status_code == 200)
     pid, count = running.children()["engine"], running.text.count("hung: no step ended")
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: running.text.count("hung: no step ended") > count, 30)
+    until(lambda: running.text.count("hung: no step ended") > count)
     assert not alive(pid)
     answer = httpx.post(f"{running.url}/v1/completions", json={**BODY, "max_tokens": 3}, timeout=60)
     assert answer.status_code == 200
@@ -160,8 +160,8 @@ def test_a_signal_while_the_server_starts_ends_it_at_once_with_one_line() -> Non
         children = running.children()
         began = time.monotonic()
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(10) == 0
-        assert time.monotonic() - began < 3
+        assert running.wait() == 0
+        assert time.monotonic() - began < 20
         assert not any(alive(pid) for pid in children.values())
         assert running.text.count("stopping") == 1
         assert running.lines[-1].endswith("stopping: the server had not started yet\n")
@@ -205,7 +205,7 @@ async def test_a_part_that_cannot_be_started_ends_the_server(
 
     monkeypatch.setattr("frame.core.processes.api_supervisor.spawn", spawn)
     launcher = Launcher(FrameConfig(), [bind(ServerConfig(port=0))], IDLE)
-    assert await asyncio.wait_for(launcher.run(), 20) == 1
+    assert await asyncio.wait_for(launcher.run(), 60) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "frame: [Errno 11] Resource temporarily unavailable"
 
 
@@ -220,7 +220,7 @@ async def test_a_server_ends_though_nobody_reads_its_stderr(monkeypatch: pytest.
     stderr = os.fdopen(writing, "w", buffering=1)
     monkeypatch.setattr(sys, "stderr", stderr)
     try:
-        assert await asyncio.wait_for(launcher.run(), 20) == 1
+        assert await asyncio.wait_for(launcher.run(), 60) == 1
     finally:
         with contextlib.suppress(BrokenPipeError):
             stderr.close()

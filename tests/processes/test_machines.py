@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from frame.core.processes.messages import (
 from frame.links.description import described
 from frame.links.greeting import connect_async
 from frame.links.machines import Machines
+from tests.free_ports import free_ports
 from tests.server.fake_engine import FakeEngine
 
 INFO = FakeEngine(FrameConfig()).info
@@ -42,11 +42,9 @@ class Server:
     def __init__(self, folder: Path, seconds: float = 60.0) -> None:
         secret = folder / "secret"
         secret.write_text("a secret of these tests")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         self.config = FrameConfig.from_flat(
             data_parallel_size=3, data_parallel_size_local=1, data_parallel_address="127.0.0.1",
-            data_parallel_rpc_port=port, data_parallel_secret_file=str(secret), ready_seconds=seconds,
+            data_parallel_rpc_port=free_ports(), data_parallel_secret_file=str(secret), ready_seconds=seconds,
         )  # fmt: skip
         self.news: list[Any] = []
         self.machines = Machines(self.config, self._add, lambda: self.config)
@@ -109,14 +107,14 @@ async def test_machines_are_told_when_the_server_ends(server: Server) -> None:
 
 
 async def test_a_machine_that_leaves_before_its_engines_are_ready_gets_the_time_again(tmp_path: Path) -> None:
-    server = Server(tmp_path, 0.5)
+    server = Server(tmp_path, 1.5)
     server.machines.listen()
     start = asyncio.create_task(server.machines.start())
     channel, _ = await server.machine()
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(1.8)
     assert not start.done(), "the engines may take as long as their own machine lets them"
     channel.close()
-    with pytest.raises(EngineDeadError, match=r"with engines 1, 2 of 3 within 0.5 seconds \(ready_seconds\)"):
+    with pytest.raises(EngineDeadError, match=r"with engines 1, 2 of 3 within 1.5 seconds \(ready_seconds\)"):
         await start
     await server.machines.stop()
     assert server.news == []

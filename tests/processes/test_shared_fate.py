@@ -146,10 +146,13 @@ async def test_notes_say_for_how_long_an_engine_has_been_where_it_is() -> None:
     notebook, at = Notebook(), [Progress(3, 9, 4)]
     notes = StandingNotes(notebook, lambda: at[0])
     try:
-        await asyncio.sleep(3.5 * NOTE_SECONDS)
-        at[0] = Progress(3, 10, 4)
-        before = len(notebook.notes)
-        await asyncio.sleep(1.5 * NOTE_SECONDS)
+        async with asyncio.timeout(60):
+            while len(notebook.notes) < 3:
+                await asyncio.sleep(NOTE_SECONDS / 4)
+            at[0] = Progress(3, 10, 4)
+            before = len(notebook.notes)
+            while len(notebook.notes) == before:
+                await asyncio.sleep(NOTE_SECONDS / 4)
     finally:
         notes.close()
     assert {(one.step, one.exchanges) for one in notebook.notes} == {(3, 4)}

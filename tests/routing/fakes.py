@@ -192,7 +192,7 @@ async def front(*arguments: str, policy: RoutePolicy | None = None) -> AsyncIter
     made = Fronted(*parts)
     made.url = url(listener)
     try:
-        async with httpx.AsyncClient(base_url=made.url, timeout=20, trust_env=False) as made.client:
+        async with httpx.AsyncClient(base_url=made.url, timeout=60, trust_env=False) as made.client:
             yield made
     finally:
         parts.http.should_exit = parts.http.force_exit = True

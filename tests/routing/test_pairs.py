@@ -209,12 +209,12 @@ async def test_a_client_that_leaves_ends_the_prefill() -> None:
 
     async with pairs([reply(200)], [never]) as ((d,), (p,), f):
         asked = asyncio.create_task(f.client.post(CHAT, content=BODY, headers=JSON))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not p.seen:
                 await asyncio.sleep(0.01)
         assert [server.in_flight for server in f.fleet.servers] == [1, 1]
         asked.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await p.left.wait()
             while any(server.in_flight for server in f.fleet.servers):
                 await asyncio.sleep(0.01)

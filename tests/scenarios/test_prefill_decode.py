@@ -213,8 +213,8 @@ def test_the_metrics_and_lines_of_the_page_are_there(proxy: Proxy) -> None:
         text = httpx.get(f"{one.url}/metrics").text
         there |= set(re.findall(r'^(frame_kv_tier_\w+)\{[^}]*connector="nixl"', text, re.MULTILINE))
     assert named - seldom <= there
-    assert "nixl connector: KV blocks may be read from 127.0.0.1:" in proxy.prefill.text
-    assert "nixl connector: KV blocks are read from 127.0.0.1" in proxy.decode.text
+    proxy.prefill.until_said("nixl connector: KV blocks may be read from 127.0.0.1:")
+    proxy.decode.until_said("nixl connector: KV blocks are read from 127.0.0.1")
 
 
 def test_a_prefill_server_that_is_killed_costs_no_request(proxy: Proxy) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import pytest
 
 from tests.connectors.mooncake_pairs import lacks
 from tests.docs.blocks import ROOT, commands, marked_file
+from tests.free_ports import free_ports
 from tests.routing.running import route
 from tests.server.running import REAL, Running, until
 
@@ -27,8 +27,7 @@ BODY = {"prompt": LONG, "temperature": 0, "max_tokens": 12}
 def start(folder: Path, connector: str) -> list[Running]:
     """Servers by the two commands of the page for a connector, D first; at ports of their own."""
     subprocess.run(["sh", "-c", marked_file(PAGE, "secret.sh")], cwd=folder, check=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_ports())
     made = []
     for line in commands(PAGE):
         if line.startswith("frame serve --port") and f" {connector} " in line:

@@ -51,7 +51,7 @@ def test_kill_9_leaves_a_readable_tier(tmp_path, more):
         assert counted(running, "hit_tokens") > 3 * 100
         assert counted(running, "checked_read_bytes") > 0
         assert counted(running, "checked_failed_blocks") == 0
-        assert "are there from an engine before this one" in running.text
+        running.until_said("are there from an engine before this one")
         running.stop()
         assert running.process.returncode == 0, running.text
     assert not list(tmp_path.iterdir())

@@ -61,9 +61,13 @@ class Running:
         until(ready, seconds, lambda: self.text)
         assert self.url, self.text
 
+    def until_said(self, pattern: str, count: int = 1, seconds: float = 60) -> None:
+        """Waits until it has printed so often what matches: what it says before it answers may be read after that."""
+        until(lambda: len(re.findall(pattern, self.text)) >= count, seconds, lambda: f"{pattern!r} in {self.text}")
+
     def wait(self, seconds: float = 60) -> int:
         status = self.process.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         return status
 
     def children(self) -> dict[str, int]:
@@ -105,11 +109,11 @@ class Running:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self._reader.join(5)
+        self._reader.join(60)
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, explain: Callable[[], str] = str) -> None:

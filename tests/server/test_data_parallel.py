@@ -68,7 +68,7 @@ def test_a_killed_engine_costs_no_request(fake: Running) -> None:
         assert answers.result() == calm
     until(lambda: by_engine(fake, "frame_engine_up") == {"0": 1, "1": 1})
     assert victim not in fake.children_named("engine")
-    assert re.search(r"engine [01]: the engine process was killed .*; starting it again", fake.text)
+    fake.until_said("engine [01]: the engine process was killed .*; starting it again")
 
 
 @pytest.mark.matrix

@@ -30,7 +30,7 @@ def client(running: Running) -> Iterator[openai.OpenAI]:
 
 def test_start_up_shows_stages_and_where_it_serves(running: Running) -> None:
     for stage in ("libraries", "weights", "kv cache", "serving demo at http://127.0.0.1:"):
-        assert stage in running.text
+        running.until_said(stage)
     start = running.text.partition("serving demo at")[0].splitlines()
     assert len(start) <= 14, running.text  # an operator reads them
     assert all(len(line) <= 140 for line in start), running.text

@@ -275,10 +275,10 @@ def test_admin_requests_end_in_their_time_and_the_engine_goes_on(running: Runnin
     assert found is not None
     with httpx.Client(base_url=found.group(1), headers={"x-api-key": "root"}, timeout=60) as admin:
         begun = time.monotonic()
-        body = {"method": "nap", "kwargs": {"seconds": 4}}
+        body = {"method": "nap", "kwargs": {"seconds": 10}}
         late = admin.post("/collective_rpc", json={**body, "timeout": 0.2})
         assert late.status_code == 504, late.text
-        assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun < 10
         assert late.json()["error"]["code"] == "deadline_exceeded"
         assert "within its 0.2 seconds" in late.json()["error"]["message"]
         answer = admin.post("/collective_rpc", json={"method": "nap", "timeout": 60})  # after the one that goes on

@@ -18,6 +18,7 @@ import pytest
 
 from frame.core.config.checkpoint import DEMO_FOLDER
 from frame.testing.checkpoints import make_checkpoint
+from tests.free_ports import free_ports
 from tests.server.running import FAKE, REAL, Running, alive, server, until
 from tests.server.test_data_parallel import by_engine, texts
 
@@ -29,8 +30,7 @@ class Pair:
     """The flags of two machines, each with a file of its own that holds the secret."""
 
     def __init__(self, folder: Path, size: int = 4) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_ports()
         self._folder, self._size = folder, size
 
     def flags(self, name: str, secret: str = _SECRET) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def test_a_killed_machine_costs_no_request_and_comes_back(pair: Pair) -> None:
         assert answers.result() == calm
         assert up(head) == {"0": 1, "1": 1, "2": 0, "3": 0}
         assert httpx.get(f"{head.url}/health").status_code == 200
-        assert "engine 2: the machine at 127.0.0.2 is gone; it may come back, the others serve on" in head.text
+        head.until_said("engine 2: the machine at 127.0.0.2 is gone; it may come back, the others serve on")
         until(lambda: not any(map(alive, engines)))
         with machine(FAKE, *pair.other(*delay)):
             until(lambda: set(up(head).values()) == {1})
@@ -125,7 +125,7 @@ def test_an_engine_that_dies_on_the_other_machine_is_started_again_there(pair: P
         os.kill(other.children_named("engine")[0], signal.SIGKILL)
         assert answers.result() == calm
         until(lambda: set(up(head).values()) == {1})
-        assert re.search(r"engine [23]: the engine process was killed by SIGKILL; starting it again", head.text)
+        head.until_said("engine [23]: the engine process was killed by SIGKILL; starting it again")
 
 
 @pytest.mark.matrix
@@ -267,6 +267,7 @@ def test_engines_that_share_experts_end_and_start_again_on_both_machines(pair: P
             assert len(after) == 4
             assert not set(after) & set(before)
         ranks = "01" if victim == "the server's" else "23"
+        head.until_said(r"engine \d, with which it shares experts, is gone: the engine process was killed", 6)
         causes = re.findall(
             r"engine (\d), with which it shares experts, is gone: the engine process was killed", head.text
         )

@@ -268,7 +268,7 @@ def test_a_hung_engine_is_found_and_replaced(running: Running, client: openai.Op
         assert answer.usage.completion_tokens == 8
 
     assert together(client, disturb) == undisturbed
-    assert "hung: no step ended within 10 seconds (--hang-seconds)" in running.text
+    running.until_said(r"hung: no step ended within 10 seconds \(--hang-seconds\)")
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_a_worker_that_is_killed_while_one_request_runs_is_not_its_fault() -> No
                     time.sleep(0.2)
 
             assert together(client, disturb, [request]) == [wanted]
-        assert running.text.count("the worker process died with exit status -9") >= 2
+        running.until_said("the worker process died with exit status -9", 2)
 
 
 def test_nothing_is_left_running(running: Running) -> None:

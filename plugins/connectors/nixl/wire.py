@@ -120,7 +120,10 @@ class Channel:
     def send(self, message: msgspec.Struct, seconds: float) -> None:
         """Sends a message within `seconds`. Raises `PeerError`."""
         body = encode(message)
-        self._connection.settimeout(seconds)
+        try:
+            self._connection.settimeout(seconds)
+        except OSError as error:  # another thread has closed it
+            raise PeerError(f"the connection failed: {error}") from None
         send(self._connection, Sealed(self._tag(self._out, self._sent, body), body))
         self._sent += 1
 

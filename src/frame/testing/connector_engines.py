@@ -29,7 +29,7 @@ class ConnectorEngines(PluginSuite):
     kind = "connector"
     stores: ClassVar[bool] = True
     produces: ClassVar[Mapping[str, Any]] = {}
-    patience_seconds: ClassVar[float] = 5.0
+    patience_seconds: ClassVar[float] = 20.0
 
     @property
     def shares(self) -> bool:
