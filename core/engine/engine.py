@@ -275,7 +275,9 @@ class Engine:
             if self._in_flight and self._only_transfers():
                 return False  # its answer may let requests begin, and comes at once
             empty = self._waves.demands or (self._idle_capture.wanted and not self._in_flight)
-            plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped)
+            if not self._in_flight:
+                news.forget()
+            plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped, wait=_await_word)
             if plan is None:
                 return False
             self._idle_capture.allow(plan)
@@ -425,3 +427,8 @@ class Engine:
         if reset_connector:
             done = self._connector.reset() and done
         return done
+
+
+def _await_word() -> None:
+    """A connector's thread may answer within a fraction of what a step without rows takes."""
+    news.wait(IDLE_SECONDS)
