@@ -33,6 +33,8 @@ logger = logging.getLogger("frame.engine")
 
 #: Pause between steps that only let a connector's transfers progress.
 IDLE_SECONDS = 0.0005
+#: The longest that it waits for a connector's first word on requests, before a step without rows.
+WORD_SECONDS = 0.001
 #: The longest that the loop waits for requests before it asks again whether blocks of ended requests were read.
 HOLD_SECONDS = 0.02
 #: The longest that sleep and resets wait for transfers of a KV connector.
@@ -431,4 +433,4 @@ class Engine:
 
 def _await_word() -> None:
     """A connector's thread may answer within a fraction of what a step without rows takes."""
-    news.wait(IDLE_SECONDS)
+    news.wait(WORD_SECONDS)
