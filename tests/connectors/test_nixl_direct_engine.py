@@ -50,31 +50,6 @@ def test_blocks_travel_past_nixl(pairs, shared, sizes):
     assert shared[0].copied == 0
 
 
-def test_a_step_that_begins_a_read_gives_the_agent_its_turn(pairs, shared, monkeypatch):
-    """The agent's thread, which is held up before it comes to the read, is waited for."""
-    monkeypatch.setattr(nixl_worker, "_TURN_SECONDS", 60.0)
-    begin, turn, came = nixl_worker.NixlWorker.begin_step, nixl_agent.Agent.turn, list[bool]()
-
-    def late_turn(agent):
-        agent._work.put(lambda: time.sleep(0.05))
-        event = turn(agent)
-        turns.append(event)
-        return event
-
-    def begin_step(worker, message):
-        turns.clear()
-        begin(worker, message)
-        came.extend(event.is_set() for event in turns)
-
-    turns = []
-    monkeypatch.setattr(nixl_agent.Agent, "turn", late_turn)
-    monkeypatch.setattr(nixl_worker.NixlWorker, "begin_step", begin_step)
-    there, here = pairs.engine(), pairs.engine()
-    assert pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40))) == 39
-    assert came == [True]
-    pairs.rest(there, here)
-
-
 def test_memory_is_given_back_when_an_engine_closes(pairs, shared):
     there, here = pairs.engine(), pairs.engine()
     pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))

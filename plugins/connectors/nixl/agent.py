@@ -115,12 +115,6 @@ class Agent:
         """Begins a read; its end comes with `take`."""
         self._work.put(lambda: self._reads.append(read))
 
-    def turn(self) -> threading.Event:
-        """Set once the agent's thread comes to what is asked of it from now on: who waits for it gives it its turn."""
-        come = threading.Event()
-        self._work.put(come.set)
-        return come
-
     def extend(self, owner: str, deadline: float) -> None:
         """The lease of an owner's read ends later."""
 

@@ -43,8 +43,6 @@ logger = logging.getLogger("frame.connectors.nixl")
 
 #: Devices whose memory NIXL reaches.
 _REACHED = ("cpu", "cuda")
-#: The longest that a step which begins reads waits until the agent's thread comes to them.
-_TURN_SECONDS = 0.001
 #: Other engines whose facts are kept.
 _MAX_FITS = 64
 
@@ -133,12 +131,8 @@ class NixlWorker(ConnectorWorker):
         if self._mirror is not None:
             for owner, blocks in step.given.items():
                 self._giving[owner] = self._mirror.fetch(blocks)
-        if step.loads:
-            turn = self._agent.turn()
-            for load in step.loads:
-                self._begin(self._agent, load)
-            # this thread, which launches the step, would else go on until it waits for something
-            turn.wait(_TURN_SECONDS)
+        for load in step.loads:
+            self._begin(self._agent, load)
 
     def end_step(self, finished: Sequence[str]) -> TransferReport:
         ended, notices = ([], []) if self._agent is None else self._agent.take()
