@@ -5,6 +5,7 @@
     python benchmarks/transfers.py pair --connector push --no-direct --json $OUT/push-host.json    # by host memory
     python benchmarks/transfers.py tier --json $OUT/tier.json    # one GPU and --kv-offloading-size
     python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 --wait 0.1
+    python benchmarks/transfers.py pair --requests 0 --long 12 --json $OUT/long.json    # long prompts alone
 
 The shape is that of Llama 8B with random weights; nothing is downloaded. `pair` tells the bytes a second of one long
 prompt, the seconds that it adds to the first decoded token, and the rate and gaps between tokens while many prompts
@@ -159,6 +160,8 @@ async def pair(options: argparse.Namespace) -> dict[str, Any]:
         consumer = Engine(options, 0, kv_role="consumer", **kinds[1])
         async with engines(producer, consumer) as (prefill, decode):
             figures |= await one_prompt(options, prefill, decode)
+            if options.requests == 0:
+                return figures
             figures |= await many_prompts(options, prefill, decode)
     async with engines(Engine(options, 0), Engine(options, 1)) as both:
         await asyncio.gather(*(one.ask(one.prompt(options.short, 10**6), 32) for one in both))
@@ -179,13 +182,18 @@ def change(before: dict[str, float], after: dict[str, float], name: str) -> floa
 
 
 async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:
-    """The bandwidth of one long prompt, and what its way adds to the first decoded token."""
+    """The bandwidth of one long prompt, and what its way adds to the first decoded token.
+
+    `cached_seconds` are what a prompt of one token more adds whose other blocks the decode engine has: the client's
+    part, the way to the engine, and what a first step takes beyond a later one. They are no part of the transfer.
+    """
     await handed_over(prefill, decode, prefill.prompt(options.prompt, 1), 4)  # kernels, handshake
     found = []
-    for seed in (2, 3, 4):
+    for seed in range(2, 2 + options.long):
         before, given = await decode.counters(), await prefill.counters()
         prompt = prefill.prompt(options.prompt, seed)
         times, done = await handed_over(prefill, decode, prompt, 32)
+        cached, _ = await decode.ask({"prompt_token_ids": [*prompt["prompt_token_ids"], 100]}, 32)
         await prefill.ask(prefill.prompt(options.short, 10**5 + seed), 1)  # an idle engine tells what it sent in a step
         after, sent = await decode.counters(), await prefill.counters()
         moved, seconds = (
@@ -193,12 +201,16 @@ async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engin
         )
         step = float(np.median(np.diff(times[2:])))
         one = {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
-               "added_seconds": times[1] - done - step, "step_seconds": step}  # fmt: skip
-        if options.connector == "push":
+               "added_seconds": times[1] - done - step, "step_seconds": step,
+               "cached_seconds": cached[1] - cached[0] - step}  # fmt: skip
+        if options.connector == "nixl":
+            one["copy_seconds"] = change(before, after, "nixl_direct_seconds")
+        else:
             written, spent = (change(given, sent, f"push_direct_{name}") for name in ("bytes", "seconds"))
             one |= {"written_bytes": written, "written_seconds": spent, "write_rate": written / max(spent, 1e-9)}
         found.append(one)
-    return {"one prompt": max(found, key=lambda one: one["rate"]), "all": found}
+    medians = {name: float(np.median([one[name] for one in found])) for name in found[0]}
+    return {"one prompt": max(found, key=lambda one: one["rate"]), "medians": medians, "all": found}
 
 
 async def many_prompts(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:
@@ -292,9 +304,10 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-8b", choices=SHAPES)
     parser.add_argument("--platform", default="auto")
     parser.add_argument("--prompt", type=int, default=16384, help="Tokens of the long prompt.")
+    parser.add_argument("--long", type=int, default=3, help="How many long prompts travel, one after the other.")
     parser.add_argument("--short", type=int, default=2048, help="Tokens of each of many prompts.")
     parser.add_argument("--tokens", type=int, default=200, help="Tokens that follow each of them.")
-    parser.add_argument("--requests", type=int, default=128, help="How many there are.")
+    parser.add_argument("--requests", type=int, default=128, help="How many there are; 0: `pair` ends before.")
     parser.add_argument("--at-once", type=int, default=8, help="Prompts that the prefill engine has at a time.")
     parser.add_argument(
         "--wait", type=float, default=0.1, help="Seconds between requests of `tier` that come one by one."

@@ -33,6 +33,8 @@ logger = logging.getLogger("frame.engine")
 
 #: Pause between steps that only let a connector's transfers progress.
 IDLE_SECONDS = 0.0005
+#: The longest that it waits for a connector's first word on requests, before a step without rows.
+WORD_SECONDS = 0.001
 #: The longest that the loop waits for requests before it asks again whether blocks of ended requests were read.
 HOLD_SECONDS = 0.02
 #: The longest that sleep and resets wait for transfers of a KV connector.
@@ -280,7 +282,9 @@ class Engine:
             if self._in_flight and self._only_transfers():
                 return False  # its answer may let requests begin, and comes at once
             empty = self._waves.demands or (self._idle_capture.wanted and not self._in_flight)
-            plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped)
+            if not self._in_flight:
+                news.forget()
+            plan = self.scheduler.schedule(empty, admits=self._pause.admits, rows=not stopped, wait=_await_word)
             if plan is None:
                 return False
             self._idle_capture.allow(plan)
@@ -430,3 +434,8 @@ class Engine:
         if reset_connector:
             done = self._connector.reset() and done
         return done
+
+
+def _await_word() -> None:
+    """A connector's thread may answer within a fraction of what a step without rows takes."""
+    news.wait(WORD_SECONDS)

@@ -47,6 +47,7 @@ def test_blocks_travel_past_nixl(pairs, shared, sizes):
     pairs.rest(there, here)
     assert shared[1].copied > 3
     assert counter(here, "direct_reads") == 3
+    assert 0 < counter(here, "direct_seconds") < counter(here, "load_seconds")
     assert shared[0].copied == 0
 
 

@@ -20,6 +20,7 @@ from frame.interfaces import CacheView, ConnectorScheduler, ConnectorWorker, Pro
 from frame.offline.in_process import make_engine
 from frame.settings import Registry
 from frame.testing.checkpoints import make_checkpoint
+from frame.transfers import news
 from frame.transfers.merging import ResultMerge
 from tests.engine.fake_connector import FakeConnector
 from tests.engine.simulation import Simulation, expected, make_layout, make_request, run_step
@@ -215,6 +216,47 @@ def test_the_step_behind_the_one_that_tells_the_end_of_a_load_computes(
     assert seen[:end] == ["none", "sleep", "pause", "none", "sleep", "pause", "none"]
     assert seen[end + 1] == "rows"
     assert "sleep" not in seen[end : len(seen) - seen[::-1].index("rows")]
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["at once", "later"])
+def test_a_question_that_a_connector_answers_at_once_costs_no_step(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    request, seen = make_request("second", PROMPT, max_tokens=4), list[str]()
+    execute, asked = rig.executor.execute, rig.connector.matched_tokens
+
+    def launch(plan: StepPlan) -> None:
+        seen.append("load" if plan.extras else "step")
+        rig.connector.shy = 0
+        execute(plan)
+
+    def match(view: RequestView, num_computed: int) -> tuple[int | None, bool]:
+        seen.append("asked")
+        return asked(view, num_computed)
+
+    def answer(seconds: float) -> None:
+        seen.append("wait")
+        if answered:
+            rig.connector.shy = 0
+
+    monkeypatch.setattr(rig.executor, "execute", launch)
+    monkeypatch.setattr(rig.connector, "matched_tokens", match)
+    monkeypatch.setattr(engine_module.news, "wait", answer)
+    rig.connector.shy = 100
+    rig.run(request)
+    rig.check(request)
+    behind = [] if answered else ["step", "wait", "asked"]
+    assert seen[: seen.index("load")] == ["asked", "wait", "asked", *behind]
+
+
+def test_a_word_from_before_a_question_ends_no_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, old = engine_module.news.wait, list[bool]()
+    monkeypatch.setattr(engine_module.news, "wait", lambda seconds: (old.append(news._told.is_set()), wait(seconds)))
+    rig.connector.shy = 2
+    news.tell()
+    rig.run(make_request("second", PROMPT, max_tokens=4))
+    assert old
+    assert not any(old)
 
 
 def test_an_engine_that_only_holds_blocks_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,10 +154,18 @@ class Scheduler:
         found = [self.lifecycle.requests.get(request_id) for request_id in dict.fromkeys(request_ids)]
         return [self.lifecycle.finish(request, "abort") for request in found if request is not None]
 
-    def schedule(self, empty: bool = False, *, admits: bool = True, rows: bool = True) -> StepPlan | None:
+    def schedule(
+        self,
+        empty: bool = False,
+        *,
+        admits: bool = True,
+        rows: bool = True,
+        wait: Callable[[], None] = lambda: None,
+    ) -> StepPlan | None:
         """Plans one step, or None when nothing can be done before an answer (or ever); with `empty` one without rows.
 
-        Waiting requests begin only if it `admits` them, and no request goes on without `rows`. The plan counts as
+        Waiting requests begin only if it `admits` them, and no request goes on without `rows`. Where there is nothing
+        to do but to hear what the connector has of them, `wait` is called before it is asked again. The plan counts as
         launched: `update` or `fail` must be called with it.
         """
         lifecycle = self.lifecycle
@@ -165,11 +173,11 @@ class Scheduler:
             return None
         if self.quarantine.active:
             self._isolate()
-        self._counts.fill(0)
         self._kv.checkpoints.save()
-        draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
-        if rows:
-            self._fill(draft, admits)
+        draft = self._draft(rows, admits)
+        if draft.undecided and not (empty or lifecycle.launched or draft.counts.any() or self.has_transfers()):
+            wait()
+            draft = self._draft(rows, admits)
         if not (self._worth_a_step(draft, empty) or empty):
             return None
         launched = draft.launch(self._num_steps, self._batch, lifecycle.removed_slots, lifecycle.finished_ids)
@@ -194,6 +202,14 @@ class Scheduler:
             request = launched.requests[row]
             if request is not None:
                 kv.note_state(request, int(ends[row]))
+
+    def _draft(self, rows: bool, admits: bool) -> StepDraft:
+        """A step with all that can be done now."""
+        self._counts.fill(0)
+        draft = StepDraft(self._config.max_num_batched_tokens, self._counts)
+        if rows:
+            self._fill(draft, admits)
+        return draft
 
     def _fill(self, draft: StepDraft, admits: bool) -> None:
         """Gives `draft` its rows."""

@@ -54,6 +54,7 @@ class Read:
     mark: Mark
     handle: Any = None
     copy: Mark | None = None  # of a read past NIXL
+    begun: float = 0.0  # when that was launched
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
 
     @property
@@ -85,7 +86,7 @@ class Agent:
         self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
         self._last_read = 0.0
         self._make_direct = direct
-        self.num_direct = 0  # reads that went past NIXL and have ended
+        self.direct = 0, 0.0  # reads that went past NIXL and have ended, and seconds from their launches to their ends
         self._lock = threading.Lock()
         self._ended: list[tuple[str, bool]] = []
         self._notices: list[bytes] = []
@@ -237,6 +238,7 @@ class Agent:
             opened = self._peers[name]
             if self._direct is not None and opened is not None:
                 read.copy = self._direct.read(opened, parts)
+                read.begun = time.monotonic()
                 return None
             rows = Rows.join([part.told() for part in parts])
             ours, theirs = (
@@ -261,7 +263,8 @@ class Agent:
         except Exception as error:
             read.copy = None
             return self._fail(read, error)
-        self.num_direct += 1
+        count, seconds = self.direct
+        self.direct = count + 1, seconds + time.monotonic() - read.begun
         with suppress(Exception):  # without a word the other side keeps the blocks until the lease ends
             self._nixl.send_notif(read.peer.name, read.notice)
         return not late

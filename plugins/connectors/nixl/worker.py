@@ -69,7 +69,7 @@ class NixlWorker(ConnectorWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
         self._options = options
-        self._num_direct = 0  # reads past NIXL of this agent that were reported
+        self._direct = 0, 0.0  # of the reads past NIXL of this agent, what was reported
         self._queue = setup.streams.side_queue()
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
@@ -154,8 +154,9 @@ class NixlWorker(ConnectorWorker):
                     failed_blocks += [(group, block) for block in blocks if block]
                 _count(counters, "nixl_failed_blocks", sum(counts))
         if self._agent is not None:
-            _count(counters, "nixl_direct_reads", self._agent.num_direct - self._num_direct)
-            self._num_direct = self._agent.num_direct
+            before, self._direct = self._direct, self._agent.direct
+            for name, now, then in zip(("reads", "seconds"), self._direct, before, strict=True):
+                _count(counters, f"nixl_direct_{name}", now - then)
         given = [owner for owner, mark in list(self._giving.items()) if mark.done() and self._passed(owner, mark)]
         notes = []
         if notices or failed or given or self._untold is not None:
@@ -180,7 +181,7 @@ class NixlWorker(ConnectorWorker):
         """Ends all reads, and the copies to and from host memory."""
         if self._agent is not None:
             self._agent.close()
-            self._agent, self._num_direct = None, 0
+            self._agent, self._direct = None, (0, 0.0)
         for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
             with suppress(Exception):
                 mark.wait()

@@ -19,3 +19,8 @@ def wait(seconds: float) -> None:
     """Returns after so many seconds, or at once when something was told since the last call."""
     _told.wait(seconds)
     _told.clear()
+
+
+def forget() -> None:
+    """Called before all is asked again that words could be about: what was told before ends no wait."""
+    _told.clear()
