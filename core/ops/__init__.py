@@ -35,6 +35,7 @@ class Ops:
     gelu_tanh_mul = staticmethod(layers.gelu_tanh_mul)
     norm_rotary = staticmethod(layers.norm_rotary)
     rotary = staticmethod(layers.rotary)
+    lookup = staticmethod(layers.lookup)
     linear = staticmethod(layers.linear)
     linear_into = staticmethod(layers.linear_into)
 

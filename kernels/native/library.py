@@ -23,7 +23,7 @@ from pathlib import Path
 _logger = logging.getLogger("frame")
 
 _HERE = Path(__file__).parent
-_SOURCES = ("rows.c", "rows.h", "bytes.h", "nibbles.h")
+_SOURCES = ("rows.c", "rows.h", "bytes.h", "nibbles.h", "steps.h")
 #: Roundings are the written ones but for fused products, so that every start gives the same bits.
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _SECONDS = 120
@@ -35,6 +35,14 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.quick, self.long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
         self.multiplies_bytes = bool(self.quick.multiplies_bytes())
+        self.quick.one_token_each.argtypes = [ctypes.c_long, ctypes.c_void_p]
+        #: (number, array of `struct call`): makes calls one after the other
+        self.run_calls = self.long.run_calls
+        self.run_calls.argtypes, self.run_calls.restype = [ctypes.c_long, ctypes.c_void_p], None
+
+    def address(self, name: str) -> int:
+        """Where function `name` lies."""
+        return ctypes.cast(getattr(self.quick, name), ctypes.c_void_p).value or 0
 
 
 def begin() -> None:

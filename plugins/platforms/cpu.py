@@ -26,12 +26,14 @@ from frame.interfaces import (
     PlatformSetup,
     PlatformSpec,
     SideQueue,
+    Steps,
     Streams,
 )
 from frame.links.processors import num_processors
 from frame.ops import Ops
 
 from .cpu_ops import CpuOps
+from .cpu_steps import RecordedSteps
 from .held_host import HostHeldMemory
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
@@ -74,6 +76,13 @@ class CpuPlatform(Platform):
 
     def ops(self) -> Ops:
         return self._ops
+
+    def steps(self) -> Steps:
+        setup = self.setup
+        alone = setup.placement.mesh.size == 1
+        if setup.enforce_eager or setup.serves_adapters or not (alone and self.options.native_kernels):
+            return Steps()
+        return Steps(graphs=RecordedSteps(self._ops))
 
     def streams(self) -> Streams:
         return HostStreams()

@@ -60,6 +60,8 @@ class CpuOps(Ops):
     def __init__(self, *, compiled: bool = False) -> None:
         super().__init__()
         self._compiled = compiled
+        #: how many weights were packed, each of which lies elsewhere since
+        self.packed_count = 0
         if compiled:
             begin()
 
@@ -67,6 +69,10 @@ class CpuOps(Ops):
     def native(self) -> NativeRows | None:
         """The kernels in C, where they are wanted and can be compiled; the first access waits for that."""
         return native_rows() if self._compiled else None
+
+    def lookup(self, ids: Tensor, table: Tensor) -> Tensor:
+        out = None if self.native is None else self.native.lookup(ids, table)
+        return Ops.lookup(ids, table) if out is None else out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.invariant:
@@ -85,6 +91,7 @@ class CpuOps(Ops):
 
     def packed(self, weight: Tensor) -> Tensor | None:
         found = packed(weight, read=self.native is not None)
+        self.packed_count += 1
         if found is not None and self.native is not None:
             self.native.learn(weight, found)
         return found
@@ -340,10 +347,16 @@ class CpuOps(Ops):
         else:
             vector.numpy()[places[kept]] = given[kept]
 
-    @staticmethod
     def build_inputs(
-        buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
+        self, buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
     ) -> None:
+        if self.native is not None and self.native.one_token_each(rows, sizes.padded_tokens, token_ids, *tables):
+            made = buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens
+            self.native.step_rows(rows, token_ids, *made)
+            groups = zip(sizes.block_sizes, tables, buffers.tables, buffers.slot_mapping, strict=True)
+            for size, table, own, mapping in groups:
+                self.native.step_blocks(rows, size, table, own, mapping)
+            return
         slots, computed, counts = rows.numpy()
         batch, padded = len(slots), sizes.padded_tokens
         row, ends = np.arange(batch), counts.cumsum()
