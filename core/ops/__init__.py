@@ -150,6 +150,7 @@ class Ops:
     unit = staticmethod(layers.unit)
     # sampling
     greedy = staticmethod(sampling.greedy)
+    join_drawn = staticmethod(sampling.join_drawn)
     draw = staticmethod(sampling.draw)
     best_of_part = staticmethod(sampling.best_of_part)
     join_parts = staticmethod(sampling.join_parts)

@@ -126,13 +126,14 @@ def _kept_folder() -> Path | None:
 def _compile(compiler: str, flags: list[str], target: Path) -> None:
     """Writes `target`, whole or not at all.
 
-    It is not linked to a library of OpenMP: the one that torch has loaded has the threads that torch computes with.
+    It is not linked to a library of OpenMP: the one that torch has loaded has the threads that torch computes with. Its
+    functions call one another by what they are called here, whatever other libraries have of those names.
     """
     with tempfile.TemporaryDirectory(prefix="frame-native-", dir=target.parent) as made:
         unlinked, linked = Path(made, "rows.o"), Path(made, "rows.so")
         commands = [
             [compiler, *flags, "-c", str(_HERE / "rows.c"), "-o", str(unlinked)],
-            [compiler, "-shared", "-Wl,-z,now", str(unlinked), "-o", str(linked)],
+            [compiler, "-shared", "-Wl,-z,now,-Bsymbolic", str(unlinked), "-o", str(linked)],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

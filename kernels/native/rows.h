@@ -325,12 +325,42 @@ void NAMED(nibble_linear)(long rows, long outputs, long dim, const FLOAT *x, flo
   nibble_rows_of(rows, outputs, dim, w, space, out, sizeof(FLOAT) == 2, threads);
 }
 
+/* best [rows] and value [rows]: the largest number of each row of x [rows, size], the first of equal ones, or its first
+   NaN. */
+void NAMED(greedy)(long rows, long size, const FLOAT *x, int32_t *best, float *value) {
+  for (long row = 0; row < rows; row++) {
+    const FLOAT *from = x + row * size;
+    vec most;
+    words at = {0}, now;
+    for (int i = 0; i < 16; i++) most[i] = -INFINITY, now[i] = i;
+    long start = 0;
+    for (; start + 16 <= size; start += 16, now += 16) {
+      vec found = LOAD16(from + start);
+      words better = (words)((found > most) | ((found != found) & (most == most)));
+      most = (vec)((better & (words)found) | (~better & (words)most));
+      at = (better & now) | (~better & at);
+    }
+    long place = at[0];
+    float top = most[0];
+    for (int i = 1; i < 16; i++) {
+      int both = top != top && most[i] != most[i], nan = top == top && most[i] != most[i];
+      if (nan || most[i] > top || ((both || most[i] == top) && at[i] < place)) top = most[i], place = at[i];
+    }
+    for (; start < size; start++) {
+      float found = LOAD(from[start]);
+      if (found > top || (found != found && top == top)) top = found, place = start;
+    }
+    best[row] = place, value[row] = top;
+  }
+}
+
 WORDS(rms_norm, N(0), N(1), N(2), N(3), P(4), P(5), P(6), P(7), P(8), F(9), F(10), N(11))
 WORDS(silu_mul, N(0), N(1), P(2), P(3), N(4))
 WORDS(rotary, N(0), N(1), N(2), N(3), N(4), N(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12), P(13), F(14), F(15), N(16))
 WORDS(store, N(0), N(1), N(2), N(3), N(4), N(5), N(6), P(7), P(8), P(9), P(10), P(11))
 WORDS(attend, N(0), N(1), N(2), N(3), N(4), N(5), N(6), N(7), N(8), N(9), P(10), P(11), P(12), P(13), P(14), P(15),
       F(16), N(17))
+WORDS(greedy, N(0), N(1), P(2), P(3), P(4))
 WORDS(lookup, N(0), N(1), P(2), P(3), P(4))
 WORDS(packed_rows, N(0), N(1), N(2), N(3), N(4), P(5), P(6), P(7), P(8), N(9))
 WORDS(nibble_linear, N(0), N(1), N(2), P(3), P(4), P(5), P(6), N(7))

@@ -30,9 +30,15 @@ _QUICK = {
     "rotary": [_L] * 6 + [_P] * 8 + [_F] * 2 + [_I],
     "store": [_L] * 7 + [_P] * 5,
     "lookup": [_L] * 2 + [_P] * 3,
+    "greedy": [_L] * 2 + [_P] * 3,
 }
 #: Those that know no type of numbers.
-_PLAIN = {"step_rows": [_L] * 2 + [_P] * 6, "step_blocks": [_L] * 4 + [_P] * 4}
+_PLAIN = {
+    "step_rows": [_L] * 2 + [_P] * 6,
+    "step_blocks": [_L] * 4 + [_P] * 4,
+    "append_drawn": [_L] * 2 + [_P] * 4,
+    "join_drawn": [_L, _P, _P, _P],
+}
 _LONG = {"attend": [_L] * 10 + [_P] * 6 + [_F, _I], "packed_rows": [_L] * 5 + [_P] * 4 + [_I]}
 _LONG["nibble_linear"] = [_L] * 3 + [_P] * 4 + [_I]
 _BYTES = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
@@ -236,6 +242,33 @@ class NativeRows:
         """The blocks, of `size` tokens each, of such rows in one group of the cache, and where their tokens go."""
         addresses = [one.data_ptr() for one in (rows, table, own, mapping)]
         self._plain["step_blocks"](rows.shape[1], size, table.stride(0), own.stride(0), *addresses)
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`Ops.greedy`."""
+        functions, (rows, size) = self._of.get(logits.dtype), logits.shape
+        if functions is None or not size or not logits.is_contiguous():
+            return None
+        best, values = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.float32)
+        functions["greedy"](rows, size, logits.data_ptr(), best.data_ptr(), values.data_ptr())
+        return best, values
+
+    def advance(self, token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> bool:
+        """`Ops.advance` of int32 vectors; False for others, of which nothing was done."""
+        given = slots, lengths, sampled
+        if token_ids.dtype != torch.int32 or token_ids.stride(1) != 1:
+            return False
+        if any(one.dtype != torch.int32 or one.stride() != (1,) for one in given):
+            return False
+        addresses = token_ids.data_ptr(), *(one.data_ptr() for one in given)
+        self._plain["append_drawn"](len(slots), token_ids.stride(0), *addresses)
+        return True
+
+    def join_drawn(self, token_ids: Tensor, drawn: Tensor) -> Tensor:
+        """`Ops.join_drawn`."""
+        out = torch.empty((2, len(token_ids)), dtype=torch.int32)
+        addresses = token_ids.contiguous().data_ptr(), drawn.contiguous().data_ptr(), out.data_ptr()
+        self._plain["join_drawn"](len(token_ids), *addresses)
+        return out
 
     def learn(self, weight: Tensor, packed: Tensor) -> None:
         """Called with each weight that oneDNN has packed, so that `packed_linear` knows how such ones lie."""

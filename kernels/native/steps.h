@@ -55,7 +55,23 @@ void step_blocks(long rows, long block, long table_stride, long own_stride, cons
   }
 }
 
+/* Puts drawn ids to token_ids[slots[row], lengths[row]], but for ids below 0 and for padding, which has no length. */
+void append_drawn(long rows, long ids_stride, int32_t *token_ids, const int32_t *slots, const int32_t *lengths,
+             const int32_t *drawn) {
+  for (long row = 0; row < rows; row++)
+    if (drawn[row] >= 0 && lengths[row] > 0 && slots[row] >= 0)
+      token_ids[slots[row] * ids_stride + lengths[row]] = drawn[row];
+}
+
+/* out [2, rows]: ids, and the bits of their logits. */
+void join_drawn(long rows, const int32_t *drawn, const float *values, int32_t *out) {
+  memcpy(out, drawn, rows * sizeof *out);
+  memcpy(out + rows, values, rows * sizeof *out);
+}
+
 #define NAMED(name) name
+WORDS(append_drawn, N(0), N(1), P(2), P(3), P(4), P(5))
+WORDS(join_drawn, N(0), P(1), P(2), P(3))
 WORDS(step_rows, N(0), N(1), P(2), P(3), P(4), P(5), P(6), P(7))
 WORDS(step_blocks, N(0), N(1), N(2), N(3), P(4), P(5), P(6), P(7))
 #undef NAMED

@@ -321,8 +321,9 @@ class CpuOps(Ops):
             Ops.penalize(logits, rows[one], in_prompt[one], output_counts[one], *_cut(penalties, one))
         return None
 
-    @staticmethod
-    def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.native is not None and (both := self.native.greedy(logits)) is not None:
+            return both
         if logits.dtype != torch.float32:
             return Ops.greedy(logits)
         values = logits.numpy()
@@ -380,8 +381,12 @@ class CpuOps(Ops):
             own.numpy()[:batch, :width] = found
             _fill(mapping.numpy(), found[row, block].astype(np.int64) * size + offset, padded, -1)
 
-    @staticmethod
-    def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
+    def join_drawn(self, token_ids: Tensor, drawn: Tensor) -> Tensor:
+        return Ops.join_drawn(token_ids, drawn) if self.native is None else self.native.join_drawn(token_ids, drawn)
+
+    def advance(self, token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
+        if self.native is not None and self.native.advance(token_ids, slots, lengths, sampled):
+            return
         tokens, rows, columns = sampled.numpy(), slots.numpy(), lengths.numpy()
         kept = (tokens >= 0) & (columns > 0) & (rows >= 0)
         if np.count_nonzero(kept) < len(kept):

@@ -34,6 +34,9 @@ _EMPTY = ("empty", "empty_like", "new_empty")
 _MADE_OF_OTHERS = {f"aten::{name}" for name in ("chunk", "flatten", "reshape", "unflatten", "view_as")}
 _NOTHING = {f"aten::{name}" for name in (*_VIEWS, *_EMPTY)} | {"mkldnn::data_ptr"}
 
+#: The rows of a step, the part of it, and the kind of draw.
+_Key = tuple[int, Part, str]
+
 
 class Watch(TorchDispatchMode):
     """Keeps the tensors that torch's operators give, and the name of the first operator that computes something."""
@@ -82,44 +85,57 @@ class RecordedSteps(Graphs):
 
     def __init__(self, ops: CpuOps) -> None:
         self._ops = ops
-        self._recordings: dict[int, Recording | None] = {}  # None: not to be had
+        self._recordings: dict[_Key, Recording | None] = {}  # None: not to be had
         self._packed = ops.packed_count
 
     def drop(self) -> None:
         self._recordings.clear()
 
+    def captures(self, shape: StepShape, part: Part) -> bool:
+        """A draw is written down once the forward pass before it leaves its result at one place."""
+        forward = self._recordings.get((shape.padded_rows, "forward", "")) if _is_decode(shape) else None
+        return part == "draw" and forward is not None and forward.proved
+
     def run(self, shape: StepShape, part: Part, work: Callable[[], Result], kind: str = "") -> Result:
-        if part == "forward" and _is_decode(shape) and self._ops.native is not None:
-            return cast(Result, self._forward(shape.padded_rows, cast(Forward, work)))
+        if not _is_decode(shape) or self._ops.native is None:
+            return work()
+        if part == "forward":
+            self._forget_what_moved()
+        if part == "forward" or (part == "draw" and kind):
+            return cast(Result, self._run((shape.padded_rows, part, kind), cast(Callable[[], Tensor], work)))
         return work()
 
-    def _forward(self, rows: int, forward: Forward) -> Tensor:
+    def _forget_what_moved(self) -> None:
         if self._ops.packed_count != self._packed:
             self._packed = self._ops.packed_count
             self.drop()
-        if rows not in self._recordings:
-            return self._record(rows, forward)
-        recording = self._recordings[rows]
+
+    def _run(self, key: _Key, work: Callable[[], Tensor]) -> Tensor:
+        if key not in self._recordings:
+            return self._record(key, work)
+        recording = self._recordings[key]
         if recording is None:
-            return forward()
-        if recording.proved:
+            return work()
+        if recording.proved or recording.agrees(result := work()):
             return recording.run()
-        result = forward()
-        if not recording.agrees(result):
-            _logger.warning("a step of %d rows gave other bits when its calls were made again; it stays as it is", rows)
-            self._recordings[rows] = None
+        _logger.warning("%s of %d rows gave other bits when its calls were made again: it stays as it is", *_named(key))
+        self._recordings[key] = None
         return result
 
-    def _record(self, rows: int, forward: Forward) -> Tensor:
+    def _record(self, key: _Key, work: Callable[[], Tensor]) -> Tensor:
         native, watch = self._ops.native, Watch()
         if native is None:
-            return forward()
+            return work()
         with native.noted() as calls, watch:
-            result = forward()
+            result = work()
         if watch.computed:
-            _logger.debug("steps of %d rows are not written down, as they call %s", rows, watch.computed)
-        self._recordings[rows] = None if watch.computed else Recording(calls, result, watch.kept)
+            _logger.debug("%s of %d rows is not written down, as it calls %s", *_named(key), watch.computed)
+        self._recordings[key] = None if watch.computed else Recording(calls, result, watch.kept)
         return result
+
+
+def _named(key: _Key) -> tuple[str, int]:
+    return f"the {key[1]} {key[2]}".rstrip(), key[0]
 
 
 def _is_decode(shape: StepShape) -> bool:
