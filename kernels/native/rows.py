@@ -199,7 +199,14 @@ class NativeRows:
         self._of[key.dtype]["store"](len(key), size, *strides, *given)
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, scale: float, window: int = 0
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+        scale: float,
+        window: int = 0,
     ) -> Tensor:
         """[n, H, D]: row i of `query` over the first lengths[i] tokens of tables[i], or the last `window` of those.
 

@@ -112,7 +112,8 @@ class TorchAttention(AttentionBackend):
         self._caches: dict[int, TokenCache] = {}
         self._native = _native_rows(self.ops, self.spec)
         paged = self.spec.kind == "decoder" and not (self.spec.returns_lse or self.spec.deterministic)
-        self.needs_python = self._native is None or not paged
+        if self._native is not None and paged:
+            self.needs_python = False
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from frame.interfaces import Forward, Graphs, Part, Result, StepShape
+from frame.interfaces import Graphs, Part, Result, StepShape
 from frame.kernels.native.calls import Calls
 
 from .cpu_ops import CpuOps
