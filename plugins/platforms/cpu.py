@@ -33,6 +33,7 @@ from frame.links.processors import num_processors
 from frame.ops import Ops
 
 from .cpu_ops import CpuOps
+from .cpu_pages import large_pages_later
 from .cpu_steps import RecordedSteps
 from .held_host import HostHeldMemory
 from .invariant_ops import rows_are_alike
@@ -223,6 +224,9 @@ class HostMemory(Memory):
 
     def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
         self._claimed[tag] = list({_place(tensor): tensor for tensor in tensors}.values())
+        for tensor in self._claimed[tag] if tag == "weights" else ():
+            if not (tensor.is_mkldnn or tensor.is_meta or self._is_held(tensor)):
+                large_pages_later(tensor)
 
     def sleep(self, keep: tuple[str, ...]) -> None:
         for tag, tensors in self._claimed.items():

@@ -39,6 +39,7 @@ from frame.ops import (
 
 from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
 from .cpu_linear import is_packed, packed, product
+from .cpu_pages import large_pages_later
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Rows of fewer tokens are scanned token by token.
@@ -92,6 +93,8 @@ class CpuOps(Ops):
     def packed(self, weight: Tensor) -> Tensor | None:
         found = packed(weight, read=self.native is not None)
         self.packed_count += 1
+        if found is not None:
+            large_pages_later(found)
         if found is not None and self.native is not None:
             self.native.learn(weight, found)
         return found
