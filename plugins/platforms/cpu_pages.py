@@ -6,7 +6,6 @@ A thread of its own has the kernel put them there, a second or more for each GB,
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
 from functools import cache
 from typing import Any
@@ -31,7 +30,7 @@ def large_pages_later(tensor: Tensor) -> None:
     """
     memory = _memory(tensor)
     if memory[1] >= LEAST:
-        _queue().put(memory)
+        _later.put(memory)
 
 
 def use_large_pages(memory: Memory) -> bool:
@@ -54,16 +53,39 @@ def _memory(tensor: Tensor) -> Memory:
     return tensor.data_ptr(), tensor.numel() * tensor.itemsize
 
 
-@cache
-def _queue() -> queue.SimpleQueue[Memory]:
-    given: queue.SimpleQueue[Memory] = queue.SimpleQueue()
+class _Later:
+    """Puts memories into large pages, one after the other, in a thread that ends when none is left."""
 
-    def serve() -> None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: list[Memory] = []
+        self._thread: threading.Thread | None = None
+
+    def put(self, memory: Memory) -> None:
+        with self._lock:
+            self._left.append(memory)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="frame-pages", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until all that was put is done."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _serve(self) -> None:
         while True:
-            use_large_pages(given.get())
+            with self._lock:
+                if not self._left:
+                    self._thread = None
+                    return
+                memory = self._left.pop(0)
+            use_large_pages(memory)
 
-    threading.Thread(target=serve, name="frame-pages", daemon=True).start()
-    return given
+
+_later = _Later()
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -33,11 +32,9 @@ def gives_any() -> bool:
     return cpu_pages.use_large_pages(cpu_pages._memory(tensor)) and large_bytes(tensor.data_ptr() + cpu_pages.PAGE) > 0
 
 
-def wait_for(tensor: Tensor) -> None:
-    address, deadline = cpu_pages._memory(tensor)[0] + cpu_pages.PAGE, time.monotonic() + 60
-    while not large_bytes(address):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def are_large(tensor: Tensor) -> bool:
+    cpu_pages._later.wait()
+    return large_bytes(cpu_pages._memory(tensor)[0] + cpu_pages.PAGE) > 0
 
 
 def test_claimed_weights_are_put_into_large_pages():
@@ -47,7 +44,7 @@ def test_claimed_weights_are_put_into_large_pages():
     memory = HostMemory()
     memory.claim("kv_cache", [cache])
     memory.claim("weights", [weight, torch.ones(3)])
-    wait_for(weight)
+    assert are_large(weight)
     assert torch.equal(weight, torch.arange(16 << 20, dtype=torch.int32))
 
 
@@ -57,14 +54,14 @@ def test_packed_weights_are_put_into_large_pages():
     weight = torch.randn(4096, 4096)
     found = CpuOps().packed(weight)
     assert found is not None
-    wait_for(found)
+    assert are_large(found)
     assert torch.equal(found.to_dense(), weight)
 
 
 def test_what_is_small_or_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     assert not cpu_pages.use_large_pages((cpu_pages.PAGE + 1, 2 * cpu_pages.PAGE - 2))
     assert not cpu_pages.use_large_pages((1 << 60, 4 * cpu_pages.PAGE))
-    monkeypatch.setattr(cpu_pages, "_queue", lambda: pytest.fail("it is small"))
+    monkeypatch.setattr(cpu_pages._later, "put", lambda memory: pytest.fail("it is small"))
     cpu_pages.large_pages_later(torch.ones(1000))
 
 
