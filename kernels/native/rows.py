@@ -24,7 +24,7 @@ _P, _L, _F, _I = c_void_p, c_long, c_float, c_int
 #: The types of numbers, as functions are named by them.
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 #: Functions of each type that keep Python's lock, and their arguments; then those that give it up.
-_QUICK = {
+_QUICK: dict[str, list[Any]] = {
     "rms_norm": [_L] * 4 + [_P] * 5 + [_F] * 2 + [_I],
     "silu_mul": [_L] * 2 + [_P] * 2 + [_I],
     "rotary": [_L] * 6 + [_P] * 8 + [_F] * 2 + [_I],
@@ -33,15 +33,15 @@ _QUICK = {
     "greedy": [_L] * 2 + [_P] * 3,
 }
 #: Those that know no type of numbers.
-_PLAIN = {
+_PLAIN: dict[str, list[Any]] = {
     "step_rows": [_L] * 2 + [_P] * 6,
     "step_blocks": [_L] * 4 + [_P] * 4,
     "append_drawn": [_L] * 2 + [_P] * 4,
     "join_drawn": [_L, _P, _P, _P],
 }
-_LONG = {"attend": [_L] * 10 + [_P] * 6 + [_F, _I], "packed_rows": [_L] * 5 + [_P] * 4 + [_I]}
+_LONG: dict[str, list[Any]] = {"attend": [_L] * 10 + [_P] * 6 + [_F, _I], "packed_rows": [_L] * 5 + [_P] * 4 + [_I]}
 _LONG["nibble_linear"] = [_L] * 3 + [_P] * 4 + [_I]
-_BYTES = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
+_BYTES: dict[str, list[Any]] = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
 #: Elements from which rows are divided over threads.
 _DIVIDED = 1 << 15
 #: Rows that are multiplied by codes of groups: more are quicker with a weight that was put together.
@@ -72,7 +72,7 @@ class NativeRows:
         """What `made` gives for each function, by type and name."""
         quick, long = self._library.quick, self._library.long
         bytes_ = _BYTES if self.multiplies_bytes else {}
-        parts = [(quick, _QUICK), (long, _LONG), (long, bytes_)]
+        parts: list[tuple[Any, dict[str, list[Any]]]] = [(quick, _QUICK), (long, _LONG), (long, bytes_)]
         return {
             dtype: {
                 name: made(library_, name, f"_{type_}", types)

@@ -44,7 +44,7 @@ def use_large_pages(memory: Memory) -> bool:
     advise = _madvise()
     if whole <= 0 or advise is None:
         return False
-    return advise(first, whole, _MAY) == 0 and advise(first, whole, _NOW) == 0
+    return bool(advise(first, whole, _MAY) == 0 and advise(first, whole, _NOW) == 0)
 
 
 def _memory(tensor: Tensor) -> Memory:
