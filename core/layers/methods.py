@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..interfaces.adapters import Adapters, NoAdapters
 from ..interfaces.attention import AttentionSpec
@@ -90,7 +89,8 @@ class PlainEmbedding(EmbeddingMethod):
         _unpack(layer)
 
     def rows(self, layer: Any, ids: Tensor) -> Tensor:
-        return functional.embedding(ids, layer.weight)
+        out: Tensor = layer.ops.lookup(ids, layer.weight)
+        return out
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = layer.ops.linear(x, layer.weight if layer.packed is None else layer.packed, bias)

@@ -35,6 +35,7 @@ class Ops:
     gelu_tanh_mul = staticmethod(layers.gelu_tanh_mul)
     norm_rotary = staticmethod(layers.norm_rotary)
     rotary = staticmethod(layers.rotary)
+    lookup = staticmethod(layers.lookup)
     linear = staticmethod(layers.linear)
     linear_into = staticmethod(layers.linear_into)
 
@@ -150,6 +151,7 @@ class Ops:
     unit = staticmethod(layers.unit)
     # sampling
     greedy = staticmethod(sampling.greedy)
+    join_drawn = staticmethod(sampling.join_drawn)
     draw = staticmethod(sampling.draw)
     best_of_part = staticmethod(sampling.best_of_part)
     join_parts = staticmethod(sampling.join_parts)

@@ -132,6 +132,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+def lookup(ids: Tensor, table: Tensor) -> Tensor:
+    """Rows [T, dim] of `table` [rows, dim] by ids [T] of any integer type."""
+    return functional.embedding(ids, table)
+
+
 def linear_into(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """`linear` of x [T, in_features] without a bias, written to `out` [T, out_features], which is returned."""
     return torch.mm(x, weight.t(), out=out)

@@ -30,6 +30,11 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best.indices.to(torch.int32), best.values.float()
 
 
+def join_drawn(token_ids: Tensor, drawn: Tensor) -> Tensor:
+    """int32 [2, N]: ids int32 [N], and the bits of their logits float32 [N]."""
+    return torch.stack((token_ids, drawn.view(torch.int32)))
+
+
 def draw(
     logits: Tensor,
     temperature: Tensor,

@@ -23,7 +23,7 @@ from pathlib import Path
 _logger = logging.getLogger("frame")
 
 _HERE = Path(__file__).parent
-_SOURCES = ("rows.c", "rows.h", "bytes.h", "nibbles.h")
+_SOURCES = ("rows.c", "rows.h", "bytes.h", "nibbles.h", "steps.h")
 #: Roundings are the written ones but for fused products, so that every start gives the same bits.
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _SECONDS = 120
@@ -35,6 +35,14 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.quick, self.long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
         self.multiplies_bytes = bool(self.quick.multiplies_bytes())
+        self.quick.one_token_each.argtypes = [ctypes.c_long, ctypes.c_void_p]
+        #: (number, array of `struct call`): makes calls one after the other
+        self.run_calls = self.long.run_calls
+        self.run_calls.argtypes, self.run_calls.restype = [ctypes.c_long, ctypes.c_void_p], None
+
+    def address(self, name: str) -> int:
+        """Where function `name` lies."""
+        return ctypes.cast(getattr(self.quick, name), ctypes.c_void_p).value or 0
 
 
 def begin() -> None:
@@ -118,13 +126,14 @@ def _kept_folder() -> Path | None:
 def _compile(compiler: str, flags: list[str], target: Path) -> None:
     """Writes `target`, whole or not at all.
 
-    It is not linked to a library of OpenMP: the one that torch has loaded has the threads that torch computes with.
+    It is not linked to a library of OpenMP: the one that torch has loaded has the threads that torch computes with. Its
+    functions call one another by what they are called here, whatever other libraries have of those names.
     """
     with tempfile.TemporaryDirectory(prefix="frame-native-", dir=target.parent) as made:
         unlinked, linked = Path(made, "rows.o"), Path(made, "rows.so")
         commands = [
             [compiler, *flags, "-c", str(_HERE / "rows.c"), "-o", str(unlinked)],
-            [compiler, "-shared", "-Wl,-z,now", str(unlinked), "-o", str(linked)],
+            [compiler, "-shared", "-Wl,-z,now,-Bsymbolic", str(unlinked), "-o", str(linked)],
         ]
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -115,8 +115,25 @@ static inline void put(void *out, long at, float value, int narrowed) {
     ((float *)out)[at] = value;
 }
 
+/* Where a row's cached tokens lie: `table` lists its blocks of `block` tokens, which lie block_stride and stride apart. */
+struct cached {
+  const int32_t *table;
+  long block, block_stride, stride;
+};
+
+/* The places of 16 tokens from `first` on; behind `last`, that of the one before it. */
+static inline void places_of(long first, long last, struct cached cached, long *at) {
+  long block = first / cached.block, offset = first % cached.block, place = 0;
+  for (long i = 0; i < 16; i++) {
+    if (first + i < last) place = cached.table[block] * cached.block_stride + offset * cached.stride;
+    at[i] = place;
+    if (++offset == cached.block) offset = 0, block++;
+  }
+}
+
 #include "bytes.h"
 #include "nibbles.h"
+#include "steps.h"
 
 #define FLOAT float
 #define LOAD(x) (x)

@@ -86,37 +86,38 @@ void NAMED(rotary)(long rows, long heads, long kv_heads, long dim, long stride, 
     }
 }
 
-/* Puts key and value [rows, size], whose rows lie key_stride and value_stride apart, to slots[row] · stride. */
-void NAMED(store)(long rows, long size, long key_stride, long value_stride, long stride, const FLOAT *key,
-                  const FLOAT *value, const int64_t *slots, FLOAT *keys, FLOAT *values) {
+/* Puts key and value [rows, size], whose rows lie key_stride and value_stride apart, to their slots: number slot of
+   blocks of `block` tokens, which lie block_stride and stride apart. A negative slot is left out. */
+void NAMED(store)(long rows, long size, long key_stride, long value_stride, long block, long block_stride, long stride,
+                  const FLOAT *key, const FLOAT *value, const int64_t *slots, FLOAT *keys, FLOAT *values) {
   for (long row = 0; row < rows; row++) {
-    memcpy(keys + slots[row] * stride, key + row * key_stride, size * sizeof(FLOAT));
-    memcpy(values + slots[row] * stride, value + row * value_stride, size * sizeof(FLOAT));
+    if (slots[row] < 0) continue;
+    long to = slots[row] / block * block_stride + slots[row] % block * stride;
+    memcpy(keys + to, key + row * key_stride, size * sizeof(FLOAT));
+    memcpy(values + to, value + row * value_stride, size * sizeof(FLOAT));
   }
 }
 
-
-/* One query token against `length` keys and values of its row, which lie at first + slots[i] · stride, or one behind
-   the other without slots: softmax(scale · q kᵀ) v for `heads` KV heads, each with `group` query heads of [16 · parts].
+/* One query token against the keys and values of tokens first to last - 1 of its row, which `cached` places:
+   softmax(scale · q kᵀ) v for `heads` KV heads, each with `group` query heads of [16 · parts].
    All heads of 16 tokens are done before the next ones, so that memory is read in its order, and the largest score so
    far is taken from all, so that nothing overflows. `space` has room for 2 · heads · group · parts vectors. */
-static inline __attribute__((always_inline)) void NAMED(attend_heads)(long heads, long group, long parts, long length,
-                                                                      long stride, const FLOAT *query,
-                                                                      const FLOAT *keys, const FLOAT *values,
-                                                                      const int64_t *slots, vec *space, FLOAT *out,
+static inline __attribute__((always_inline)) void NAMED(attend_heads)(long heads, long group, long parts, long first,
+                                                                      long last, struct cached cached,
+                                                                      const FLOAT *query, const FLOAT *keys,
+                                                                      const FLOAT *values, vec *space, FLOAT *out,
                                                                       float scale) {
   long all = heads * group;
   vec *q = space, *sums = space + all * parts, products[MOST_GROUP][16];
   float shares[MOST_GROUP][16], most[all], total[all];
   for (long i = 0; i < all * parts; i++) q[i] = LOAD16(query + 16 * i) * scale, sums[i] = (vec){0};
   for (long i = 0; i < all; i++) most[i] = -INFINITY, total[i] = 0;
-  for (long start = 0; start < length; start += 16) {
-    long count = length - start < 16 ? length - start : 16, at[16], ahead[16];
-    for (long t = 0; t < 16; t++) {
-      long token = start + (t < count ? t : count - 1), next = token + AHEAD < length ? token + AHEAD : length - 1;
-      at[t] = (slots ? slots[token] : token) * stride;
-      ahead[t] = (slots ? slots[next] : next) * stride;
-    }
+  long at[16], ahead[16];
+  places_of(first, last, cached, ahead);
+  for (long start = first; start < last; start += 16) {
+    long count = last - start < 16 ? last - start : 16;
+    memcpy(at, ahead, sizeof at);
+    if (start + 16 < last) places_of(start + 16, last, cached, ahead);
     for (long head = 0; head < heads; head++) {
       const FLOAT *key_head = keys + head * parts * 16, *value_head = values + head * parts * 16;
       vec *q_head = q + head * group * parts, *sums_head = sums + head * group * parts;
@@ -176,11 +177,15 @@ static inline __attribute__((always_inline)) void NAMED(attend_heads)(long heads
   }
 }
 
-static void NAMED(attend_row)(long heads, long group, long dim, long length, long stride, const FLOAT *query,
-                              const FLOAT *keys, const FLOAT *values, const int64_t *slots, FLOAT *out, float scale) {
+static void NAMED(attend_row)(long heads, long group, long dim, long first, long last, struct cached cached,
+                              const FLOAT *query, const FLOAT *keys, const FLOAT *values, FLOAT *out, float scale) {
+  if (last <= first) {
+    memset(out, 0, heads * group * dim * sizeof(FLOAT));
+    return;
+  }
   vec space[2 * heads * group * (dim / 16)];
 #define OF(group, parts) \
-  NAMED(attend_heads)(heads, group, parts, length, stride, query, keys, values, slots, space, out, scale)
+  NAMED(attend_heads)(heads, group, parts, first, last, cached, query, keys, values, space, out, scale)
   if (dim == 64 && group == 4)
     OF(4, 4);
   else if (dim == 64)
@@ -192,11 +197,13 @@ static void NAMED(attend_row)(long heads, long group, long dim, long length, lon
 #undef OF
 }
 
-/* query, out [rows, heads, dim] over `lengths` [rows] tokens; slots [rows, at least lengths], or none and one row.
-   Tasks are rows, or as many parts of each as there are threads, or as KV heads that have room at once. */
-void NAMED(attend)(long rows, long heads, long kv_heads, long dim, long query_stride, long stride, long slots_stride,
-                   const FLOAT *query, const FLOAT *keys, const FLOAT *values, const int64_t *slots,
-                   const int64_t *lengths, FLOAT *out, float scale, int threads) {
+/* query, out [rows, heads, dim] over the last tokens of `lengths` [rows], all or those in a `window`; their blocks are
+   in tables [rows, ...]. Tasks are rows, or as many parts of each as there are threads, or as KV heads that have room
+   at once. */
+void NAMED(attend)(long rows, long heads, long kv_heads, long dim, long query_stride, long block, long block_stride,
+                   long stride, long table_stride, long window, const FLOAT *query, const FLOAT *keys,
+                   const FLOAT *values, const int32_t *tables, const int32_t *lengths, FLOAT *out, float scale,
+                   int threads) {
   long group = heads / kv_heads, room = MOST_FLOATS / (group * dim);
   long parts = rows < threads ? (threads + rows - 1) / rows : 1, each = (kv_heads + parts - 1) / parts;
   each = each < room ? each : room;
@@ -204,10 +211,16 @@ void NAMED(attend)(long rows, long heads, long kv_heads, long dim, long query_st
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
   for (long task = 0; task < rows * parts; task++) {
     long row = task / parts, head = task % parts * each, count = kv_heads - head < each ? kv_heads - head : each;
-    NAMED(attend_row)(count, group, dim, lengths[row], stride, query + row * query_stride + head * group * dim,
-                      keys + head * dim, values + head * dim, slots ? slots + row * slots_stride : 0,
-                      out + (row * heads + head * group) * dim, scale);
+    long last = lengths[row], first = window && last > window ? last - window : 0;
+    struct cached cached = {tables + row * table_stride, block, block_stride, stride};
+    NAMED(attend_row)(count, group, dim, first, last, cached, query + row * query_stride + head * group * dim,
+                      keys + head * dim, values + head * dim, out + (row * heads + head * group) * dim, scale);
   }
+}
+
+/* out [rows, dim] = table[ids] */
+void NAMED(lookup)(long rows, long dim, const FLOAT *table, const int32_t *ids, FLOAT *out) {
+  for (long row = 0; row < rows; row++) memcpy(out + row * dim, table + ids[row] * dim, dim * sizeof(FLOAT));
 }
 
 /* out [rows, outputs] = x Wᵀ + b for few rows of x and W [outputs, dim] in oneDNN's order: blocks of 64 outputs, in
@@ -311,3 +324,46 @@ void NAMED(nibble_linear)(long rows, long outputs, long dim, const FLOAT *x, flo
   }
   nibble_rows_of(rows, outputs, dim, w, space, out, sizeof(FLOAT) == 2, threads);
 }
+
+/* best [rows] and value [rows]: the largest number of each row of x [rows, size], the first of equal ones, or its first
+   NaN. */
+void NAMED(greedy)(long rows, long size, const FLOAT *x, int32_t *best, float *value) {
+  for (long row = 0; row < rows; row++) {
+    const FLOAT *from = x + row * size;
+    vec most;
+    words at = {0}, now;
+    for (int i = 0; i < 16; i++) most[i] = -INFINITY, now[i] = i;
+    long start = 0;
+    for (; start + 16 <= size; start += 16, now += 16) {
+      vec found = LOAD16(from + start);
+      words better = (words)((found > most) | ((found != found) & (most == most)));
+      most = (vec)((better & (words)found) | (~better & (words)most));
+      at = (better & now) | (~better & at);
+    }
+    long place = at[0];
+    float top = most[0];
+    for (int i = 1; i < 16; i++) {
+      int both = top != top && most[i] != most[i], nan = top == top && most[i] != most[i];
+      if (nan || most[i] > top || ((both || most[i] == top) && at[i] < place)) top = most[i], place = at[i];
+    }
+    for (; start < size; start++) {
+      float found = LOAD(from[start]);
+      if (found > top || (found != found && top == top)) top = found, place = start;
+    }
+    best[row] = place, value[row] = top;
+  }
+}
+
+WORDS(rms_norm, N(0), N(1), N(2), N(3), P(4), P(5), P(6), P(7), P(8), F(9), F(10), N(11))
+WORDS(silu_mul, N(0), N(1), P(2), P(3), N(4))
+WORDS(rotary, N(0), N(1), N(2), N(3), N(4), N(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12), P(13), F(14), F(15), N(16))
+WORDS(store, N(0), N(1), N(2), N(3), N(4), N(5), N(6), P(7), P(8), P(9), P(10), P(11))
+WORDS(attend, N(0), N(1), N(2), N(3), N(4), N(5), N(6), N(7), N(8), N(9), P(10), P(11), P(12), P(13), P(14), P(15),
+      F(16), N(17))
+WORDS(greedy, N(0), N(1), P(2), P(3), P(4))
+WORDS(lookup, N(0), N(1), P(2), P(3), P(4))
+WORDS(packed_rows, N(0), N(1), N(2), N(3), N(4), P(5), P(6), P(7), P(8), N(9))
+WORDS(nibble_linear, N(0), N(1), N(2), P(3), P(4), P(5), P(6), N(7))
+#ifdef MULTIPLIES_BYTES
+WORDS(byte_linear, N(0), N(1), N(2), N(3), N(4), P(5), P(6), P(7), P(8), P(9), N(10), N(11))
+#endif

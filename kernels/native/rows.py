@@ -7,12 +7,15 @@ bfloat16.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import c_float, c_int, c_long, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .calls import Calls
 from .library import Library, begin as begin, library
 from .nibbles import NibbleWeight
 from .packed import BLOCK, address_of, packed_width
@@ -21,15 +24,24 @@ _P, _L, _F, _I = c_void_p, c_long, c_float, c_int
 #: The types of numbers, as functions are named by them.
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 #: Functions of each type that keep Python's lock, and their arguments; then those that give it up.
-_QUICK = {
+_QUICK: dict[str, list[Any]] = {
     "rms_norm": [_L] * 4 + [_P] * 5 + [_F] * 2 + [_I],
     "silu_mul": [_L] * 2 + [_P] * 2 + [_I],
     "rotary": [_L] * 6 + [_P] * 8 + [_F] * 2 + [_I],
-    "store": [_L] * 5 + [_P] * 5,
+    "store": [_L] * 7 + [_P] * 5,
+    "lookup": [_L] * 2 + [_P] * 3,
+    "greedy": [_L] * 2 + [_P] * 3,
 }
-_LONG = {"attend": [_L] * 7 + [_P] * 6 + [_F, _I], "packed_rows": [_L] * 5 + [_P] * 4 + [_I]}
+#: Those that know no type of numbers.
+_PLAIN: dict[str, list[Any]] = {
+    "step_rows": [_L] * 2 + [_P] * 6,
+    "step_blocks": [_L] * 4 + [_P] * 4,
+    "append_drawn": [_L] * 2 + [_P] * 4,
+    "join_drawn": [_L, _P, _P, _P],
+}
+_LONG: dict[str, list[Any]] = {"attend": [_L] * 10 + [_P] * 6 + [_F, _I], "packed_rows": [_L] * 5 + [_P] * 4 + [_I]}
 _LONG["nibble_linear"] = [_L] * 3 + [_P] * 4 + [_I]
-_BYTES = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
+_BYTES: dict[str, list[Any]] = {"byte_linear": [_L] * 5 + [_P] * 5 + [_I] * 2}
 #: Elements from which rows are divided over threads.
 _DIVIDED = 1 << 15
 #: Rows that are multiplied by codes of groups: more are quicker with a weight that was put together.
@@ -49,14 +61,52 @@ class NativeRows:
 
     def __init__(self, found: Library) -> None:
         self.multiplies_bytes = found.multiplies_bytes
-        self._of: dict[torch.dtype, dict[str, Any]] = {dtype: {} for dtype in _TYPES}
+        self._library = found
         self._widths: dict[tuple[Any, ...], int] = {}
-        for dtype, name in _TYPES.items():
-            bytes_ = _BYTES if found.multiplies_bytes else {}
-            for library_, functions in ((found.quick, _QUICK), (found.long, _LONG), (found.long, bytes_)):
-                for function, arguments in functions.items():
-                    self._of[dtype][function] = _typed(library_, f"{function}_{name}", arguments)
+        self._of = self._functions(_typed)
+        self._plain = {name: _typed(found.quick, name, "", types) for name, types in _PLAIN.items()}
         self._space = threading.local()
+        self._noted: Calls | None = None
+
+    def _functions(self, made: Callable[[Any, str, str, list[Any]], Any]) -> dict[torch.dtype, dict[str, Any]]:
+        """What `made` gives for each function, by type and name."""
+        quick, long = self._library.quick, self._library.long
+        bytes_ = _BYTES if self.multiplies_bytes else {}
+        parts: list[tuple[Any, dict[str, list[Any]]]] = [(quick, _QUICK), (long, _LONG), (long, bytes_)]
+        return {
+            dtype: {
+                name: made(library_, name, f"_{type_}", types)
+                for library_, functions in parts
+                for name, types in functions.items()
+            }
+            for dtype, type_ in _TYPES.items()
+        }
+
+    @contextmanager
+    def noted(self) -> Iterator[Calls]:
+        """Writes down the calls that this thread makes within it.
+
+        They may be made again while the tensors that they were given, and got, are where they were.
+        """
+        before, calls, thread = (self._of, self._plain), Calls(self._library), threading.get_ident()
+
+        def noting(library_: Any, name: str, type_: str, types: list[Any]) -> Callable[..., None]:
+            function = _typed(library_, name, type_, types)
+
+            def call(*given: Any) -> None:
+                if threading.get_ident() == thread:
+                    calls.add(f"{name}_words{type_}", types, given)
+                function(*given)
+
+            return call
+
+        self._of = self._functions(noting)
+        self._plain = {name: noting(self._library.quick, name, "", types) for name, types in _PLAIN.items()}
+        self._noted = calls
+        try:
+            yield calls
+        finally:
+            (self._of, self._plain), self._noted = before, None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor | None:
         """`Ops.rms_norm`."""
@@ -139,26 +189,92 @@ class NativeRows:
         return dtype in self._of and group <= _MOST_GROUP and head_dim <= _MOST_DIM and head_dim % 16 == 0
 
     def store(self, key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Writes `key`, `value` [n, Hk, D] to rows `slots` int64 [n] of `keys`, `values` [slots, Hk, D]."""
-        size = key.shape[1] * key.shape[2]
+        """Writes `key`, `value` [n, Hk, D] to slots int64 [n] of `keys`, `values` [blocks, tokens, Hk, D].
+
+        Those lie at even distances, and the heads of a token one behind the other. Negative slots are left out.
+        """
+        block, size = keys.shape[1], key.shape[1] * key.shape[2]
         given = key.data_ptr(), value.data_ptr(), slots.data_ptr(), keys.data_ptr(), values.data_ptr()
-        self._of[key.dtype]["store"](len(key), size, key.stride(0), value.stride(0), keys.stride(0), *given)
+        strides = key.stride(0), value.stride(0), block, keys.stride(0), keys.stride(1)
+        self._of[key.dtype]["store"](len(key), size, *strides, *given)
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, slots: Tensor | None, lengths: Tensor, scale: float
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+        scale: float,
+        window: int = 0,
     ) -> Tensor:
-        """[n, H, D]: row i of `query` over lengths[i] keys and values.
+        """[n, H, D]: row i of `query` over the first lengths[i] tokens of tables[i], or the last `window` of those.
 
-        Those are slots[i] int64 [n, L] of `keys`, `values` [slots, Hk, D]; without slots, the first ones, of one row.
+        `tables` int32 [n, most blocks] name blocks of `keys`, `values`, as `store` takes them; `lengths` are int32 [n].
+        A row without tokens gets zeros.
         """
         rows, heads, dim = query.shape
         out = torch.empty((rows, heads, dim), dtype=query.dtype)
-        places, width = (None, 0) if slots is None else (slots.data_ptr(), slots.stride(0))
-        given = query.data_ptr(), keys.data_ptr(), values.data_ptr(), places, lengths.data_ptr(), out.data_ptr()
+        given = query.data_ptr(), keys.data_ptr(), values.data_ptr(), tables.data_ptr(), lengths.data_ptr()
+        strides = query.stride(0), keys.shape[1], keys.stride(0), keys.stride(1), tables.stride(0)
         self._of[query.dtype]["attend"](
-            rows, heads, keys.shape[1], dim, query.stride(0), keys.stride(0), width, *given, scale,
-            torch.get_num_threads(),
-        )  # fmt: skip
+            rows, heads, keys.shape[2], dim, *strides, window, *given, out.data_ptr(), scale, torch.get_num_threads()
+        )
+        return out
+
+    def lookup(self, ids: Tensor, table: Tensor) -> Tensor | None:
+        """`Ops.lookup` of int32 ids."""
+        functions = self._of.get(table.dtype)
+        if functions is None or ids.dtype != torch.int32 or ids.stride() != (1,) or not table.is_contiguous():
+            return None
+        rows, dim = len(ids), table.shape[1]
+        out = torch.empty((rows, dim), dtype=table.dtype)
+        functions["lookup"](rows, dim, table.data_ptr(), ids.data_ptr(), out.data_ptr())
+        return out
+
+    def one_token_each(self, rows: Tensor, tokens: int, *tables: Tensor) -> bool:
+        """Whether `step_rows` and `step_blocks` take rows [3, n] of so many tokens, and these tables."""
+        if tokens != rows.shape[1] or not rows.is_contiguous() or any(one.dtype != torch.int32 for one in tables):
+            return False
+        return rows.dtype == torch.int32 and bool(self._library.quick.one_token_each(tokens, rows.data_ptr()))
+
+    def step_rows(
+        self, rows: Tensor, token_ids: Tensor, ids: Tensor, positions: Tensor, query_start: Tensor, lengths: Tensor
+    ) -> None:
+        """What `Ops.build_inputs` knows of rows [3, n] of one token each, or none, besides their blocks."""
+        addresses = [one.data_ptr() for one in (rows, token_ids, ids, positions, query_start, lengths)]
+        self._plain["step_rows"](rows.shape[1], token_ids.stride(0), *addresses)
+
+    def step_blocks(self, rows: Tensor, size: int, table: Tensor, own: Tensor, mapping: Tensor) -> None:
+        """The blocks, of `size` tokens each, of such rows in one group of the cache, and where their tokens go."""
+        addresses = [one.data_ptr() for one in (rows, table, own, mapping)]
+        self._plain["step_blocks"](rows.shape[1], size, table.stride(0), own.stride(0), *addresses)
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`Ops.greedy`."""
+        functions, (rows, size) = self._of.get(logits.dtype), logits.shape
+        if functions is None or not size or not logits.is_contiguous():
+            return None
+        best, values = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.float32)
+        functions["greedy"](rows, size, logits.data_ptr(), best.data_ptr(), values.data_ptr())
+        return best, values
+
+    def advance(self, token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> bool:
+        """`Ops.advance` of int32 vectors; False for others, of which nothing was done."""
+        given = slots, lengths, sampled
+        if token_ids.dtype != torch.int32 or token_ids.stride(1) != 1:
+            return False
+        if any(one.dtype != torch.int32 or one.stride() != (1,) for one in given):
+            return False
+        addresses = token_ids.data_ptr(), *(one.data_ptr() for one in given)
+        self._plain["append_drawn"](len(slots), token_ids.stride(0), *addresses)
+        return True
+
+    def join_drawn(self, token_ids: Tensor, drawn: Tensor) -> Tensor:
+        """`Ops.join_drawn`."""
+        out = torch.empty((2, len(token_ids)), dtype=torch.int32)
+        addresses = token_ids.contiguous().data_ptr(), drawn.contiguous().data_ptr(), out.data_ptr()
+        self._plain["join_drawn"](len(token_ids), *addresses)
         return out
 
     def learn(self, weight: Tensor, packed: Tensor) -> None:
@@ -232,7 +348,13 @@ class NativeRows:
         return out
 
     def _room(self, size: int) -> int:
-        """The address of so many bytes, which are this thread's until it asks again."""
+        """The address of so many bytes, which are this thread's until it asks again.
+
+        For calls that are written down they are new, so that they stay theirs.
+        """
+        if self._noted is not None:
+            self._noted.kept.append(torch.empty(size, dtype=torch.int8))
+            return int(self._noted.kept[-1].data_ptr())
         room = getattr(self._space, "room", None)
         if room is None or room.numel() < size:
             room = self._space.room = torch.empty(size, dtype=torch.int8)
@@ -246,8 +368,8 @@ def native_rows() -> NativeRows | None:
     return None if found is None else NativeRows(found)
 
 
-def _typed(found: Any, name: str, arguments: Any) -> Any:
-    function = getattr(found, name)
+def _typed(found: Any, name: str, type_: str, arguments: list[Any]) -> Any:
+    function = getattr(found, name + type_)
     function.argtypes, function.restype = arguments, None
     return function
 

@@ -65,8 +65,7 @@ class DecodeGroup:
 
     `tokens` int64 [count] are their places in the batch, `whole` says that they are all of it in order. `cached` names
     count · length tokens; past its own end a row repeats its last one, and `mask` [count, 1, 1, length] hides it (None
-    when no row is padded); `lengths` int64 [count] are their own ends, on the host. `distance` like `mask`: key
-    position - query position, where scores depend on it.
+    when no row is padded). `distance` like `mask`: key position - query position, where scores depend on it.
     """
 
     tokens: Tensor
@@ -76,7 +75,6 @@ class DecodeGroup:
     length: int
     mask: Tensor | None
     distance: Tensor | None
-    lengths: Tensor
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,6 @@ def decode_group(rows: StepRows, chosen: np.ndarray, spec: AttentionSpec) -> Dec
         length,
         mask,
         distance,
-        torch.from_numpy(lengths.astype(np.int64)),
     )
 
 
@@ -213,8 +210,7 @@ def _decode_alone(rows: StepRows, row: int, spec: AttentionSpec) -> DecodeGroup:
     first = max(last - spec.window, 0) if spec.window else 0
     cached = CachedTokens.of_row(rows.table[row], first, last, spec.block_size, rows.device)
     tokens = torch.from_numpy(rows.starts[row : row + 1]).to(rows.device)
-    lengths = torch.tensor([last - first])
-    return DecodeGroup(tokens, rows.num_tokens == 1, cached, 1, last - first, None, None, lengths)
+    return DecodeGroup(tokens, rows.num_tokens == 1, cached, 1, last - first, None, None)
 
 
 def prompt_row(rows: StepRows, row: int, spec: AttentionSpec) -> PromptRow:

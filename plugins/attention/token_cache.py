@@ -41,8 +41,9 @@ class TokenCache:
         self._row_shape = tuple(self._tokens.shape[2:])
         self._workspace = workspace
         self.flat = self._tokens.is_contiguous()
-        #: kernels that read and write the cache where it lies
-        self.native = native if self.flat else None
+        #: keys and values of the blocks [num_blocks, block_size, Hk, D], which kernels read and write where they lie
+        self.blocks = kv_cache[0], kv_cache[1]
+        self._native = native
         if self.flat:
             rows = self._tokens.view(-1, *self._row_shape)
             self._rows, self._row_size = rows.flatten(1), rows[0].numel()
@@ -52,8 +53,8 @@ class TokenCache:
     def store(self, key: Tensor, value: Tensor, slots: Tensor, scales: tuple[float | Tensor, float | Tensor]) -> None:
         """Writes `key`, `value` [n, Hk, D] at `slots` [n]; `scales` are those of a cache of 8-bit floats."""
         plain = key.dtype == value.dtype == self.dtype and slots.is_contiguous() and _by_heads(key) and _by_heads(value)
-        if self.native is not None and plain:
-            self.native.store(key, value, slots, self.keys, self.values)
+        if self._native is not None and plain:
+            self._native.store(key, value, slots, *self.blocks)
             return
         if key.dtype != self.dtype:
             key, value = (quantize_kv(x, self.dtype, scale) for x, scale in zip((key, value), scales, strict=True))

@@ -46,6 +46,18 @@ KV_FLOATS = (*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass
+class TableRows:
+    """Rows of one token each that kernels in C attend with: where they are in the batch, None for all of it in order.
+
+    `tables` int32 [n, most blocks] and `lengths` int32 [n] are those of the batch, as its buffers hold them.
+    """
+
+    tokens: Tensor | None
+    tables: Tensor
+    lengths: Tensor
+
+
+@dataclass
 class TorchPlan:
     """What the layers of a group share in one step. `kept` and `slots` say which tokens are stored where."""
 
@@ -55,6 +67,7 @@ class TorchPlan:
     decodes: list[DecodeGroup]
     prompts: list[PromptRow]
     invariant: list[InvariantRow]
+    native: TableRows | None = None
 
 
 class CausalMask:
@@ -98,6 +111,9 @@ class TorchAttention(AttentionBackend):
         self._workspace = Workspace()
         self._caches: dict[int, TokenCache] = {}
         self._native = _native_rows(self.ops, self.spec)
+        paged = self.spec.kind == "decoder" and not (self.spec.returns_lse or self.spec.deterministic)
+        if self._native is not None and paged:
+            self.needs_python = False
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
@@ -149,7 +165,12 @@ class TorchAttention(AttentionBackend):
         return cache
 
     def _paged_plan(self, batch: GroupBatch) -> TorchPlan:
-        spec, rows = self.spec, StepRows.of(batch)
+        spec, lens = self.spec, batch.host_query_lens
+        plain = self._native is not None and not (spec.deterministic or batch.deterministic)
+        if plain and len(lens) == batch.num_tokens == np.count_nonzero(lens):
+            rows_of_table = TableRows(None, batch.block_table, batch.seq_lens)
+            return TorchPlan(None, batch.slot_mapping, True, [], [], [], rows_of_table)
+        rows = StepRows.of(batch)
         kept, slots = _stored(batch)
         if rows.all_decode and not (spec.deterministic or batch.deterministic):
             single = np.arange(batch.num_tokens)
@@ -160,20 +181,29 @@ class TorchAttention(AttentionBackend):
             for row in live.nonzero()[0].tolist():
                 plan.invariant.append(invariant_row(rows, row, spec.window, spec.block_size, rows.device))
             return plan
-        plan.decodes = self._decode_groups(rows, (live & (rows.query_lens == 1)).nonzero()[0])
+        self._plan_decodes(plan, rows, batch, (live & (rows.query_lens == 1)).nonzero()[0])
         several = (live & (rows.query_lens > 1)).nonzero()[0].tolist()
         plan.prompts = [prompt_row(rows, row, spec) for row in several]
         return plan
+
+    def _plan_decodes(self, plan: TorchPlan, rows: StepRows, batch: GroupBatch, single: np.ndarray) -> None:
+        """Adds the rows `single`, which have one token each, to the plan."""
+        if self._native is None:
+            plan.decodes = self._decode_groups(rows, single)
+        elif len(single):
+            index, tokens = torch.from_numpy(single), torch.from_numpy(rows.starts[single])
+            plan.native = TableRows(tokens, batch.block_table[index], batch.seq_lens[index])
 
     def _cross_plan(self, batch: GroupBatch) -> TorchPlan:
         """Rows over all of their cached tokens; what is stored need not be of these rows."""
         rows = StepRows.of(batch)
         live = (rows.query_lens > 0) & (rows.seq_lens > 0)
         covers_all = int(rows.query_lens[live].sum()) == batch.num_tokens
-        decodes = self._decode_groups(rows, (live & (rows.query_lens == 1)).nonzero()[0])
         several = (live & (rows.query_lens > 1)).nonzero()[0].tolist()
         prompts = [whole_row(rows, row, self.spec) for row in several]
-        return TorchPlan(None, batch.slot_mapping, covers_all, decodes, prompts, [])
+        plan = TorchPlan(None, batch.slot_mapping, covers_all, [], prompts, [])
+        self._plan_decodes(plan, rows, batch, (live & (rows.query_lens == 1)).nonzero()[0])
+        return plan
 
     def _decode_groups(self, rows: StepRows, single: np.ndarray) -> list[DecodeGroup]:
         """The rows `single`, which have one token each, in groups of similar length."""
@@ -190,9 +220,15 @@ class TorchAttention(AttentionBackend):
         if plan.kept is not None:
             key, value = key[plan.kept], value[plan.kept]
         cache.store(key, value, plan.slots, (layer.key_scale, layer.value_scale))
+        if self._native is not None and plan.native is not None and plan.native.tokens is None:
+            return self._native_decode(self._native, query, cache, plan.native)
         if len(plan.decodes) == 1 and plan.decodes[0].whole:
             return self._decode(layer, query, cache, plan.decodes[0])
         out = torch.empty_like(query) if plan.covers_all else torch.zeros_like(query)
+        if self._native is not None and plan.native is not None and plan.native.tokens is not None:
+            tokens = plan.native.tokens
+            found = self._native_decode(self._native, query.index_select(0, tokens), cache, plan.native)
+            out.index_copy_(0, tokens, found)
         for group in plan.decodes:
             out.index_copy_(0, group.tokens, self._decode(layer, query.index_select(0, group.tokens), cache, group))
         for row in plan.prompts:
@@ -221,8 +257,6 @@ class TorchAttention(AttentionBackend):
         """[count, H, D]: the query heads of a KV head are its query tokens, so that no key is repeated."""
         count, heads, dim = query.shape
         kv_heads = self.spec.num_kv_heads
-        if cache.native is not None and query.stride(2) == 1 and query.stride(1) == dim:
-            return self._native_decode(cache.native, query, cache, group)
         keys, values = self._read(layer, cache, group.cached)
         mask = group.mask
         if layer.alibi_slopes is not None and group.distance is not None:
@@ -237,14 +271,11 @@ class TorchAttention(AttentionBackend):
         values = values.unflatten(0, (count, group.length)).transpose(1, 2)
         return attend(layer, folded, keys, values, mask).reshape(count, heads, dim)
 
-    def _native_decode(self, native: NativeRows, query: Tensor, cache: TokenCache, group: DecodeGroup) -> Tensor:
-        """[count, H, D], from keys and values where they lie."""
-        cached, keys, values, slots = group.cached, cache.keys, cache.values, None
-        if group.count == 1 and cached.start is not None:
-            keys, values = keys[cached.start :], values[cached.start :]
-        else:
-            slots = cached.slots.view(group.count, group.length)
-        return native.attend(query, keys, values, slots, group.lengths, self.spec.scale)
+    def _native_decode(self, native: NativeRows, query: Tensor, cache: TokenCache, rows: TableRows) -> Tensor:
+        """[n, H, D], from keys and values where they lie."""
+        if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
+            query = query.contiguous()
+        return native.attend(query, *cache.blocks, rows.tables, rows.lengths, self.spec.scale, self.spec.window)
 
     def _prompt(
         self, layer: LayerParams, query: Tensor, keys: Tensor, values: Tensor, row: PromptRow, out: Tensor

@@ -26,12 +26,15 @@ from frame.interfaces import (
     PlatformSetup,
     PlatformSpec,
     SideQueue,
+    Steps,
     Streams,
 )
 from frame.links.processors import num_processors
 from frame.ops import Ops
 
 from .cpu_ops import CpuOps
+from .cpu_pages import large_pages_later
+from .cpu_steps import RecordedSteps
 from .held_host import HostHeldMemory
 from .invariant_ops import rows_are_alike
 from .options import CpuOptions
@@ -74,6 +77,13 @@ class CpuPlatform(Platform):
 
     def ops(self) -> Ops:
         return self._ops
+
+    def steps(self) -> Steps:
+        setup = self.setup
+        alone = setup.placement.mesh.size == 1
+        if setup.enforce_eager or setup.serves_adapters or not (alone and self.options.native_kernels):
+            return Steps()
+        return Steps(graphs=RecordedSteps(self._ops))
 
     def streams(self) -> Streams:
         return HostStreams()
@@ -214,6 +224,9 @@ class HostMemory(Memory):
 
     def claim(self, tag: str, tensors: Sequence[Tensor]) -> None:
         self._claimed[tag] = list({_place(tensor): tensor for tensor in tensors}.values())
+        for tensor in self._claimed[tag] if tag == "weights" else ():
+            if not (tensor.is_mkldnn or tensor.is_meta or self._is_held(tensor)):
+                large_pages_later(tensor)
 
     def sleep(self, keep: tuple[str, ...]) -> None:
         leaving = {tag: one for tag, one in self._claimed.items() if tag not in keep and tag not in self._sizes}

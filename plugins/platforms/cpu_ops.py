@@ -39,6 +39,7 @@ from frame.ops import (
 
 from .cpu_codes import byte_linear, linear_in_parts, multiplies_bytes
 from .cpu_linear import is_packed, packed, product
+from .cpu_pages import large_pages_later
 from .invariant_ops import each_row, fused_experts_invariant, linear_invariant
 
 #: Rows of fewer tokens are scanned token by token.
@@ -60,6 +61,8 @@ class CpuOps(Ops):
     def __init__(self, *, compiled: bool = False) -> None:
         super().__init__()
         self._compiled = compiled
+        #: how many weights were packed, each of which lies elsewhere since
+        self.packed_count = 0
         if compiled:
             begin()
 
@@ -67,6 +70,10 @@ class CpuOps(Ops):
     def native(self) -> NativeRows | None:
         """The kernels in C, where they are wanted and can be compiled; the first access waits for that."""
         return native_rows() if self._compiled else None
+
+    def lookup(self, ids: Tensor, table: Tensor) -> Tensor:
+        out = None if self.native is None else self.native.lookup(ids, table)
+        return Ops.lookup(ids, table) if out is None else out
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.invariant:
@@ -85,6 +92,9 @@ class CpuOps(Ops):
 
     def packed(self, weight: Tensor) -> Tensor | None:
         found = packed(weight, read=self.native is not None)
+        self.packed_count += 1
+        if found is not None:
+            large_pages_later(found)
         if found is not None and self.native is not None:
             self.native.learn(weight, found)
         return found
@@ -314,8 +324,9 @@ class CpuOps(Ops):
             Ops.penalize(logits, rows[one], in_prompt[one], output_counts[one], *_cut(penalties, one))
         return None
 
-    @staticmethod
-    def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.native is not None and (both := self.native.greedy(logits)) is not None:
+            return both
         if logits.dtype != torch.float32:
             return Ops.greedy(logits)
         values = logits.numpy()
@@ -340,10 +351,16 @@ class CpuOps(Ops):
         else:
             vector.numpy()[places[kept]] = given[kept]
 
-    @staticmethod
     def build_inputs(
-        buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
+        self, buffers: StepBuffers, token_ids: Tensor, tables: Sequence[Tensor], rows: Tensor, sizes: StepSizes
     ) -> None:
+        if self.native is not None and self.native.one_token_each(rows, sizes.padded_tokens, token_ids, *tables):
+            made = buffers.input_ids, buffers.positions, buffers.query_start, buffers.seq_lens
+            self.native.step_rows(rows, token_ids, *made)
+            groups = zip(sizes.block_sizes, tables, buffers.tables, buffers.slot_mapping, strict=True)
+            for size, table, own, mapping in groups:
+                self.native.step_blocks(rows, size, table, own, mapping)
+            return
         slots, computed, counts = rows.numpy()
         batch, padded = len(slots), sizes.padded_tokens
         row, ends = np.arange(batch), counts.cumsum()
@@ -367,8 +384,12 @@ class CpuOps(Ops):
             own.numpy()[:batch, :width] = found
             _fill(mapping.numpy(), found[row, block].astype(np.int64) * size + offset, padded, -1)
 
-    @staticmethod
-    def advance(token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
+    def join_drawn(self, token_ids: Tensor, drawn: Tensor) -> Tensor:
+        return Ops.join_drawn(token_ids, drawn) if self.native is None else self.native.join_drawn(token_ids, drawn)
+
+    def advance(self, token_ids: Tensor, slots: Tensor, lengths: Tensor, sampled: Tensor) -> None:
+        if self.native is not None and self.native.advance(token_ids, slots, lengths, sampled):
+            return
         tokens, rows, columns = sampled.numpy(), slots.numpy(), lengths.numpy()
         kept = (tokens >= 0) & (columns > 0) & (rows >= 0)
         if np.count_nonzero(kept) < len(kept):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,9 @@ from torch.nn import functional
 from frame.kernels.native import library, packed
 from frame.kernels.native.nibbles import NibbleWeight
 from frame.kernels.native.rows import NativeRows, native_rows
-from frame.ops import Ops
+from frame.ops import Ops, StepBuffers, StepSizes
 from frame.plugins.platforms import cpu_linear
+from frame.plugins.platforms.cpu_ops import CpuOps
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -95,23 +98,137 @@ def test_turned_heads(native, dtype, norms):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (8, 2, 64), (6, 2, 128), (16, 1, 256), (5, 1, 48)])
-@pytest.mark.parametrize("listed", [False, True])
-def test_attention_of_one_token(native, dtype, heads, kv_heads, dim, listed):
-    """Scores that only grow and scores that only shrink, lengths that no tile divides, and keys anywhere."""
+@pytest.mark.parametrize(("block", "window"), [(16, 0), (5, 0), (32, 37)])
+def test_attention_of_one_token(native, dtype, heads, kv_heads, dim, block, window):
+    """Scores that only grow and scores that only shrink, lengths that no tile divides, and blocks anywhere."""
     assert native.attends(dtype, heads, kv_heads, dim)
-    lengths = torch.tensor([1, 15, 16, 17, 100][: 5 if listed else 1]) + (0 if listed else 76)
-    cache = torch.randn(700, 2, kv_heads, dim)
-    cache[:, 0] *= torch.linspace(-3, 3, 700)[:, None, None]
+    lengths = torch.tensor([1, 15, 16, 17, 100, 0], dtype=torch.int32)
+    cache = torch.randn(200, block, 2, kv_heads, dim)
+    cache[:, :, 0] *= torch.linspace(-3, 3, 200)[:, None, None, None]
     cache = cache.to(dtype)
-    keys, values = cache[:, 0], cache[:, 1]
+    keys, values = cache[:, :, 0], cache[:, :, 1]
+    tables = torch.randperm(200)[: 6 * 21].view(6, 21).int()
     query = torch.randn(len(lengths), heads + 1, dim).to(dtype)[:, :heads]
-    slots = torch.randperm(700)[: len(lengths) * 140].view(len(lengths), 140) if listed else None
-    found = native.attend(query, keys, values, slots, lengths, 0.3)
-    for row, length in enumerate(lengths.tolist()):
-        chosen = torch.arange(length) if slots is None else slots[row, :length]
+    found = native.attend(query, keys, values, tables, lengths, 0.3, window)
+    assert not found[5].any()
+    for row, length in enumerate(lengths.tolist()[:5]):
+        tokens = torch.arange(max(0, length - window) if window else 0, length)
+        chosen = tables[row, tokens // block].long(), tokens % block
         q, k, v = (one.double().transpose(0, 1) for one in (query[row : row + 1], keys[chosen], values[chosen]))
         want = functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True).transpose(0, 1)
         assert near(found[row], want, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_are_put_to_their_slots(native, dtype):
+    joined = torch.randn(4, 9, 7).to(dtype)
+    key, value, slots = joined[:, 1:4], joined[:, 5:8], torch.tensor([7, -1, 0, 13])
+    caches = torch.zeros(2, 3, 5, 2, 3, 7).to(dtype)  # before and after, blocks, tokens, keys and values, heads
+    native.store(key, value, slots, caches[1, :, :, 0], caches[1, :, :, 1])
+    want = caches[0]
+    for token, slot in ((0, 7), (2, 0), (3, 13)):
+        want[slot // 5, slot % 5, 0], want[slot // 5, slot % 5, 1] = key[token], value[token]
+    assert torch.equal(caches[1], want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 15, 16, 50, 1000])
+def test_the_best_token(native, dtype, size):
+    """Ties, infinities and no numbers, which are the first of a row or not."""
+    logits = torch.randn(60, size).round(decimals=1).to(dtype)
+    logits[1], logits[2] = -float("inf"), 3.0
+    for row in range(3, 30):
+        logits[row, torch.randint(size, (3,))] = float("nan") if row % 2 else float("inf")
+    logits[30] = float("nan")
+    best, values = native.greedy(logits)
+    wide = logits.float().numpy()
+    assert np.array_equal(best.numpy(), wide.argmax(-1))
+    assert best.dtype == torch.int32
+    assert np.array_equal(values.numpy(), wide[np.arange(60), wide.argmax(-1)], equal_nan=True)
+    assert native.greedy(logits.double()) is None
+    assert native.greedy(logits.t()) is None or size == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_looked_up_rows(native, dtype):
+    table, ids = torch.randn(40, 13).to(dtype), torch.tensor([3, 39, 0, 3], dtype=torch.int32)
+    assert torch.equal(native.lookup(ids, table), Ops.lookup(ids, table))
+    assert native.lookup(ids.long(), table) is None
+    assert native.lookup(ids[::2], table) is None
+    assert native.lookup(ids, table.t()) is None
+
+
+@pytest.mark.parametrize("computed", [[0], [9, 33, 4, 0]])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_inputs_of_one_token_each(native, computed, padding):
+    """As the reference, but for blocks behind a row's tokens, which nobody reads."""
+    count = len(computed) + padding
+    rows = torch.zeros(3, count, dtype=torch.int32)
+    rows[0, : len(computed)] = torch.randperm(7)[: len(computed)].int()
+    rows[1, : len(computed)], rows[2, : len(computed)] = torch.tensor(computed), 1
+    token_ids = torch.randint(1, 1000, (7, 50)).int()
+    tables = [torch.randint(0, 90, (7, width)).int() for width in (10, 4)]
+    sizes = StepSizes(count, (10, 4), (5, 16))
+    assert native.one_token_each(rows, count, token_ids, *tables)
+    found, want = (StepBuffers.allocate(count, count, sizes.max_blocks, torch.device("cpu")) for _ in range(2))
+    CpuOps(compiled=True).build_inputs(found, token_ids, tables, rows, sizes)
+    Ops.build_inputs(want, token_ids, tables, rows, sizes)
+    for name in ("input_ids", "positions", "query_start", "seq_lens"):
+        assert torch.equal(getattr(found, name), getattr(want, name)), name
+    for group, size in enumerate(sizes.block_sizes):
+        assert torch.equal(found.slot_mapping[group], want.slot_mapping[group])
+        for row, before in enumerate(computed):
+            used = before // size + 1
+            assert torch.equal(found.tables[group][row, :used], want.tables[group][row, :used])
+    rows[2, -1] = 2
+    assert not native.one_token_each(rows, count, token_ids)
+    rows[2] = torch.arange(count)  # padding that does not come last
+    assert count == 1 or not native.one_token_each(rows, count, token_ids)
+    assert not native.one_token_each(rows, count, token_ids.long())
+
+
+def test_drawn_tokens_are_appended(native):
+    ids, want = torch.zeros(4, 9, dtype=torch.int32), torch.zeros(4, 9, dtype=torch.int32)
+    slots, lengths, drawn = (torch.tensor(one).int() for one in ([2, 0, -1, 3, 1], [4, 0, 3, 8, 2], [7, 8, 9, 5, -1]))
+    assert native.advance(ids, slots, lengths, drawn)
+    Ops.advance(want, slots, lengths, drawn)
+    assert torch.equal(ids, want)
+    assert not native.advance(ids, slots.long(), lengths, drawn)
+    values = torch.randn(5)
+    assert torch.equal(native.join_drawn(drawn, values), Ops.join_drawn(drawn, values))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_are_made_again(native, dtype):
+    """On what lies at the same places then, and of no other thread than the one that wrote them down."""
+    x, weight = torch.randn(3, 40).to(dtype), torch.randn(20).to(dtype)
+    other = torch.randn(2, 8).to(dtype)
+    with native.noted() as calls:
+        half = native.silu_mul(x)
+        found = native.rms_norm(half, weight, 1e-6, 0.5)
+        thread = threading.Thread(target=native.silu_mul, args=(other,))
+        thread.start()
+        thread.join()
+    native.silu_mul(other)
+    assert len(calls) == 2
+    x.copy_(torch.randn(3, 40))
+    calls.run()
+    assert torch.equal(half, native.silu_mul(x))
+    assert torch.equal(found, native.rms_norm(half, weight, 1e-6, 0.5))
+
+
+def test_room_of_calls_that_are_written_down_stays_theirs(native):
+    codes, scales = torch.randint(-9, 9, (5, 64)).to(torch.int8), torch.rand(5, 1)
+    x = torch.randn(1, 64)
+    with native.noted() as calls:
+        found = native.byte_linear(x, codes, scales)
+    if found is None:
+        pytest.skip("no products of bytes here")
+    want = found.clone()
+    native.byte_linear(torch.randn(2, 6400), torch.randint(-9, 9, (5, 6400)).to(torch.int8), scales)
+    found.zero_()
+    calls.run()
+    assert torch.equal(found, want)
 
 
 def test_heads_that_have_no_room_are_left_to_torch(native):

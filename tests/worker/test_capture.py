@@ -78,6 +78,12 @@ def capturable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchAttention, "needs_python", False)
 
 
+def set_need(monkeypatch: pytest.MonkeyPatch, needs: bool) -> None:
+    """Whether attention without kernels in C needs Python in each step."""
+    monkeypatch.setattr(TorchAttention, "needs_python", needs)
+    monkeypatch.setattr(torch_attention, "_native_rows", lambda *_: None)
+
+
 def chosen(folder: Path, caplog: pytest.LogCaptureFixture, **settings: object) -> tuple[type[Graphs], list[str]]:
     """The kind of graphs of an engine's runner, and the lines that say why."""
     with (
@@ -93,7 +99,7 @@ def test_nobody_is_against_it(folder: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_attention(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchAttention, "needs_python", True)
+    set_need(monkeypatch, True)
     line = "no step is captured: attention backend 'torch' needs Python in each step"
     assert chosen(folder, caplog, attention_backend="torch") == (EagerGraphs, [line])
 
@@ -118,7 +124,7 @@ def test_hooks_of_a_connector(
 def test_all_reasons_are_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchAttention, "needs_python", True)
+    set_need(monkeypatch, True)
     folder = make_pooling_checkpoint(tmp_path, "qwen3")
     kind, (line,) = chosen(folder, caplog)
     assert kind is EagerGraphs
@@ -163,7 +169,7 @@ def test_no_step_of_padding_runs_where_attention_needs_python(
 ) -> None:
     """Nor is anything captured: on the host its rows seem to have tokens, and on the device they have none."""
     graphs, dummies, run_dummy = Capturing(), [], Runner.run_dummy
-    monkeypatch.setattr(TorchAttention, "needs_python", needs)
+    set_need(monkeypatch, needs)
     monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(Padding(), graphs, kernels=RunsOnce()))
     monkeypatch.setattr(Runner, "run_dummy", lambda self, shape: (dummies.append(shape), run_dummy(self, shape))[1])
     if not needs:
@@ -220,7 +226,7 @@ def test_an_engine_that_is_not_captured_serves(folder: Path, monkeypatch: pytest
     config = from_flat({**SMALL, "model": str(folder), "dtype": "float32"})
     found = []
     for needs in (False, True):
-        monkeypatch.setattr(TorchAttention, "needs_python", needs)
+        set_need(monkeypatch, needs)
         with running(config, Registry.load()) as engine:
             found.append(greedy(engine, prompts(512)))
     assert torch.equal(torch.tensor(found[0]), torch.tensor(found[1]))

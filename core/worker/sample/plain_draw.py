@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...interfaces.platform_steps import StepShape
@@ -53,4 +52,4 @@ class PlainDraw:
         noise = (*self._sampler.plain_parameters(rows), lengths.long()) if random else ()
         token_ids, drawn = self._rows.draw(hidden, *noise)
         ops.advance(self._token_ids, self._buffers.rows[:rows], lengths, token_ids)
-        return torch.stack((token_ids, drawn.view(torch.int32)))
+        return ops.join_drawn(token_ids, drawn)

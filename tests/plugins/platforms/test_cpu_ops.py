@@ -29,7 +29,7 @@ def test_inputs_equal_the_reference(rows, decode, more_tokens, more_rows):
     total = sum(counts)
     sizes = StepSizes(total + more_tokens, max_blocks, sizes_of_blocks)
     buffers = [StepBuffers.allocate(64, 8, [20, 20], torch.device("cpu")) for _ in range(2)]
-    for ops, into in zip((Ops, CpuOps), buffers, strict=True):
+    for ops, into in zip((Ops, CpuOps()), buffers, strict=True):
         ops.build_inputs(into, token_ids, tables, packed, sizes)
     for name in ("input_ids", "positions", "query_start", "seq_lens"):
         assert torch.equal(getattr(buffers[0], name), getattr(buffers[1], name)), name
@@ -40,7 +40,7 @@ def test_inputs_equal_the_reference(rows, decode, more_tokens, more_rows):
 
 def test_the_best_token_is_the_first_of_the_largest_and_nan_shows():
     logits = torch.tensor([[1.0, 3.0, 3.0], [0.0, float("nan"), 9.0], [float("-inf")] * 3])
-    for got, want in zip(CpuOps.greedy(logits), Ops.greedy(logits), strict=True):
+    for got, want in zip(CpuOps().greedy(logits), Ops.greedy(logits), strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
 
 
