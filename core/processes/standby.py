@@ -1,7 +1,7 @@
 """Starts engine processes, and keeps a standby engine for a quick restart.
 
 The standby has imported its libraries, holds no device, and waits until the engine dies: imports take most of an
-engine's start.
+engine's start. It warns of nothing, since the engine before it had the same configuration.
 """
 
 from __future__ import annotations

@@ -25,11 +25,13 @@ def check_connector(config: FrameConfig, mesh: Mesh, registry: Registry) -> None
 
     It is called with them, the workers of the engine, and on how many machines they are. A tag that is a kind of
     plugins names the option that names one, which must be there. The connectors that it holds are checked too; they
-    hold no others. Options of other connectors are named in the log.
+    hold no others. The first engine of a server names options of other connectors in the log.
     """
     used = list[Provider]()
     if (name := config.transfer.kv_connector) is not None:
         used = _check(config, mesh, registry, name, f"KV connector {name!r}")
+    if config.data_parallel.data_parallel_rank_local:
+        return
     has = f"this engine's KV connector is {name!r}" if used else "this engine has no KV connector"
     for given, values in config.plugin.items():
         owners = [offer for offer in registry.offers if given in offer.names]
