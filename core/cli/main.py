@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from frame.quoting import quoted
+
 from ..config.errors import ConfigError, near
 from ..config.flag_parser import FlagParser
 from ..interfaces.endpoint import Command
@@ -81,7 +83,7 @@ def _run(arguments: list[str]) -> int:
         known = sorted(_summaries())
         noun = "flag" if name.startswith("-") else "command"
         listed = f"commands come first: {', '.join(known)}" if noun == "flag" else f"there are: {', '.join(known)}"
-        print(f"frame: no {noun} {name!r}{near(name, known)}; {listed}", file=sys.stderr)
+        print(f"frame: no {noun} {quoted(name)}{near(name, known)}; {listed}", file=sys.stderr)
         return 2
     parser = FlagParser(prog=f"frame {name}", description=command.help)
     command.add_arguments(parser)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.types import Scope
 
 from frame.findings import predicate
+from frame.quoting import shortened
 
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.sampling import SamplingParams
@@ -117,7 +118,7 @@ def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
     field = errors[0]["loc"][:1]
     first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
     names = [str(part) for part in first["loc"] if not _is_branch(part)]
-    where = ".".join(names)
+    where = ".".join(map(shortened, names))
     text = predicate(first)
     return RequestError(400, f"{where} {text}".strip(), param=names[0] if names else _subject(text, fields))
 

@@ -14,6 +14,7 @@ from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import (
     ConfigError,
     FlagParser,
@@ -95,7 +96,7 @@ def _input(name: str, rules: FetchRules) -> Iterator[Path]:
     """The input as a local file."""
     if not _is_url(name):
         if not Path(name).is_file():
-            raise ConfigError(f"there is no input file {name!r}")
+            raise ConfigError(f"there is no input file {quoted(name)}")
         yield Path(name)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +112,9 @@ def _output(name: str, rules: FetchRules) -> Iterator[Path]:
     """The local file for results. Results for a URL are collected in the working folder until they are sent."""
     if not _is_url(name):
         if not Path(name).resolve().parent.is_dir():
-            raise ConfigError(f"there is no folder {str(Path(name).resolve().parent)!r} for the results; make it first")
+            raise ConfigError(
+                f"there is no folder {quoted(str(Path(name).resolve().parent))} for the results; make it first"
+            )
         yield Path(name)
         return
     parts = urlsplit(name)  # without the query, whose signature changes from run to run
