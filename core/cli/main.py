@@ -90,7 +90,12 @@ def _run(arguments: list[str]) -> int:
     parser.epilog = "\n\n".join(filter(None, (_examples(command), parser.epilog)))
     parsed = parser.parse_args(rest)
     configure_logging(getattr(parsed, "log_level", "info"))
-    return command.run(parsed)
+    try:
+        return command.run(parsed)
+    except (ConfigError, PluginError) as error:
+        if doubt := parser.doubt(parsed, str(error)):
+            raise ConfigError(f"{error}{doubt}") from None
+        raise
 
 
 def _find(name: str) -> Command | None:

@@ -33,6 +33,7 @@ class FlagParser(argparse.ArgumentParser):
         self.mappings: dict[str, Callable[[str], Any]] = {}
         self.short_names: dict[str, str] = {}
         self.show_help: Callable[[str], str] | None = None
+        self._after_switches: dict[str, str] = {}
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -50,6 +51,7 @@ class FlagParser(argparse.ArgumentParser):
                     raise ConfigError(self._no_value(flag, given if equals else after))
             plain, dotted = self._take_dotted(items)
             found, rest = super().parse_known_args(plain, namespace)
+            self._after_switches |= {after: flag for flag, after in pairwise(items) if flag in self._switches}
             for name, value in dotted.items():
                 setattr(found, name, merge(getattr(found, name, None) or {}, value))
         except ConfigError as error:
@@ -64,13 +66,26 @@ class FlagParser(argparse.ArgumentParser):
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                items = [_dashes(item) for item in (sys.argv[1:] if args is None else args)]
-                flags = [flag for flag, item in pairwise(items) if item == rest[0] and flag in self._switches]
-                self.error(self._no_value(flags[0], rest[0]) if flags else f"unexpected argument {quoted(rest[0])}")
+                if rest[0] in self._after_switches:
+                    self.error(self._no_value(self._after_switches[rest[0]], rest[0]))
+                self.error(f"unexpected argument {quoted(rest[0])}{self.doubt(found)}")
             self.error(
                 f"no flag {quoted(name)}{near(name, self._option_string_actions)}; {self.prog} --help lists them"
             )
         return found
+
+    def doubt(self, found: Any, about: str = "") -> str:
+        """Returns the end of an error where a word that was taken for a positional may be meant for the switch before.
+
+        "" where there is no such word, or an error that says `about` does not name it.
+        """
+        for one in self._get_positional_actions():
+            word = getattr(found, one.dest, None)
+            if isinstance(word, str) and word in self._after_switches and (not about or quoted(word) in about):
+                flag = self._after_switches[word]
+                ways = " or ".join(self._switches[flag])
+                return f"; {quoted(word)} was taken for {one.metavar}: {flag} takes no value, write {ways}"
+        return ""
 
     @property
     def _switches(self) -> dict[str, Sequence[str]]:
