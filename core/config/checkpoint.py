@@ -203,8 +203,8 @@ def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:
 def _max_model_len(wanted: int | None, model_max_len: int, folder: Path) -> int:
     if wanted is None or wanted == -1:
         return model_max_len
-    if wanted == 0:
-        raise ConfigError("max_model_len must be at least 1, or -1 for what fits in memory, got 0")
+    if wanted < 2:  # a token of the prompt and one of the answer
+        raise ConfigError(f"max_model_len must be at least 2, or -1 for what fits in memory, got {wanted}")
     if wanted > model_max_len:
         raise ConfigError(
             f"max_model_len {wanted} is above the {model_max_len} tokens that the model in {folder} was made for; "

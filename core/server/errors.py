@@ -116,7 +116,11 @@ def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
     """The first error that pydantic found, in the union branch that came closest, as one sentence about the field."""
     errors = error.errors(include_url=False, include_context=False)
     field = errors[0]["loc"][:1]
-    first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
+    # of a value that is of no branch's type, each branch says so; the one whose type it has says what is wrong with it
+    first = max(
+        (each for each in errors if each["loc"][:1] == field),
+        key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")),
+    )
     names = [str(part) for part in first["loc"] if not _is_branch(part)]
     where = ".".join(map(shortened, names))
     text = predicate(first)

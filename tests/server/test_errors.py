@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httpx
 import pytest
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from frame.core.config.tree import FrameConfig
 from frame.core.server.app import build_app
@@ -118,3 +118,17 @@ def test_a_field_with_a_long_name_or_value() -> None:
         assert said in error.message
         assert len(error.message) < 320
     assert f"'/{'x' * 79}…{'x' * 40}' (401 characters)" in ask("GET", f"/{word}").text
+
+
+def test_a_union_names_what_is_wrong_with_the_branch_that_was_meant() -> None:
+    class Body(BaseModel):
+        stop: str | Annotated[list[str], Field(max_length=2)] | None = None
+
+    for given, said in (
+        (["a"] * 3, "stop must have at most 2 items, got 3"),
+        (7, "stop must be a valid string, got 7"),
+        (["a", 7], "stop.1 must be a valid string, got 7"),
+    ):
+        with pytest.raises(ValidationError) as raised:
+            Body.model_validate({"stop": given})
+        assert field_error(raised.value, Body.model_fields).message == said
