@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import hashlib
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from frame.settings import (
 from .fetch import FetchError, FetchRules, download, upload
 
 _MAX_WIDTH = 4096
+#: Errors of a write, which names no file.
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
 class RunBatchCommand(Command):
@@ -78,7 +81,10 @@ class RunBatchCommand(Command):
         except FetchError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
-            raise ConfigError(f"{error.filename} cannot be read or written: {error.strerror}") from None
+            if error.filename is None and error.errno not in _NO_ROOM:
+                raise
+            place = error.filename or arguments.output_file
+            raise ConfigError(f"{place} cannot be read or written: {error.strerror}") from None
         earlier = f", {counts.earlier} answered by an earlier run" if counts.earlier else ""
         lines = "1 line" if counts.total == 1 else f"{counts.total} lines"
         print(f"{lines}: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
@@ -115,6 +121,8 @@ def _output(name: str, rules: FetchRules) -> Iterator[Path]:
             raise ConfigError(
                 f"there is no folder {quoted(str(Path(name).resolve().parent))} for the results; make it first"
             )
+        if Path(name).exists() and not Path(name).is_file():  # what is there is read first
+            raise ConfigError(f"the results cannot be kept in {quoted(name)}, which is no file")
         yield Path(name)
         return
     parts = urlsplit(name)  # without the query, whose signature changes from run to run
