@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from frame.quoting import quoted
 
 from ..config.errors import ConfigError, near
-from ..config.flag_parser import FlagParser
+from ..config.flag_parser import FlagParser, doubt
 from ..interfaces.endpoint import Command
 from ..interfaces.setup import Setup
 from ..plugin_host.offers import PluginError
@@ -93,8 +93,8 @@ def _run(arguments: list[str]) -> int:
     try:
         return command.run(parsed)
     except (ConfigError, PluginError) as error:
-        if doubt := parser.doubt(parsed, str(error)):
-            raise ConfigError(f"{error}{doubt}") from None
+        if end := doubt(parser, parsed, str(error)):
+            raise ConfigError(f"{error}{end}") from None
         raise
 
 

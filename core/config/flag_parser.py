@@ -68,24 +68,13 @@ class FlagParser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 if rest[0] in self._after_switches:
                     self.error(self._no_value(self._after_switches[rest[0]], rest[0]))
-                self.error(f"unexpected argument {quoted(rest[0])}{self.doubt(found)}")
+                self.error(
+                    f"unexpected argument {quoted(rest[0])}{doubt(self, found)}; {self.prog} --help shows what goes where"
+                )
             self.error(
                 f"no flag {quoted(name)}{near(name, self._option_string_actions)}; {self.prog} --help lists them"
             )
         return found
-
-    def doubt(self, found: Any, about: str = "") -> str:
-        """Returns the end of an error where a word that was taken for a positional may be meant for the switch before.
-
-        "" where there is no such word, or an error that says `about` does not name it.
-        """
-        for one in self._get_positional_actions():
-            word = getattr(found, one.dest, None)
-            if isinstance(word, str) and word in self._after_switches and (not about or quoted(word) in about):
-                flag = self._after_switches[word]
-                ways = " or ".join(self._switches[flag])
-                return f"; {quoted(word)} was taken for {one.metavar}: {flag} takes no value, write {ways}"
-        return ""
 
     @property
     def _switches(self) -> dict[str, Sequence[str]]:
@@ -122,6 +111,20 @@ class FlagParser(argparse.ArgumentParser):
             keys[keep:] = [key.replace("-", "_") for key in keys[keep:]]
             put(dotted.setdefault(own, {}), keys, self.mappings[own](value))
         return plain, dotted
+
+
+def doubt(parser: FlagParser, found: Any, about: str = "") -> str:
+    """Returns the end of an error where a word that was taken for a positional may be meant for the switch before it.
+
+    "" where there is no such word, or an error that says `about` does not name it.
+    """
+    for one in parser._get_positional_actions():
+        word = getattr(found, one.dest, None)
+        if isinstance(word, str) and word in parser._after_switches and (not about or quoted(word) in about):
+            flag = parser._after_switches[word]
+            ways = " or ".join(parser._switches[flag])
+            return f"; {quoted(word)} was taken for {one.metavar}: {flag} takes no value, write {ways}"
+    return ""
 
 
 def read_json(text: str) -> Any:
