@@ -68,9 +68,8 @@ class FlagParser(argparse.ArgumentParser):
             if not name.startswith("-"):
                 if rest[0] in self._after_switches:
                     self.error(self._no_value(self._after_switches[rest[0]], rest[0]))
-                self.error(
-                    f"unexpected argument {quoted(rest[0])}{doubt(self, found)}; {self.prog} --help shows what goes where"
-                )
+                end = f"{doubt(self, found)}; {self.prog} --help shows what goes where"
+                self.error(f"unexpected argument {quoted(rest[0])}{end}")
             self.error(
                 f"no flag {quoted(name)}{near(name, self._option_string_actions)}; {self.prog} --help lists them"
             )
