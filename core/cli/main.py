@@ -10,8 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from frame.quoting import quoted
+
 from ..config.errors import ConfigError, near
-from ..config.flag_parser import FlagParser
+from ..config.flag_parser import FlagParser, doubt
 from ..interfaces.endpoint import Command
 from ..interfaces.setup import Setup
 from ..plugin_host.offers import PluginError
@@ -81,14 +83,19 @@ def _run(arguments: list[str]) -> int:
         known = sorted(_summaries())
         noun = "flag" if name.startswith("-") else "command"
         listed = f"commands come first: {', '.join(known)}" if noun == "flag" else f"there are: {', '.join(known)}"
-        print(f"frame: no {noun} {name!r}{near(name, known)}; {listed}", file=sys.stderr)
+        print(f"frame: no {noun} {quoted(name)}{near(name, known)}; {listed}", file=sys.stderr)
         return 2
     parser = FlagParser(prog=f"frame {name}", description=command.help)
     command.add_arguments(parser)
     parser.epilog = "\n\n".join(filter(None, (_examples(command), parser.epilog)))
     parsed = parser.parse_args(rest)
     configure_logging(getattr(parsed, "log_level", "info"))
-    return command.run(parsed)
+    try:
+        return command.run(parsed)
+    except (ConfigError, PluginError) as error:
+        if end := doubt(parser, parsed, str(error)):
+            raise ConfigError(f"{error}{end}") from None
+        raise
 
 
 def _find(name: str) -> Command | None:

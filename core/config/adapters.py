@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from frame.quoting import quoted
 from frame.served.modules import read_module
 
 from .section import Section, setting
@@ -41,7 +42,7 @@ class AdapterConfig(Section):
             if getattr(self, name) and not self.enable_lora:
                 yield f"{name} needs enable_lora"
         if self.lora_root is not None and not self.lora_root.startswith("/"):
-            yield f"lora_root must be an absolute path, got {self.lora_root!r}"
+            yield f"lora_root must be an absolute path, got {quoted(self.lora_root)}"
         names = [name for name, _, _ in map(read_module, self.lora_modules)]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            yield f"lora_modules names {twice[0]!r} twice"
+            yield f"lora_modules names {quoted(twice[0])} twice"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frame.quoting import quoted
+
 from .context_length import MAX_LENGTH, derive_max_model_len
 from .errors import ConfigError
 from .json_file import check_files, read_json, read_optional
@@ -125,9 +127,11 @@ def find_folder(model: str, revision: str | None = None) -> Path:
     if not model or (model == DEMO_NAME and not folder.exists()):
         return DEMO_FOLDER
     if not folder.exists():
-        raise ConfigError(f"no folder {model!r}; give the path of a checkpoint, or the name of a model (org/model)")
+        raise ConfigError(
+            f"no folder {quoted(model)}; give the path of a checkpoint, or the name of a model (org/model)"
+        )
     if not folder.is_dir():
-        raise ConfigError(f"model {model!r} is a file; name the folder of the checkpoint")
+        raise ConfigError(f"model {quoted(model)} is a file; name the folder of the checkpoint")
     snapshots = folder / "snapshots"
     if revision is not None:
         return _revision_folder(folder, revision)
@@ -139,14 +143,14 @@ def find_folder(model: str, revision: str | None = None) -> Path:
 def _revision_folder(folder: Path, revision: str) -> Path:
     """Returns the folder of `revision`: a branch under refs/, a commit under snapshots/, or a subfolder."""
     if Path(revision).is_absolute() or ".." in Path(revision).parts:
-        raise ConfigError(f"revision {revision!r} must be a name, not a path")
+        raise ConfigError(f"revision {quoted(revision)} must be a name, not a path")
     reference = folder / "refs" / revision
     names = [reference.read_text().strip()] if reference.is_file() else []
     for candidate in (*(folder / "snapshots" / name for name in (*names, revision)), folder / revision):
         if candidate.is_dir():
             return candidate
     known = sorted(path.name for path in (folder / "snapshots").glob("*") if path.is_dir())
-    raise ConfigError(f"no revision {revision!r} in {folder}; there are: {', '.join(known) or 'none'}")
+    raise ConfigError(f"no revision {quoted(revision)} in {folder}; there are: {', '.join(known) or 'none'}")
 
 
 def _architecture(hf: Mapping[str, Any], folder: Path) -> str:
@@ -184,14 +188,14 @@ def _check_sizes(text: Mapping[str, Any], folder: Path) -> None:
             _positive(text, key, folder)
     for key, most in _OPTIONAL_SIZES.items():
         if isinstance(text.get(key), (int, float)) and not 0 <= text[key] <= most:
-            raise ConfigError(f"{key} in {folder / 'config.json'} must be from 0 to {most}, got {text[key]!r:.80}")
+            raise ConfigError(f"{key} in {folder / 'config.json'} must be from 0 to {most}, got {quoted(text[key])}")
 
 
 def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:
     value = text.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _SIZES[key]:
         raise ConfigError(
-            f"{key} in {folder / 'config.json'} must be a positive integer up to {_SIZES[key]}, got {value!r:.80}"
+            f"{key} in {folder / 'config.json'} must be a positive integer up to {_SIZES[key]}, got {quoted(value)}"
         )
     return value
 
@@ -199,8 +203,8 @@ def _positive(text: Mapping[str, Any], key: str, folder: Path) -> int:
 def _max_model_len(wanted: int | None, model_max_len: int, folder: Path) -> int:
     if wanted is None or wanted == -1:
         return model_max_len
-    if wanted == 0:
-        raise ConfigError("max_model_len must be at least 1, or -1 for what fits in memory, got 0")
+    if wanted < 2:  # a token of the prompt and one of the answer
+        raise ConfigError(f"max_model_len must be at least 2, or -1 for what fits in memory, got {wanted}")
     if wanted > model_max_len:
         raise ConfigError(
             f"max_model_len {wanted} is above the {model_max_len} tokens that the model in {folder} was made for; "
@@ -222,7 +226,7 @@ def _quantization(hf: Mapping[str, Any], text: Mapping[str, Any], folder: Path) 
             if part.get(key):
                 found = part[key]
                 if not isinstance(found, dict):
-                    raise ConfigError(f"{key} in {folder / 'config.json'} must be an object, got {found!r:.80}")
+                    raise ConfigError(f"{key} in {folder / 'config.json'} must be an object, got {quoted(found)}")
                 return found
     return read_optional(folder / "hf_quant_config.json") or None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from frame.quoting import quoted
+
 from .errors import ConfigError
 
 _LENGTH_KEYS = (
@@ -57,5 +59,5 @@ def rope_parameters(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_LENGTH:
-        raise ConfigError(f"{name} of the model must be a positive number up to {MAX_LENGTH}, got {value!r:.80}")
+        raise ConfigError(f"{name} of the model must be a positive number up to {MAX_LENGTH}, got {quoted(value)}")
     return float(value)

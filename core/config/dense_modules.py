@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frame.quoting import quoted
+
 from .errors import ConfigError
 from .json_file import read_json
 
@@ -38,7 +40,7 @@ def _read(folder: Path) -> DenseModule:
     settings = read_json(path, "a module Dense has one")
     activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in DENSE_ACTIVATIONS:
-        raise ConfigError(f"no activation {activation!r} ({path}); there are: {', '.join(DENSE_ACTIVATIONS)}")
+        raise ConfigError(f"no activation {quoted(activation)} ({path}); there are: {', '.join(DENSE_ACTIVATIONS)}")
     before, after = _size(path, settings, "in_features"), _size(path, settings, "out_features")
     return DenseModule(folder, before, after, bool(settings.get("bias", True)), activation)
 
@@ -46,5 +48,5 @@ def _read(folder: Path) -> DenseModule:
 def _size(path: Path, settings: Mapping[str, Any], name: str) -> int:
     size = settings.get(name)
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 20:
-        raise ConfigError(f"{name} in {path} must be a positive integer up to {1 << 20}, got {size!r:.80}")
+        raise ConfigError(f"{name} in {path} must be a positive integer up to {1 << 20}, got {quoted(size)}")
     return size

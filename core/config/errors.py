@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from frame.findings import predicate
+from frame.quoting import shortened
 
 
 class ConfigError(ValueError):
@@ -23,6 +24,6 @@ def near(name: str, known: Iterable[str]) -> str:
 def sentence(error: ValidationError) -> str:
     """Returns pydantic's first finding as one sentence: the setting, what it must be, and its value."""
     first = error.errors()[0]
-    names = [str(part) for part in first["loc"]]
+    names = [shortened(part) for part in first["loc"]]
     name = names[1] if len(names) > 1 else ".".join(names)
     return predicate(first) if first["type"] == "value_error" else f"{name} {predicate(first)}"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from frame.quoting import quoted, shortened
+
 from .errors import ConfigError, near
 from .flat import known_names
 from .leaves import leaves, sections
@@ -20,12 +22,12 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
         for inner, setting in value.items() if grouped else [(key, value)]:
             name = str(inner).replace("-", "_")
             if name not in known_names():
-                where = f" in {key!r}" if grouped else ""
-                raise ConfigError(f"{path}: no setting {inner!r}{where}{near(name, known_names())}")
+                where = f" in {quoted(key)}" if grouped else ""
+                raise ConfigError(f"{shortened(path)}: no setting {quoted(inner)}{where}{near(name, known_names())}")
             if grouped and (name not in leaves() or leaves()[name].section != section):
-                raise ConfigError(f"{path}: setting {name!r} does not belong to {section!r}")
+                raise ConfigError(f"{shortened(path)}: setting {quoted(name)} does not belong to {quoted(section)}")
             if name in flat:
-                raise ConfigError(f"{path}: {name} is set twice")
+                raise ConfigError(f"{shortened(path)}: {name} is set twice")
             flat[name] = setting
     return flat
 
@@ -37,19 +39,19 @@ def _read(path: Path) -> Mapping[Any, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise ConfigError(f"configuration file {path} cannot be read: {cause}") from None
+        raise ConfigError(f"configuration file {shortened(path)} cannot be read: {cause}") from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         _refuse_duplicates(path, node)
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {_fault(error)}") from None
+        raise ConfigError(f"{shortened(path)} is not valid YAML: {_fault(error)}") from None
     except RecursionError:
-        raise ConfigError(f"{path} nests too deep, or refers to itself") from None
+        raise ConfigError(f"{shortened(path)} nests too deep, or refers to itself") from None
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} must hold settings by name, got {type(content).__name__}")
+        raise ConfigError(f"{shortened(path)} must hold settings by name, got {type(content).__name__}")
     return content
 
 
@@ -71,6 +73,6 @@ def _refuse_duplicates(path: Path, node: Any) -> None:
     seen: set[str] = set()
     for key, value in node.value:
         if str(key.value) in seen:
-            raise ConfigError(f"{path}: {key.value} is set twice (line {key.start_mark.line + 1})")
+            raise ConfigError(f"{shortened(path)}: {key.value} is set twice (line {key.start_mark.line + 1})")
         seen.add(str(key.value))
         _refuse_duplicates(path, value)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, NoReturn
 
+from frame.quoting import cut_quotes, quoted, shortened
+
 from .errors import ConfigError, near
 from .mappings import merge, put
 
@@ -31,6 +33,7 @@ class FlagParser(argparse.ArgumentParser):
         self.mappings: dict[str, Callable[[str], Any]] = {}
         self.short_names: dict[str, str] = {}
         self.show_help: Callable[[str], str] | None = None
+        self._after_switches: dict[str, str] = {}
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -48,6 +51,7 @@ class FlagParser(argparse.ArgumentParser):
                     raise ConfigError(self._no_value(flag, given if equals else after))
             plain, dotted = self._take_dotted(items)
             found, rest = super().parse_known_args(plain, namespace)
+            self._after_switches |= {after: flag for flag, after in pairwise(items) if flag in self._switches}
             for name, value in dotted.items():
                 setattr(found, name, merge(getattr(found, name, None) or {}, value))
         except ConfigError as error:
@@ -62,10 +66,13 @@ class FlagParser(argparse.ArgumentParser):
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                items = [_dashes(item) for item in (sys.argv[1:] if args is None else args)]
-                flags = [flag for flag, item in pairwise(items) if item == rest[0] and flag in self._switches]
-                self.error(self._no_value(flags[0], rest[0]) if flags else f"unexpected argument {rest[0]!r}")
-            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}; {self.prog} --help lists them")
+                if rest[0] in self._after_switches:
+                    self.error(self._no_value(self._after_switches[rest[0]], rest[0]))
+                end = f"{doubt(self, found)}; {self.prog} --help shows what goes where"
+                self.error(f"unexpected argument {quoted(rest[0])}{end}")
+            self.error(
+                f"no flag {quoted(name)}{near(name, self._option_string_actions)}; {self.prog} --help lists them"
+            )
         return found
 
     @property
@@ -75,11 +82,11 @@ class FlagParser(argparse.ArgumentParser):
         return {name: one.option_strings for name, one in flags.items() if isinstance(one, BooleanOptionalAction)}
 
     def _no_value(self, flag: str, value: str) -> str:
-        return f"{flag} takes no value, got {value!r}; write {' or '.join(self._switches[flag])}"
+        return f"{flag} takes no value, got {quoted(value)}; write {' or '.join(self._switches[flag])}"
 
     def error(self, message: str) -> NoReturn:
         """Prints one sentence and exits with status 2."""
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {cut_quotes(message)}\n")
 
     def _take_dotted(self, args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
         """Returns the arguments without those that set keys of mappings, and the mappings that these make."""
@@ -99,10 +106,24 @@ class FlagParser(argparse.ArgumentParser):
             keys = path.split(".")
             keep = 1 if own == "plugin" else 0  # a plugin's name is as its package wrote it
             if not all(key.rstrip("+") for key in keys) or len(keys) <= keep:
-                raise ConfigError(f"{name}: write --{first}.{'NAME.FIELD' if keep else 'KEY'} VALUE")
+                raise ConfigError(f"{shortened(name)}: write --{first}.{'NAME.FIELD' if keep else 'KEY'} VALUE")
             keys[keep:] = [key.replace("-", "_") for key in keys[keep:]]
             put(dotted.setdefault(own, {}), keys, self.mappings[own](value))
         return plain, dotted
+
+
+def doubt(parser: FlagParser, found: Any, about: str = "") -> str:
+    """Returns the end of an error where a word that was taken for a positional may be meant for the switch before it.
+
+    "" where there is no such word, or an error that says `about` does not name it.
+    """
+    for one in parser._get_positional_actions():
+        word = getattr(found, one.dest, None)
+        if isinstance(word, str) and word in parser._after_switches and (not about or quoted(word) in about):
+            flag = parser._after_switches[word]
+            ways = " or ".join(parser._switches[flag])
+            return f"; {quoted(word)} was taken for {one.metavar}: {flag} takes no value, write {ways}"
+    return ""
 
 
 def read_json(text: str) -> Any:
@@ -123,9 +144,9 @@ def read_mapping(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} must be a JSON object")
     return value
 
 

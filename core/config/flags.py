@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from frame.quoting import quoted
 from frame.vllm_names.arguments import SHORT_FLAGS, TRANSLATIONS
 from frame.vllm_names.flags import add_foreign_flags
 from frame.vllm_names.unused import UNUSED
@@ -75,7 +76,7 @@ def config_from_arguments(arguments: argparse.Namespace, **values: Any) -> Frame
     folder = getattr(arguments, "model_folder", None)
     if folder is not None:
         if typed.get("model") not in (None, folder):
-            raise ConfigError(f"two models are named: {folder!r} and --model {typed['model']!r}")
+            raise ConfigError(f"two models are named: {quoted(folder)} and --model {quoted(typed['model'])}")
         typed["model"] = folder
     file = getattr(arguments, "config_file", None)
     base = read_config_file(file) if file else {}
@@ -121,7 +122,9 @@ def _help_of(parser: FlagParser, name: str) -> str:
         return _flags_help([leaves()[wanted]])
     if not groups:
         known: Mapping[str, Any] = {**sections(), **leaves()}
-        raise ConfigError(f"no group or flag {name!r}{near(wanted, known)}; the groups are: {', '.join(sections())}")
+        raise ConfigError(
+            f"no group or flag {quoted(name)}{near(wanted, known)}; the groups are: {', '.join(sections())}"
+        )
     parts = [parser.format_help()] if wanted == "all" else []
     for section, about in groups.items():
         parts.append(

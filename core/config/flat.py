@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from frame.quoting import quoted
 from frame.vllm_names.arguments import TRANSLATIONS, translate
 from frame.vllm_names.unused import UNUSED
 
@@ -22,6 +23,8 @@ _FACTORS = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip
 _PATTERN = re.compile(r"([+-]?[0-9][0-9_]*)(\.[0-9]+)?([kmgtKMGT]?)")
+#: More would be rounded.
+_MAX_DIGITS = 28
 #: Integers that stand for the word "auto".
 _AUTO = {"max_model_len": -1, "block_size": 0}
 
@@ -38,7 +41,7 @@ def from_flat(values: Mapping[str, Any]) -> FrameConfig:
             tree["plugin"] = _plugin_settings(value)
             continue
         if name not in leaves():
-            raise ConfigError(f"no setting {name!r}{near(name, known_names())}")
+            raise ConfigError(f"no setting {quoted(name)}{near(name, known_names())}")
         own = leaves()[name]
         tree.setdefault(own.section, {})[name] = convert(own, value)
     try:
@@ -62,7 +65,7 @@ def convert(own: Leaf, value: Any) -> Any:
         except ConfigError as error:
             raise ConfigError(f"{own.name}: {error}{', or auto' if own.name in _AUTO else ''}") from None
     if own.kind == "int" and isinstance(value, bool):
-        raise ConfigError(f"{own.name} must be an integer, got {value!r}")
+        raise ConfigError(f"{own.name} must be an integer, got {quoted(value)}")
     if own.kind == "list":
         return _list(own, [value] if isinstance(value, str) or callable(value) else value)
     if own.kind in ("text", "choice"):
@@ -79,12 +82,12 @@ def _list(own: Leaf, items: Any) -> Any:
     try:
         return list(json.loads(items[0]))
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{own.name}: {items[0]!r} is not a JSON list: {error}") from None
+        raise ConfigError(f"{own.name}: {quoted(items[0])} is not a JSON list: {error}") from None
 
 
 def _plugin_settings(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping) or any(not isinstance(options, Mapping) for options in value.values()):
-        raise ConfigError(f"plugin must map names to their settings, got {value!r:.200}")
+        raise ConfigError(f"plugin must map names to their settings, got {quoted(value)}")
     return {str(name): dict(options) for name, options in value.items()}
 
 
@@ -95,13 +98,15 @@ def parse_integer(text: str) -> int:
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} is no integer; write 4096, 4k (4000) or 4K (4096)")
+        raise ConfigError(f"{quoted(text)} is no integer; write 4096, 4k (4000) or 4K (4096)")
     whole, fraction, suffix = match.groups(default="")
+    if len(whole) + len(fraction) > _MAX_DIGITS:
+        raise ConfigError(f"{quoted(text)} has more than {_MAX_DIGITS} digits")
     if fraction and suffix.isupper():
         raise ConfigError(
-            f"{text!r} mixes a fraction with the binary suffix {suffix}; write {suffix.lower()} or a whole number"
+            f"{quoted(text)} mixes a fraction with the binary suffix {suffix}; write {suffix.lower()} or a whole number"
         )
     value = Decimal(whole.replace("_", "") + fraction) * _FACTORS[suffix]
     if value != int(value):
-        raise ConfigError(f"{text!r} is no whole number")
+        raise ConfigError(f"{quoted(text)} is no whole number")
     return int(value)

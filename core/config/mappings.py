@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from frame.quoting import quoted, shortened
+
 from .errors import ConfigError
 
 
@@ -22,12 +24,12 @@ def put(target: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"{'.'.join(path)}: {part} already has the value {target!r}")
+            raise ConfigError(f"{shortened('.'.join(path))}: {shortened(part)} already has the value {quoted(target)}")
     last = path[-1]
     if not last.endswith("+"):
         target[last] = value
         return
     items = target.setdefault(last[:-1], [])
     if not isinstance(items, list):
-        raise ConfigError(f"{'.'.join(path)}: {last[:-1]} is no list but {items!r}")
+        raise ConfigError(f"{shortened('.'.join(path))}: {shortened(last[:-1])} is no list but {quoted(items)}")
     items.extend(value if isinstance(value, list) else [value])

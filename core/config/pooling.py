@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from frame.quoting import quoted
+
 from .dense_modules import DenseModule, read_dense
 from .errors import ConfigError
 from .json_file import read_list, read_optional
@@ -95,7 +97,7 @@ def _purpose(config: FrameConfig, architecture: str, has_modules: bool) -> Purpo
     ending = next((purpose for suffix, purpose in _ENDINGS if architecture.endswith(suffix)), None)
     if runner == "generate" or (runner == "auto" and convert == "none" and ending is None):
         if ending is not None and convert != "auto":
-            raise ConfigError(f"convert {convert!r} needs runner 'pooling', got runner {runner!r}")
+            raise ConfigError(f"convert {quoted(convert)} needs runner 'pooling', got runner {quoted(runner)}")
         return None
     if convert != "auto" and convert != "none":
         return convert
@@ -111,12 +113,12 @@ def _labels(hf: Mapping[str, Any]) -> tuple[str, ...]:
     names = hf.get("id2label")
     if isinstance(names, Mapping) and names:
         if not all(str(index).isascii() and str(index).isdigit() for index in names):
-            raise ConfigError(f"id2label in config.json must map numbers to names, got {next(iter(names))!r:.80}")
+            raise ConfigError(f"id2label in config.json must map numbers to names, got {quoted(next(iter(names)))}")
         ordered = sorted(names.items(), key=lambda item: int(item[0]))
         return tuple(str(name) for _, name in ordered)
     number = hf.get("num_labels") or 2
     if not isinstance(number, int) or not 1 <= number <= _MAX_LABELS:
-        raise ConfigError(f"num_labels in config.json must be an integer up to {_MAX_LABELS}, got {number!r:.80}")
+        raise ConfigError(f"num_labels in config.json must be an integer up to {_MAX_LABELS}, got {quoted(number)}")
     return tuple(f"LABEL_{index}" for index in range(number))
 
 
@@ -128,7 +130,7 @@ def _activation(hf: Mapping[str, Any], num_labels: int) -> Activation:
     if isinstance(stated, str):
         name, known = stated.rpartition(".")[2].lower(), get_args(Activation)
         if name not in known:
-            raise ConfigError(f"no activation {stated!r}; there are: {', '.join(known)}")
+            raise ConfigError(f"no activation {quoted(stated)}; there are: {', '.join(known)}")
         return cast("Activation", name)
     problems: Mapping[str, Activation] = {
         "regression": "identity",
@@ -145,7 +147,9 @@ def _sentence_modules(folder: Path, modules: list[dict[str, Any]]) -> dict[str, 
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in _MODULES]
     if unknown:
-        raise ConfigError(f"{folder / 'modules.json'} names a module {unknown[0]!r}; there are: {', '.join(_MODULES)}")
+        raise ConfigError(
+            f"{folder / 'modules.json'} names a module {quoted(unknown[0])}; there are: {', '.join(_MODULES)}"
+        )
     found: dict[str, Any] = {"normalize": "Normalize" in kinds, "dense": read_dense(folder, modules, kinds)}
     if "Pooling" in kinds:
         path = folder / str(modules[kinds.index("Pooling")].get("path", "")) / "config.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from frame.quoting import shortened
+
 #: Fewer characters could be guessed.
 LEAST_CHARACTERS = 16
 
@@ -13,7 +15,7 @@ def read_secret(path: str) -> bytes:
     try:
         secret = Path(path).expanduser().read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"secret_file {path} cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"secret_file {shortened(path)} cannot be read: {error.strerror or error}") from None
     if len(secret) < LEAST_CHARACTERS:
-        raise ValueError(f"secret_file {path} must hold at least {LEAST_CHARACTERS} characters")
+        raise ValueError(f"secret_file {shortened(path)} must hold at least {LEAST_CHARACTERS} characters")
     return secret

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from frame.quoting import quoted
+
 from .section import Section, setting
 
 #: Worker methods that only the engine may call: called from outside they would evade the scheduler or a route's checks.
@@ -177,7 +179,7 @@ class ServerConfig(Section):
             yield "admin_port and admin_uds exclude each other"
         wrong = next((name for name in self.rpc_methods if name in _ENGINE_ONLY or name.startswith("_")), None)
         if wrong is not None:
-            yield f"rpc_methods may not name {wrong!r}: only the engine calls it"
+            yield f"rpc_methods may not name {quoted(wrong)}: only the engine calls it"
         if self.rpc_methods and self.admin_port is None and self.admin_uds is None:
             yield "rpc_methods needs admin_uds or admin_port, where /collective_rpc is"
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):

@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 from frame.expert_balance.settings import ExpertBalanceConfig
 from frame.kept_weights.settings import KeptWeightsConfig
 from frame.kv_events.settings import KVEventsConfig
+from frame.quoting import quoted
 from frame.weight_offload.settings import WeightOffloadConfig
 
 from .adapters import AdapterConfig
@@ -270,7 +271,7 @@ class ObservabilityConfig(Section):
 
     def contradictions(self) -> Iterator[str]:
         if self.profile_dir is not None and not self.profile_dir.startswith("/"):
-            yield f"profile_dir must be an absolute path, got {self.profile_dir!r}"
+            yield f"profile_dir must be an absolute path, got {quoted(self.profile_dir)}"
 
 
 class FrameConfig(Section):

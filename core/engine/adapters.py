@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from frame.quoting import quoted
+
 from ..interfaces.adapters import AdapterLoad, AdapterSource
 from ..interfaces.engine import EngineStats
 from ..interfaces.step import StepPlan
@@ -120,16 +122,16 @@ class AdapterTable:
         """No further request gets the adapter; those that were added finish. Raises `ValueError` for an unknown one."""
         self._gone.add(name)  # also of an engine that was started again, which would have it read for a late request
         if self._by_name.pop(name, None) is None:
-            raise ValueError(f"no adapter {name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
+            raise ValueError(f"no adapter {quoted(name)} is loaded; there are: {', '.join(self._by_name) or 'none'}")
         self._make_room()
 
     def pin(self, name: str) -> None:
         """Keeps an adapter in host memory; raises `ValueError` for an unknown one, or where no other had room then."""
         found = self._by_name.get(name)
         if found is None:
-            raise ValueError(f"no adapter {name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
+            raise ValueError(f"no adapter {quoted(name)} is loaded; there are: {', '.join(self._by_name) or 'none'}")
         if not found.pinned and sum(one.pinned for one in self._by_name.values()) >= self._max_host - 1:
-            raise ValueError(f"{name!r} cannot be pinned: of max_cpu_loras {self._max_host} one must stay free")
+            raise ValueError(f"{quoted(name)} cannot be pinned: of max_cpu_loras {self._max_host} one must stay free")
         found.pinned = True
 
     def list(self) -> list[dict[str, Any]]:
@@ -149,7 +151,9 @@ class AdapterTable:
         if source is None:
             return None
         if source.name in self._gone:
-            raise ValueError(f"no adapter {source.name!r} is loaded; there are: {', '.join(self._by_name) or 'none'}")
+            raise ValueError(
+                f"no adapter {quoted(source.name)} is loaded; there are: {', '.join(self._by_name) or 'none'}"
+            )
         while (known := self._by_name.get(source.name)) is None:
             try:
                 is_read = self.load(source.name, source.path)
@@ -217,7 +221,7 @@ class AdapterTable:
         if not adapter.slot:
             place = self._free_slot([one for one in batch.requests if one is not request])
             if place is None:
-                raise RuntimeError(f"no slot is free for the adapter {adapter.source.name!r}")
+                raise RuntimeError(f"no slot is free for the adapter {quoted(adapter.source.name)}")
             before = self._slots[place]
             if before is not None:
                 before.slot = 0

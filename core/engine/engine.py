@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from frame.quoting import quoted
 from frame.transfers import news
 from frame.transfers.merging import ResultMerge
 
@@ -198,7 +199,7 @@ class Engine:
             "stop_profile": lambda **options: self.executor.call(method, options)[0],
         }
         if method not in control:
-            raise ValueError(f"no engine method {method!r}; there are: {', '.join(sorted((*control, 'worker')))}")
+            raise ValueError(f"no engine method {quoted(method)}; there are: {', '.join(sorted((*control, 'worker')))}")
         result = control[method](**arguments)
         self.scheduler.events.flush()
         return result

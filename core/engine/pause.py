@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from frame.quoting import quoted
+
 from .lifecycle import Lifecycle
 
 MODES = ("keep", "wait", "abort")
@@ -42,7 +44,7 @@ class Pause:
     def begin(self, mode: str) -> None:
         """Pauses; raises `ValueError` for an unknown mode."""
         if mode not in MODES:
-            raise ValueError(f"no pause mode {mode!r}; there are: {', '.join(MODES)}")
+            raise ValueError(f"no pause mode {quoted(mode)}; there are: {', '.join(MODES)}")
         self._mode = "wait" if mode == "wait" else "keep"
 
     def end(self) -> None:

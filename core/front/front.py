@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from frame.links.encoder_prompts import NO_CHAT
+from frame.quoting import quoted
 
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
@@ -92,7 +93,7 @@ class Front:
         Raises `InvalidRequest`, and then nothing is kept.
         """
         if request_id in self._records:
-            raise InvalidRequest(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+            raise InvalidRequest(f"request id {quoted(request_id)} is in use by an unfinished request", "request_id")
         if priority and self.config.scheduler.scheduling_policy in ("fcfs", "fair"):
             raise InvalidRequest(
                 f"priority {priority} needs scheduling_policy 'priority'; its present policy ignores priorities",
@@ -102,7 +103,8 @@ class Front:
         taken = next((one.request_id for one in record.requests if one.request_id in self._sequences), None)
         if taken is not None:  # child i of request "a" is "i_a"
             raise InvalidRequest(
-                f"request id {request_id!r} needs {taken!r}, which is in use by another request", "request_id"
+                f"request id {quoted(request_id)} needs {quoted(taken)}, which is in use by another request",
+                "request_id",
             )
         self._records[request_id] = record
         for sequence in record.sequences:
@@ -120,7 +122,7 @@ class Front:
             tasks = self.info.pooling.tasks
             kind, choices = "pools", ", ".join(tasks)
         if task not in tasks:
-            raise InvalidRequest(f"the model {kind}, so it cannot do {task!r}; it can: {choices}", "model")
+            raise InvalidRequest(f"the model {kind}, so it cannot do {quoted(task)}; it can: {choices}", "model")
 
     def _admission_of(self, params: SamplingParams | PoolingParams) -> Any:
         """What admits requests with such `params`; raises `InvalidRequest` where the model serves none."""

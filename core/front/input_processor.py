@@ -18,6 +18,7 @@ import numpy as np
 
 from frame.links.encoder_prompts import NO_ENCODER, both_sides, decoder_start
 from frame.links.prompt_embeds import check_embeds
+from frame.quoting import quoted
 
 from ..config.checkpoint import Checkpoint
 from ..config.tree import FrameConfig
@@ -286,7 +287,7 @@ def _spellings(tokenizer: Tokenizer, word: str) -> list[list[int]]:
     bare = tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
     spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
     if not bare:
-        raise InvalidRequest(f"bad_words holds {word!r}, which the tokenizer turns into nothing", "bad_words")
+        raise InvalidRequest(f"bad_words holds {quoted(word)}, which the tokenizer turns into nothing", "bad_words")
     return [bare] if spaced[-len(bare) :] == bare else [bare, spaced]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from frame.links.encoder_prompts import NO_ENCODER as NO_ENCODER, has_sides, read_sides
 from frame.links.prompt_embeds import placed
+from frame.quoting import quoted
 
 from ..interfaces.engine import PromptEmbeds
 from ..interfaces.errors import InvalidRequest as InvalidRequest
@@ -78,9 +79,9 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
         if key in _KEYS:
             continue
         if key not in _NOT_SERVED:
-            raise InvalidRequest(f"no prompt field {key!r}; there are: {', '.join(_KEYS)}", "prompt")
+            raise InvalidRequest(f"no prompt field {quoted(key)}; there are: {', '.join(_KEYS)}", "prompt")
         if not _is_empty(prompt[key]):
-            raise InvalidRequest(f"prompt field {key!r} is not served; there are: {', '.join(_KEYS)}", "prompt")
+            raise InvalidRequest(f"prompt field {quoted(key)} is not served; there are: {', '.join(_KEYS)}", "prompt")
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     embeds = prompt.get("prompt_embeds")
     if text is None and ids is None and embeds is None:
@@ -88,7 +89,7 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> ParsedPrompt:
     if text is not None and not isinstance(text, str):
         raise InvalidRequest(f"'prompt' must be text, got {type(text).__name__}", "prompt")
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidRequest(f"'cache_salt' must be a non-empty string, got {salt!r}", "cache_salt")
+        raise InvalidRequest(f"'cache_salt' must be a non-empty string, got {quoted(salt)}", "cache_salt")
     if embeds is not None:
         given, found = placed(embeds, None if ids is None else _read_ids(ids))
         return ParsedPrompt(text, given, salt, embeds=found)
@@ -125,17 +126,9 @@ def _read_ids(ids: Any) -> np.ndarray:
         return ids.astype(np.int64)
     for place, value in enumerate(ids):
         if isinstance(value, (bool, np.bool_)):
-            raise InvalidRequest(f"prompt token ids must be integers, got {value!r} at {place}", "prompt")
+            raise InvalidRequest(f"prompt token ids must be integers, got {quoted(value)} at {place}", "prompt")
         if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
             raise InvalidRequest(
-                f"prompt token ids must be a flat list of 64-bit integers, got {_shown(value)} at {place}", "prompt"
+                f"prompt token ids must be a flat list of 64-bit integers, got {quoted(value)} at {place}", "prompt"
             )
     return np.array(ids, np.int64)
-
-
-def _shown(value: Any) -> str:
-    """A value as text for an error message, shortened."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"one of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from frame.quoting import quoted
+
 from ..interfaces.tokenizer import ChatOptions, Tokenizer
 from .prompts import InvalidRequest, ParsedPrompt
 
@@ -27,7 +29,7 @@ def read_template(value: str | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ChatTemplateError(
-            f"chat template {value!r} is neither a template nor a readable file: {reason}", "chat_template"
+            f"chat template {quoted(value)} is neither a template nor a readable file: {reason}", "chat_template"
         ) from None
 
 

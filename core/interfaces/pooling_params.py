@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from frame.quoting import quoted
+
 from .sampling import RequestOutputKind
 
 #: "encode" is what the model does by default; "score" classifies two texts that are one prompt.
@@ -42,10 +44,10 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
         for name, least in (("truncate_prompt_tokens", -1), ("dimensions", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least or value == 0):
-                raise ValueError(f"{name} must be an integer of at least {max(least, 1)}, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least {max(least, 1)}, got {quoted(value)}")
         for name in ("normalize", "use_activation"):
             if getattr(self, name) not in (None, True, False):
-                raise ValueError(f"{name} must be true, false or None, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be true, false or None, got {quoted(getattr(self, name))}")
 
     @property
     def output_kind(self) -> RequestOutputKind:

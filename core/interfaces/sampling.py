@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from frame.quoting import quoted
+
 from ..config.errors import near
 
 logger = logging.getLogger(__name__)
@@ -83,10 +85,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         value = getattr(self, name)
         if name == "choice":
             if not isinstance(value, list) or not value or any(not isinstance(each, str) for each in value):
-                raise ValueError(f"structured_outputs.choice must be a non-empty list of strings, got {value!r:.80}")
+                raise ValueError(f"structured_outputs.choice must be a non-empty list of strings, got {quoted(value)}")
         elif name == "json_object":
             if value is not True:
-                raise ValueError(f"structured_outputs.json_object must be true or false, got {value!r:.80}")
+                raise ValueError(f"structured_outputs.json_object must be true or false, got {quoted(value)}")
         elif not isinstance(value, (str, dict) if name == "json" else str):
             kinds = "a schema (text or dict)" if name == "json" else "a string"
             raise ValueError(f"structured_outputs.{name} must be {kinds}, got {type(value).__name__}")
@@ -96,29 +98,23 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value or abs(value) == math.inf:
-        raise ValueError(f"{name} must be a finite number, got {_shown(value)}")
+        raise ValueError(f"{name} must be a finite number, got {quoted(value)}")
     if not low <= value <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {_shown(value)}")
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {quoted(value)}")
 
 
 def _check_int(name: str, value: Any, low: int, also: tuple[int, ...] = ()) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or (value < low and value not in also):
         choices = f"at least {low}" + "".join(f" or {extra}" for extra in also)
-        raise ValueError(f"{name} must be an integer of {choices}, got {_shown(value)}")
+        raise ValueError(f"{name} must be an integer of {choices}, got {quoted(value)}")
     if value > MAX_INT:
-        raise ValueError(f"{name} must be at most {MAX_INT}, got {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    """The beginning of `value` as text; Python writes out no integer of more than 4,300 digits."""
-    too_long = isinstance(value, int) and value.bit_length() > 10_000
-    return "a number of more than 3,000 digits" if too_long else f"{value!r:.80}"
+        raise ValueError(f"{name} must be at most {MAX_INT}, got {quoted(value)}")
 
 
 def _check_ids(name: str, values: Any) -> None:
     """Refuses entries that are no token ids. The check of a list of a million ids takes milliseconds."""
     if not isinstance(values, list):
-        raise ValueError(f"{name} must be a list, got {values!r:.80}")
+        raise ValueError(f"{name} must be a list, got {quoted(values)}")
     if values and (set(map(type, values)) != {int} or min(values) < 0):
         for token in values:
             _check_int(f"{name} entry", token, 0)
@@ -133,18 +129,18 @@ def _as_list(name: str, value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
-        raise ValueError(f"{name} must be a list, got {value!r}")
+        raise ValueError(f"{name} must be a list, got {quoted(value)}")
     return list(value)
 
 
 def _as_biases(value: Any) -> dict[int, float]:
     """Returns the biases by token ids as integers; keys may be strings, as JSON has no others."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias must map token ids to biases, got {value!r}")
+        raise ValueError(f"logit_bias must map token ids to biases, got {quoted(value)}")
     try:
         return {int(token): bias for token, bias in value.items()}
     except (TypeError, ValueError):
-        raise ValueError(f"logit_bias keys must be token ids, got {list(value)!r}") from None
+        raise ValueError(f"logit_bias keys must be token ids, got {quoted(list(value))}") from None
 
 
 #: Fields that must be numbers in a closed range: (field, lowest, highest).
@@ -261,7 +257,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
         if self.truncate_prompt_tokens is not None:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, also=(-1,))
         if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
-            raise ValueError(f"seed must be a 64-bit integer, got {_shown(self.seed)}")
+            raise ValueError(f"seed must be a 64-bit integer, got {quoted(self.seed)}")
         self._verify_stops()
         if self.structured_outputs is not None:
             given: Any = self.structured_outputs
@@ -276,7 +272,7 @@ class SamplingParams(msgspec.Struct, metaclass=_NamesFields, omit_defaults=True,
         for name in ("stop", "bad_words"):
             words: Sequence[Any] = getattr(self, name)
             if not isinstance(words, list) or (words and any(not isinstance(word, str) or not word for word in words)):
-                raise ValueError(f"{name} must be a list of non-empty strings, got {words!r}")
+                raise ValueError(f"{name} must be a list of non-empty strings, got {quoted(words)}")
         for name in ("stop_token_ids", "allowed_token_ids"):
             ids = getattr(self, name)
             if ids:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from frame.quoting import quoted
+
 from ..config.errors import near
 from .sampling import MAX_INT, MIN_REPETITION_PENALTY, RequestOutputKind, SamplingParams
 
@@ -103,7 +105,7 @@ class BoundedModel(BaseModel):
             known = {*cls.not_served, *cls.model_fields, *(one.alias for one in cls.model_fields.values())}
             unknown = sorted(str(name)[:MAX_NAME] for name in data if name not in known)
             if unknown and limits.strict_fields:
-                raise ValueError(f"unknown field {unknown[0]!r}{near(unknown[0], cls.model_fields)}")
+                raise ValueError(f"unknown field {quoted(unknown[0])}{near(unknown[0], cls.model_fields)}")
             if limits.ignored is not None:
                 for name in unknown:
                     limits.ignored(name)

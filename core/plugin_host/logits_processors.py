@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from frame.quoting import quoted
+
 from ..interfaces.provider import Provider
 from ..interfaces.sampling import SamplingParams
 from .isolation import is_configured, run_or_leave_out
@@ -52,7 +54,7 @@ def _check_callables(params: SamplingParams) -> None:
 
         for processor in params.logits_processors:
             if not callable(processor):
-                raise ValueError(f"logits_processors must be callables, got {processor!r}")
+                raise ValueError(f"logits_processors must be callables, got {quoted(processor)}")
             takes_prompt(processor)
 
 
@@ -90,9 +92,9 @@ def _import(name: str, offered: list[str]) -> Any:
         module, dot, path = name.rpartition(".")
         if not dot:
             known = ", ".join(offered) or "none"
-            raise PluginError(f"no logits processor {name!r}; there are: {known}; or give 'package.module:Class'")
+            raise PluginError(f"no logits processor {quoted(name)}; there are: {known}; or give 'package.module:Class'")
         target = f"{module}:{path}"
-    return import_target(target, f"logits processor {name!r}")
+    return import_target(target, f"logits processor {quoted(name)}")
 
 
 def _check_class(kind: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from frame.quoting import quoted
+
 from ..config.checkpoint import is_name, may_be_described
 from ..config.errors import ConfigError
 from ..config.tree import FrameConfig
@@ -59,7 +61,9 @@ def _source(config: FrameConfig, registry: Registry, name: str, offline: bool) -
     wanted = config.load.model_source
     if wanted == "auto" and not _sources(registry, name):
         noun = "file" if name.endswith(".gguf") else "folder"
-        raise ConfigError(f"no {noun} {name!r}; give the path of a checkpoint, or the name of a model (org/model)")
+        raise ConfigError(
+            f"no {noun} {quoted(name)}; give the path of a checkpoint, or the name of a model (org/model)"
+        )
     provider = registry.select("source", wanted, lambda kind: kind.supports(name))
     source: ModelSource = registry.make("source", provider, SourceSetup(config.load.download_dir, offline), config)
     return source

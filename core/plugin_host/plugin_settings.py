@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from frame.findings import predicate
+from frame.quoting import quoted, shortened
 
 from ..config.errors import near
 from ..config.leaves import leaves
@@ -58,7 +59,7 @@ def check_options(registry: Registry, config: Any) -> None:
         owners = [offer for offer in registry.offers if name in offer.names]
         if not owners:
             known = {name for offer in registry.offers for name in offer.names}
-            raise PluginError(f"no plugin {name!r} to configure{near(name, known)}; `frame plugins` lists them")
+            raise PluginError(f"no plugin {quoted(name)} to configure{near(name, known)}; `frame plugins` lists them")
         usable = [offer for offer in owners if offer.problem is None]
         with_options = [offer for offer in usable if offer.provider.options is not None] or usable
         errors = []
@@ -83,7 +84,7 @@ def read_options(offer: Offer, config: Any) -> BaseModel | None:
     model = offer.provider.options
     if model is None:
         if given:
-            raise PluginError(f"plugin {name!r} takes no options, got {', '.join(sorted(given))}")
+            raise PluginError(f"plugin {quoted(name)} takes no options, got {', '.join(sorted(given))}")
         return None
     if isinstance(model, str):
         model = import_target(model, f"options of {offer}")
@@ -92,15 +93,15 @@ def read_options(offer: Offer, config: Any) -> BaseModel | None:
     unknown = sorted(set(given) - set(model.model_fields))
     if unknown:
         choices = ", ".join(sorted(model.model_fields))
-        raise PluginError(f"plugin {name!r} has no option {unknown[0]!r}; there are: {choices}")
+        raise PluginError(f"plugin {quoted(name)} has no option {quoted(unknown[0])}; there are: {choices}")
     try:
         options: BaseModel = model.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(shortened(part) for part in first["loc"])
         if "Secret" in str(getattr(model.model_fields.get(where.partition(".")[0]), "annotation", "")):
             first["input"] = "…"  # pydantic's types of secrets hide them in a model, not in its errors
-        said = f"option {where} of plugin {name!r}" if where else f"options of plugin {name!r}"
+        said = f"option {where} of plugin {quoted(name)}" if where else f"options of plugin {quoted(name)}"
         colon = ":" if first["type"] == "value_error" else ""
         raise PluginError(f"{said}{colon} {predicate(first)}") from None
     return options

@@ -17,6 +17,8 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
+from frame.quoting import quoted
+
 from ..interfaces.provider import Provider
 from ..interfaces.setup import Setup
 from .kinds import KINDS
@@ -138,7 +140,7 @@ class Registry:
         if name != "auto":
             provider = self.choose(kind, name)
             if (against := reason(self.resolve(provider))) is not None:
-                raise PluginError(f"{noun} {name!r} cannot be used here: {against}")
+                raise PluginError(f"{noun} {quoted(name)} cannot be used here: {against}")
             self._log_once(logging.INFO, f"{noun}: {provider.name}")
             return provider
         able, unable = self._candidates(kind, reason, preference)
@@ -277,7 +279,7 @@ class Registry:
         shown = close if len(known) > _MAX_LISTED and close else known
         listed = f"{'near ones' if shown is close else 'there are'}: {', '.join(shown) or 'none'}"
         failed = "".join(f"; package {failure.package} failed: {failure.reason}" for failure in self.failures)
-        return f"no {noun} {name!r}; {listed}{failed}"
+        return f"no {noun} {quoted(name)}; {listed}{failed}"
 
 
 def _import(offer: Offer, target: str, part: str) -> type[Any]:

@@ -34,7 +34,7 @@ from ..server.keys import KeyLimits
 from ..server.reports import Reporter
 from ..server.serving import ServingHost
 from .channel import AsyncChannel
-from .child_process import describe, die_with_parent
+from .child_process import allow_files, describe, die_with_parent
 from .messages import ApiOrder, EngineUp, Failed, Scaled, Serving, Shutdown, Stage
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _FAREWELL_SECONDS = 1.0
 _HANGUP_SECONDS = 0.1
 #: Seconds that connections to a replacement process wait until it serves; then they get an answer that says why not.
 _SUCCESSION_SECONDS = 30.0
+#: With fewer open files, which connections are, too, an operator is told.
+_FEW_FILES = 256
 #: Allocations between two garbage collections: with Python's default, a step of a thousand streams would trigger
 #: several, and hardly any objects here form cycles.
 _GC_THRESHOLDS = 50_000, 20, 50
@@ -254,5 +256,9 @@ def run_api_process(config: FrameConfig, **inherited: Any) -> int:
     except ImportError:
         new_event_loop = asyncio.new_event_loop
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if (most := allow_files()) < _FEW_FILES and inherited.get("index", 0) == 0:
+        logger.warning(
+            "%d files may be open, and further connections are closed at once; raise it with ulimit -n", most
+        )
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(ApiProcess(config, **inherited).run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ _SWITCH_SECONDS = 0.0005
 def describe(error: BaseException) -> str:
     """An exception as one sentence: its message, after its type where it is not one of frame's own errors."""
     text = " ".join(str(error).split())[:2000]
+    if isinstance(error, MemoryError):
+        return f"this process gets no more memory of the machine{f': {text}' if text else ''}"
     if not text:
         return type(error).__name__
     ours = (ValueError, RuntimeError, OSError, PluginError)
@@ -26,6 +29,16 @@ def describe(error: BaseException) -> str:
 def show_as(name: str) -> None:
     """What `ps` calls this process, at most 15 characters; safe from any thread."""
     Path("/proc/self/comm").write_text(name)
+
+
+def allow_files() -> int:
+    """Raises this process's limit of open files as far as it may, and returns it."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return now
+    return most
 
 
 def switch_often() -> None:

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from frame.links.door import Door
+from frame.quoting import quoted
 
 from ..engine.recovery.suspects import Suspects
 from ..engine.request import QueueFullError
@@ -216,7 +217,7 @@ class EngineHost:
     def _add(self, client: _Client, request: Any) -> None:
         request_id = request.request_id
         if request_id in self._owners:
-            refused = _failure(request_id, f"a request with the id {request_id!r} is running already", "request")
+            refused = _failure(request_id, f"a request with the id {quoted(request_id)} is running already", "request")
         elif self._guilty and (reason := self._guilty.get(journal_name(request_id))) is not None:
             refused = _failure(request_id, reason)
         else:

@@ -60,7 +60,7 @@ class EngineProcess:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ctrl-C
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         show_as("frame-standby")
-        self._silence_logs(at_least=logging.WARNING)  # plugins chosen here are logged again when the engine is built
+        self._silence_logs(at_least=logging.ERROR)  # choices are logged again, warnings have been: see `Standby`
         die_with_parent()
         threading.Thread(target=self._listen, name="parent", daemon=True).start()
         try:

@@ -8,6 +8,8 @@ import socket
 import stat
 from pathlib import Path
 
+from frame.quoting import shortened
+
 from ..config.errors import ConfigError
 from ..config.server import ServerConfig
 
@@ -61,7 +63,7 @@ def bind(server: ServerConfig, shared: bool = False, settings: str = "--port or 
             raise
     except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
         raise ConfigError(
-            f"cannot listen on {server.host}:{server.port}: {getattr(error, 'strerror', None) or error}; "
+            f"cannot listen on {shortened(server.host)}:{server.port}: {getattr(error, 'strerror', None) or error}; "
             f"choose another {settings}"
         ) from None
     return listener
@@ -84,7 +86,7 @@ def _bind_unix(path: Path, mode: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot listen on {shortened(path)}: {error.strerror or error}") from None
     return listener
 
 

@@ -1,7 +1,7 @@
 """Starts engine processes, and keeps a standby engine for a quick restart.
 
 The standby has imported its libraries, holds no device, and waits until the engine dies: imports take most of an
-engine's start.
+engine's start. It warns of nothing, since the engine before it had the same configuration.
 """
 
 from __future__ import annotations
@@ -40,6 +40,16 @@ class EngineChild(Child):
         """Ends the process, by force after `seconds`, and frees its journal."""
         await super().stop(seconds)
         self.journal.close()
+
+    async def cause(self) -> str:
+        """Waits until a process that was not told to begin has ended; returns how, and the error that it sent."""
+        await self.process.wait()
+        self.kill()  # processes that it left behind may hold the other end of the channel
+        errors = []
+        with contextlib.suppress(OSError, ValueError):
+            while (message := await self.channel.receive()) is not None:
+                errors += [message.error] if isinstance(message, Failed) else []
+        return ": ".join([await self.death(), *errors])
 
 
 class Standby:
@@ -113,8 +123,8 @@ class Standby:
         while True:
             with contextlib.suppress(OSError):  # out of memory or processes: tried again later
                 self._ahead = await self._spawn()
-                death = await self._ahead.death()
-                logger.warning("the standby engine %s; another is started in a minute", death)
+                cause = await self._ahead.cause()
+                logger.warning("the standby engine %s; another is started in a minute", cause)
                 self._ahead.journal.close()
                 self._ahead = None
             await asyncio.sleep(_AGAIN_SECONDS)

@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
+from frame.quoting import quoted
 from frame.served.adapters import AdapterNames
 
 from ..config.tree import FrameConfig
@@ -56,9 +57,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         if error.status_code == 404:
             path = f"/v1{request.scope['path']}"  # a base URL is often given without its end
             there = any(route.matches({**request.scope, "path": path})[0] is Match.FULL for route in request.app.routes)
-            text = f"no route {request.url.path[:200]!r}{f'; there is {path[:200]!r}' if there else ''}"
+            text = f"no route {quoted(request.url.path)}{f'; there is {quoted(path)}' if there else ''}"
         elif error.status_code == 405:
-            text = f"method {request.method[:20]} is not allowed on {request.url.path[:200]!r}"
+            text = f"method {request.method[:20]} is not allowed on {quoted(request.url.path)}"
         answer = RequestError(error.status_code, text)
     body, headers = error_body(request.scope, answer), retry_headers(answer)
     return Response(body, answer.status, headers, media_type="application/json")

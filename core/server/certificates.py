@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from frame.quoting import shortened
+
 from ..config.errors import ConfigError
 from ..config.server import ServerConfig
 
@@ -87,7 +89,7 @@ def _check(flag: str, file: str, with_key: bool) -> None:
     try:
         content = Path(file).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{flag} {file} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{flag} {shortened(file)} cannot be read: {error.strerror or error}") from None
     if flag != "--ssl-keyfile" and not _CERTIFICATE.search(content):
         raise ConfigError(f"{flag} {file} holds no certificate (PEM: a line -----BEGIN CERTIFICATE-----)")
     if with_key and not _KEY.search(content):

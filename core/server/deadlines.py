@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from frame.quoting import quoted
+
 from ..interfaces.errors import RequestError
 from .errors import error_body
 
@@ -45,13 +47,8 @@ def _seconds(asked: Any, where: str) -> float:
     except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of hundreds of digits
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise RequestError(400, f"{where} must be a number of seconds above 0, got {_shown(asked)}", param=where)
+        raise RequestError(400, f"{where} must be a number of seconds above 0, got {quoted(asked)}", param=where)
     return seconds
-
-
-def _shown(asked: Any) -> str:
-    """The value for an error; Python refuses to write an integer of thousands of digits."""
-    return "a number of too many digits" if isinstance(asked, int) and abs(asked) > 1 << 64 else f"{str(asked)[:80]!r}"
 
 
 def until_deadline(stream: AsyncGenerator[T, None], scope: Scope | None) -> AsyncGenerator[T, None]:

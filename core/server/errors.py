@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.types import Scope
 
 from frame.findings import predicate
+from frame.quoting import shortened
 
 from ..interfaces.errors import ErrorShape, RequestError
 from ..interfaces.sampling import SamplingParams
@@ -115,9 +116,13 @@ def field_error(error: ValidationError, fields: Container[str]) -> RequestError:
     """The first error that pydantic found, in the union branch that came closest, as one sentence about the field."""
     errors = error.errors(include_url=False, include_context=False)
     field = errors[0]["loc"][:1]
-    first = max((each for each in errors if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
+    # of a value that is of no branch's type, each branch says so; the one whose type it has says what is wrong with it
+    first = max(
+        (each for each in errors if each["loc"][:1] == field),
+        key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")),
+    )
     names = [str(part) for part in first["loc"] if not _is_branch(part)]
-    where = ".".join(names)
+    where = ".".join(map(shortened, names))
     text = predicate(first)
     return RequestError(400, f"{where} {text}".strip(), param=names[0] if names else _subject(text, fields))
 

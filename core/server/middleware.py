@@ -17,6 +17,8 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from frame.quoting import quoted
+
 from ..config.errors import ConfigError
 from .event_stream import WIRE
 
@@ -33,10 +35,10 @@ def add_middleware(app: Starlette, paths: Sequence[str]) -> None:
             app.add_middleware(partial(_build, path, found))
         elif inspect.iscoroutinefunction(found):
             if not _takes(found, 2):
-                raise ConfigError(f"middleware {path!r} cannot be called as function(request, call_next)")
+                raise ConfigError(f"middleware {quoted(path)} cannot be called as function(request, call_next)")
             app.add_middleware(BaseHTTPMiddleware, dispatch=found)
         else:
-            raise ConfigError(f"middleware {path!r} is neither a class nor a coroutine function")
+            raise ConfigError(f"middleware {quoted(path)} is neither a class nor a coroutine function")
     if paths:
         app.add_middleware(_as_messages)
         # built here, so that an error ends the start instead of every request
@@ -57,14 +59,14 @@ def _build(path: str, kind: type, app: ASGIApp) -> ASGIApp:
     try:
         built: Any = kind(app)
     except Exception as error:
-        raise ConfigError(f"middleware {path!r} cannot be built as Class(app): {error}") from error
+        raise ConfigError(f"middleware {quoted(path)} cannot be built as Class(app): {error}") from error
     if not callable(built) or not _takes(built, 3):
         raise ConfigError(
-            f"middleware {path!r} is no ASGI application: its objects are not called as (scope, receive, send)"
+            f"middleware {quoted(path)} is no ASGI application: its objects are not called as (scope, receive, send)"
         )
     dispatch = getattr(built, "dispatch_func", None)
     if isinstance(built, BaseHTTPMiddleware) and getattr(dispatch, "__func__", None) is BaseHTTPMiddleware.dispatch:
-        raise ConfigError(f"middleware {path!r} has no dispatch of its own")
+        raise ConfigError(f"middleware {quoted(path)} has no dispatch of its own")
     application: ASGIApp = built
     return application
 
@@ -86,5 +88,5 @@ def _load(path: str) -> Any:
         return getattr(import_module(module), name)
     except Exception as error:  # the module may raise anything while it is imported
         raise ConfigError(
-            f"middleware {path!r} cannot be imported: {error} (--middleware package.module.name)"
+            f"middleware {quoted(path)} cannot be imported: {error} (--middleware package.module.name)"
         ) from None

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frame.elastic.sizes import is_elastic, refusal
+from frame.quoting import quoted
 from frame.served.adapters import ADAPTER, HostAdapters
 
 from ..config.tree import FrameConfig
@@ -203,7 +204,7 @@ class HostModels:
                 if scope is not None:
                     scope[ADAPTER] = source
                 return name
-            text = f"no model {name[:200]!r}; there are: {', '.join([*self.names, *self._host.adapters.known])}"
+            text = f"no model {quoted(name)}; there are: {', '.join([*self.names, *self._host.adapters.known])}"
             raise RequestError(404, text, param="model", code="model_not_found")
         return name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import hashlib
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from typing import ClassVar, cast
 from urllib.parse import urlsplit
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import (
     ConfigError,
     FlagParser,
@@ -27,6 +29,8 @@ from frame.settings import (
 from .fetch import FetchError, FetchRules, download, upload
 
 _MAX_WIDTH = 4096
+#: Errors of a write, which names no file.
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 
 
 class RunBatchCommand(Command):
@@ -77,7 +81,10 @@ class RunBatchCommand(Command):
         except FetchError as error:
             raise ConfigError(str(error)) from None
         except OSError as error:
-            raise ConfigError(f"{error.filename} cannot be read or written: {error.strerror}") from None
+            if error.filename is None and error.errno not in _NO_ROOM:
+                raise
+            place = error.filename or arguments.output_file
+            raise ConfigError(f"{place} cannot be read or written: {error.strerror}") from None
         earlier = f", {counts.earlier} answered by an earlier run" if counts.earlier else ""
         lines = "1 line" if counts.total == 1 else f"{counts.total} lines"
         print(f"{lines}: {counts.succeeded} succeeded, {counts.failed} failed{earlier}", file=sys.stderr)
@@ -95,7 +102,7 @@ def _input(name: str, rules: FetchRules) -> Iterator[Path]:
     """The input as a local file."""
     if not _is_url(name):
         if not Path(name).is_file():
-            raise ConfigError(f"there is no input file {name!r}")
+            raise ConfigError(f"there is no input file {quoted(name)}")
         yield Path(name)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +118,11 @@ def _output(name: str, rules: FetchRules) -> Iterator[Path]:
     """The local file for results. Results for a URL are collected in the working folder until they are sent."""
     if not _is_url(name):
         if not Path(name).resolve().parent.is_dir():
-            raise ConfigError(f"there is no folder {str(Path(name).resolve().parent)!r} for the results; make it first")
+            raise ConfigError(
+                f"there is no folder {quoted(str(Path(name).resolve().parent))} for the results; make it first"
+            )
+        if Path(name).exists() and not Path(name).is_file():  # what is there is read first
+            raise ConfigError(f"the results cannot be kept in {quoted(name)}, which is no file")
         yield Path(name)
         return
     parts = urlsplit(name)  # without the query, whose signature changes from run to run

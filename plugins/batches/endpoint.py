@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
 from frame.interfaces import BoundedModel, Endpoint, EndpointSetup, Name, RequestError, Settings, few
+from frame.quoting import quoted
 
 from .files import FileRecord, FileStore
 from .lines import batch_routes
@@ -130,7 +131,7 @@ class BatchesEndpoint(Endpoint):
                 raise RequestError(400, "file is missing", param="file")
             purpose = form.fields.get("purpose")
             if purpose != "batch":
-                raise RequestError(400, f"purpose must be batch, got {str(purpose)[:80]!r}", param="purpose")
+                raise RequestError(400, f"purpose must be batch, got {quoted(purpose)}", param="purpose")
             seconds = _seconds(form.fields)
             target.truncate(target.tell())
             target.flush()
@@ -167,7 +168,7 @@ class BatchesEndpoint(Endpoint):
         paths = batch_routes(self.serving.batches)
         if body.endpoint not in paths:
             there = ", ".join(paths)
-            raise RequestError(400, f"no route {body.endpoint!r}; there are: {there}", param="endpoint")
+            raise RequestError(400, f"no route {quoted(body.endpoint)}; there are: {there}", param="endpoint")
         owner = self.serving.http.owner(request)
         record = batches.add(owner, body.endpoint, body.input_file_id, body.completion_window, body.metadata)
         return _json(record.shown())
@@ -193,7 +194,7 @@ def _seconds(form: Mapping[str, str]) -> int | None:
         return None
     if not re.fullmatch("[0-9]{1,12}", value) or not 0 < int(value) <= _MAX_SECONDS:
         raise RequestError(
-            400, f"expires_after must be 1 to {_MAX_SECONDS} seconds, got {value[:80]!r}", param="expires_after"
+            400, f"expires_after must be 1 to {_MAX_SECONDS} seconds, got {quoted(value)}", param="expires_after"
         )
     return int(value)
 

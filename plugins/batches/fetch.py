@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import IO
 from urllib.parse import SplitResult, urlsplit
 
+from frame.quoting import quoted
+
 _CHUNK_BYTES = 1 << 16
 _BROKE = "the connection broke before the whole file had arrived"
 #: Characters about which URL parsers disagree.
@@ -44,20 +46,19 @@ class FetchRules:
 
 def parse_url(url: str, rules: FetchRules) -> SplitResult:
     """The parts of a URL that may be used; raises `FetchError`."""
-    shown = url[:200]
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise FetchError(f"{shown!r} is not a URL") from None
+        raise FetchError(f"{quoted(url)} is not a URL") from None
     if _AMBIGUOUS.search(url) or _NO_HOST.search(parts.netloc):
-        raise FetchError(f"URL {shown!r} holds a character that must be escaped")
+        raise FetchError(f"URL {quoted(url)} holds a character that must be escaped")
     if parts.scheme not in ("http", "https"):
-        raise FetchError(f"URL {shown!r} must begin with http:// or https://")
+        raise FetchError(f"URL {quoted(url)} must begin with http:// or https://")
     if not host or port == 0 or parts.username is not None or parts.password is not None:
-        raise FetchError(f"URL {shown!r} must have a host, and neither user nor password")
+        raise FetchError(f"URL {quoted(url)} must have a host, and neither user nor password")
     if rules.hosts is not None and host not in rules.hosts:
-        raise FetchError(f"host {host!r} is not allowed; there are: {', '.join(sorted(rules.hosts)) or 'none'}")
+        raise FetchError(f"host {quoted(host)} is not allowed; there are: {', '.join(sorted(rules.hosts)) or 'none'}")
     return parts
 
 
@@ -67,15 +68,15 @@ def checked_address(host: str, port: int, rules: FetchRules) -> str:
         ipaddress.ip_address(host)
     except ValueError:
         if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-            raise FetchError(f"{host!r} is neither a host name nor a plain IP address") from None
+            raise FetchError(f"{quoted(host)} is neither a host name nor a plain IP address") from None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise FetchError(f"host {host!r} cannot be resolved") from None
+        raise FetchError(f"host {quoted(host)} cannot be resolved") from None
     addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
     for address in addresses:
         if not rules.private and not _is_public(address):
-            raise FetchError(f"host {host!r} is at the private address {address}")
+            raise FetchError(f"host {quoted(host)} is at the private address {address}")
     return addresses[0]
 
 

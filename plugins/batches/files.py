@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from frame.interfaces import RequestError
+from frame.quoting import quoted
 
 Object = dict[str, Any]
 
@@ -175,7 +176,7 @@ class FileStore:
         """The record of a file; raises `RequestError` 404 also when it belongs to somebody else."""
         record = self._read(self._folder / f"{name}.json") if _FILE.fullmatch(name) else None
         if record is None or record.owner != owner:
-            raise RequestError(404, f"no file {name[:80]!r}", code="file_not_found")
+            raise RequestError(404, f"no file {quoted(name)}", code="file_not_found")
         return record
 
     def open(self, name: str, owner: str) -> BinaryIO:
@@ -184,7 +185,7 @@ class FileStore:
         try:
             return self._data(record.id).open("rb")
         except FileNotFoundError:
-            raise RequestError(404, f"no file {name!r}: it was deleted", code="file_not_found") from None
+            raise RequestError(404, f"no file {quoted(name)}: it was deleted", code="file_not_found") from None
 
     def delete(self, record: FileRecord) -> None:
         """Deletes a file and its record."""

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from frame.interfaces import Batches, RequestError
+from frame.quoting import quoted
 
 #: Routes that a line may not call.
 _NOT_BATCHED = frozenset(("/v1/batches", "/v1/files"))
@@ -135,7 +136,7 @@ class BatchLines:
                     break  # the rest of a line that is too long is not a line of its own
                 continue
             if name in names:
-                complain(number, "duplicate_custom_id", f"custom_id {name!r:.80} is used by an earlier line")
+                complain(number, "duplicate_custom_id", f"custom_id {quoted(name)} is used by an earlier line")
             names.add(name)
         if not num_lines and not problems:
             complain(None, "empty_file", "the file has no line that is not blank")
@@ -165,9 +166,9 @@ class BatchLines:
     def _target(self, value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         method, url, body = value.get("method", "POST"), value.get("url"), value.get("body")
         if method != "POST":
-            raise RequestError(400, f"method must be POST, got {method!r:.50}")
+            raise RequestError(400, f"method must be POST, got {quoted(method)}")
         if url not in self._urls:
-            raise RequestError(400, f"no route {url!r:.200} in this batch; there are: {', '.join(self._urls)}")
+            raise RequestError(400, f"no route {quoted(url)} in this batch; there are: {', '.join(self._urls)}")
         if not isinstance(body, dict):
             raise RequestError(400, "body must be an object")
         if body.get("stream") or body.get("background"):
@@ -184,7 +185,7 @@ def _object(value: Any) -> dict[str, Any]:
 def _name(value: dict[str, Any]) -> str:
     name = value.get("custom_id")
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-        raise RequestError(400, f"custom_id must be text of 1 to {_MAX_NAME} characters, got {name!r:.80}")
+        raise RequestError(400, f"custom_id must be text of 1 to {_MAX_NAME} characters, got {quoted(name)}")
     return name
 
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from frame.interfaces import RequestError, Serving
+from frame.quoting import quoted
 
 from .files import FileStore, open_private, remove_stale, write_json
 from .lines import BatchLines
@@ -148,7 +149,7 @@ class BatchStore:
         """A batch; raises `RequestError` 404 also when it belongs to somebody else."""
         record = self._read(self._folder / f"{name}.json") if _BATCH.fullmatch(name) else None
         if record is None or record.owner != owner:
-            raise RequestError(404, f"no batch {name[:80]!r}", code="batch_not_found")
+            raise RequestError(404, f"no batch {quoted(name)}", code="batch_not_found")
         return record
 
     def cancel(self, record: BatchRecord) -> BatchRecord:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import KINDS, PluginError, Registry, near
 
 #: Kinds of which a class says by itself whether it can be used, and those that are loaded without being named.
@@ -109,8 +110,8 @@ def check(registry: Registry, name: str | None, kind: str | None = None, *, verb
         if Path(name).is_dir():
             is_package = any((Path(name) / file).is_file() for file in ("pyproject.toml", "setup.py", "setup.cfg"))
             remedy = f"pip install {name}" if is_package else "it needs a pyproject.toml with an entry point of frame"
-            raise PluginError(f"{name!r} is a folder, not the NAME of an installed plugin; {remedy}")
-        raise PluginError(f"no plugin {name!r}{near(bare, known)}; `frame plugins` lists them")
+            raise PluginError(f"{quoted(name)} is a folder, not the NAME of an installed plugin; {remedy}")
+        raise PluginError(f"no plugin {quoted(name)}{near(bare, known)}; `frame plugins` lists them")
     return max(_run_suite(other, f"{registry.offer(other, name).package}:{bare}", verbose=verbose) for other in kinds)
 
 

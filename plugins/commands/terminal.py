@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from frame.quoting import quoted
+
 _CONNECT_SECONDS = 10.0
 #: Variables that hold the key without `--api-key`; the first that is set counts.
 _KEYS = ("FRAME_API_KEY", "OPENAI_API_KEY")
@@ -50,7 +52,7 @@ class TerminalClient:
         except ValueError:  # not a port number, or an unclosed bracket
             known = False
         if not known:
-            raise TerminalError(f"--url must be like {_URL}, got {arguments.url!r}")
+            raise TerminalError(f"--url must be like {_URL}, got {quoted(arguments.url)}")
         self._prefix = self._url.path.rstrip("/").removesuffix("/v1")
         self._key = arguments.api_key or next((os.environ[name] for name in _KEYS if os.environ.get(name)), None)
         self._settings = {

@@ -38,6 +38,7 @@ def frame_kv_connectors() -> list[Provider]:
             tags={
                 "worker": f"{here}.offload.worker:OffloadWorker",
                 "check": f"{here}.offload.check:check_options",
+                "device_bytes": f"{here}.offload.options:device_bytes",
                 "tier-policy": "policy",
                 "stores": "no",
             },

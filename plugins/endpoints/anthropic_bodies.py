@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from frame import StructuredOutputsParams
 from frame.interfaces import MAX_INT, BoundedModel, Name, SamplingFields, Text, at_most, limits_of
+from frame.quoting import quoted
 
 from .anthropic_context import refusal_of_edits
 from .transfer_params import TransferParams
@@ -45,7 +46,7 @@ class AnthropicTool(BoundedModel):
     @classmethod
     def _functions_only(cls, value: str | None) -> str | None:
         if value not in (None, "custom"):
-            raise ValueError(f"this server has no tool type {value!r}; there is: custom")
+            raise ValueError(f"this server has no tool type {quoted(value)}; there is: custom")
         return value
 
 
@@ -131,9 +132,9 @@ class ConversationBody(SamplingFields):
             raise ValueError("tools must have different names")
         choice = self.tool_choice
         if choice is not None and choice.type in ("any", "tool") and not names:
-            raise ValueError(f"tool_choice {choice.type!r} needs tools")
+            raise ValueError(f"tool_choice {quoted(choice.type)} needs tools")
         if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise ValueError(f"tool_choice names {choice.name!r}, which is not in tools")
+            raise ValueError(f"tool_choice names {quoted(choice.name)}, which is not in tools")
         return self
 
 

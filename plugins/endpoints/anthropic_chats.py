@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from frame.interfaces import RequestError
+from frame.quoting import quoted
 
 from .anthropic_bodies import AnthropicMessage, ConversationBody, Object
 from .replies import Conversation
@@ -125,10 +126,8 @@ def _kind(block: Any, where: str, kinds: tuple[str, ...]) -> str:
     kind = block.get("type") if isinstance(block, dict) else type(block).__name__
     if kind not in kinds:
         known = "" if kind not in _BLOCKS else " at this place"
-        shown = str(kind)[:50]
-        raise RequestError(
-            400, f"{where}: type {shown!r} is not accepted{known}; there are: {', '.join(kinds)}", param="messages"
-        )
+        there = f"there are: {', '.join(kinds)}"
+        raise RequestError(400, f"{where}: type {quoted(kind)} is not accepted{known}; {there}", param="messages")
     return str(kind)
 
 

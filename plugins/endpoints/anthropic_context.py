@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from frame.quoting import quoted
+
 Object = Mapping[str, Any]
 
 #: What is kept, and the input tokens from which an edit happens, where a request does not say.
@@ -26,7 +28,7 @@ def refusal_of_edits(value: Object, messages: Sequence[Any], max_input_tokens: i
         kind = edit.get("type") if isinstance(edit, Mapping) else None
         idle = _IDLE.get(str(kind))
         if idle is None:
-            return f"{where} has type {str(kind)[:80]!r}, which is not served; there are: {', '.join(_IDLE)}"
+            return f"{where} has type {quoted(kind)}, which is not served; there are: {', '.join(_IDLE)}"
         if not idle(edit, messages, max_input_tokens):
             return (
                 f"{where} ({kind}) would change the conversation, which this server uses as it is sent: edit it first"

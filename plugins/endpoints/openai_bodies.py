@@ -22,6 +22,7 @@ from frame.interfaces import (
     few,
     limits_of,
 )
+from frame.quoting import quoted
 
 from .structured import ResponseFormat, StructuredOutputs, constraint_of
 from .transfer_params import TransferParams
@@ -215,7 +216,7 @@ def _check_ids(ids: list[Any]) -> list[Any]:
     if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) <= MAX_INT:
         return ids
     wrong = next(token for token in ids if type(token) is not int or not 0 <= token <= MAX_INT)
-    raise ValueError(f"must hold token ids from 0 to {MAX_INT}, got {wrong!r:.80}")
+    raise ValueError(f"must hold token ids from 0 to {MAX_INT}, got {quoted(wrong)}")
 
 
 class Message(BoundedModel):

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frame import PoolingParams
 from frame.interfaces import MAX_INT, BoundedModel, Name, Text, TokenIds, at_most
+from frame.quoting import quoted
 
 from .openai_bodies import check_prompts
 from .pooling_answers import to_base64
@@ -82,7 +83,7 @@ class EmbeddingBody(InputBody):
     @model_validator(mode="after")
     def _bytes_have_a_layout(self) -> EmbeddingBody:
         if self.encoding_format == "float" and self.embed_dtype != "float32":
-            raise ValueError(f"embed_dtype needs encoding_format='base64', got {self.embed_dtype!r}")
+            raise ValueError(f"embed_dtype needs encoding_format='base64', got {quoted(self.embed_dtype)}")
         return self
 
     def encoded(self, values: np.ndarray) -> Any:

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from frame.interfaces import Endpoint, EndpointSetup, RequestError
+from frame.quoting import quoted
 
 from .json_response import json_response
 from .replies import Conversation, Reply
@@ -105,7 +106,7 @@ class ResponsesEndpoint(Endpoint):
             if earlier.running:
                 raise RequestError(
                     400,
-                    f"response {body.previous_response_id!r:.80} is still being generated",
+                    f"response {quoted(body.previous_response_id)} is still being generated",
                     param="previous_response_id",
                 )
             history = [*earlier.history, *earlier.response["output"]]
@@ -180,7 +181,9 @@ class ResponsesEndpoint(Endpoint):
         if not stream:
             return json_response(stored.response)
         if not stored.recorded:
-            raise RequestError(400, f"response {name!r:.80} was not created with stream or background", param="stream")
+            raise RequestError(
+                400, f"response {quoted(name)} was not created with stream or background", param="stream"
+            )
         start = 0 if starting_after is None else max(0, min(starting_after, 1 << 31) + 1)
         events: Response = self.serving.http.events(stored.follow(start))
         return events
@@ -193,7 +196,7 @@ class ResponsesEndpoint(Endpoint):
     async def _cancel(self, request: Request, name: str) -> Response:
         stored = self._store.get(name, self.serving.http.owner(request))
         if not stored.response["background"]:
-            raise RequestError(400, f"response {name!r:.80} was not created in the background")
+            raise RequestError(400, f"response {quoted(name)} was not created in the background")
         task = stored.task
         if task is not None:
             task.cancel()

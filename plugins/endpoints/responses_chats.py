@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from frame.interfaces import RequestError
+from frame.quoting import quoted
 
 Object = dict[str, Any]
 
@@ -60,12 +61,12 @@ class _Chat:
             case "mcp_list_tools":
                 pass
             case _:
-                raise wrong(where, f"has type {kind!r:.50}, which is not accepted; there are: {', '.join(_ITEMS)}")
+                raise wrong(where, f"has type {quoted(kind)}, which is not accepted; there are: {', '.join(_ITEMS)}")
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = _ROLES.get(str(item.get("role")))
         if role is None:
-            raise wrong(where, f"has role {item.get('role')!r:.50}; there are: {', '.join(_ROLES)}")
+            raise wrong(where, f"has role {quoted(item.get('role'))}; there are: {', '.join(_ROLES)}")
         content = item.get("content")
         if role != "assistant":
             self._open = None
@@ -134,7 +135,7 @@ def _text(content: Any, where: str) -> str:
         if kind not in _TEXTS:
             there = ", ".join(("input_text", "output_text", "refusal", "input_image"))
             raise wrong(
-                f"{where}.content.{number}", f"has type {kind!r:.50}, which is not accepted; there are: {there}"
+                f"{where}.content.{number}", f"has type {quoted(kind)}, which is not accepted; there are: {there}"
             )
         texts.append(_string(part, _TEXTS[str(kind)], f"{where}.content.{number}"))
     return "\n".join(texts)

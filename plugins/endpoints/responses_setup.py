@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from frame.interfaces import RequestError, Serving
+from frame.quoting import quoted
 
 from .replies import Conversation, Reply
 from .responses_bodies import InputBody, ResponsesBody
@@ -74,7 +75,7 @@ async def resolve_tools(body: InputBody, servers: ToolServers) -> tuple[list[Obj
             listed.append(_listed(label, offered))
         else:
             known = ", ".join(("function", *BUILT_IN))
-            raise RequestError(400, f"{where} has type {kind!r:.50}; there are: {known}", param="tools")
+            raise RequestError(400, f"{where} has type {quoted(kind)}; there are: {known}", param="tools")
     names = [function["function"]["name"] for function in functions]
     if len(set(names)) != len(names):
         raise RequestError(400, "tools must have different names", param="tools")
@@ -98,7 +99,7 @@ def _label(tool: Mapping[str, Any], where: str, servers: ToolServers) -> str:
     if label is None or (tool.get("server_url") not in (None, servers.addresses[label])):
         there = ", ".join(sorted(servers.addresses)) or "none"
         raise RequestError(
-            400, f"{where}: no tool server {wanted[0][:80]!r} was named with --tool-server; there are: {there}",
+            400, f"{where}: no tool server {quoted(wanted[0])} was named with --tool-server; there are: {there}",
             param="tools",
         )  # fmt: skip
     return label

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from frame.interfaces import RequestError
+from frame.quoting import quoted
 
 Object = dict[str, Any]
 
@@ -126,7 +127,7 @@ class ResponseStore:
         self._shrink()
         stored = self._stored.get((owner, name))
         if stored is None:
-            raise RequestError(404, f"no response {name[:80]!r} is stored", code="response_not_found")
+            raise RequestError(404, f"no response {quoted(name)} is stored", code="response_not_found")
         return stored
 
     def drop(self, stored: StoredResponse) -> None:

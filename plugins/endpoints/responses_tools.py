@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frame.interfaces import RequestError
+from frame.quoting import quoted
 
 Object = dict[str, Any]
 
@@ -52,7 +53,7 @@ def choice_of(choice: Any, names: Sequence[str], server_tools: Mapping[str, Sequ
         if name is None:
             return "required", allowed & set(of_server)
     elif kind != "function":
-        raise RequestError(400, f"tool_choice of type {kind!r:.50} is not served", param="tool_choice")
+        raise RequestError(400, f"tool_choice of type {quoted(kind)} is not served", param="tool_choice")
     if name not in allowed:
-        raise RequestError(400, f"tool_choice names {name!r:.80}, which is not in tools", param="tool_choice")
+        raise RequestError(400, f"tool_choice names {quoted(name)}, which is not in tools", param="tool_choice")
     return {"type": "function", "function": {"name": name}}, allowed

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from frame import StructuredOutputsParams
 from frame.interfaces import BoundedModel, Name, Text
+from frame.quoting import quoted
 
 _MAX_CHOICES = 4096
 _MAX_TAGS = 256
@@ -80,7 +81,7 @@ class ResponseFormat(BoundedModel):
     def _known_type(cls, value: Any) -> Any:
         known = ("text", "json_object", "json_schema", "structural_tag")
         if value not in known:
-            raise ValueError(f"must be one of {', '.join(known)}, got {str(value)[:50]!r}")
+            raise ValueError(f"must be one of {', '.join(known)}, got {quoted(value)}")
         return value
 
     @model_validator(mode="after")

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from frame.quoting import quoted
+
 logger = logging.getLogger("frame.server")
 
 _SECONDS = 60.0
@@ -45,9 +47,9 @@ def read_addresses(values: Sequence[str]) -> dict[str, str]:
         parts = urlsplit(url)
         plain = url.isascii() and url.isprintable() and not set(" \\") & set(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or not plain:
-            raise ValueError(f"tool_server {value!r} must be LABEL=http://HOST:PORT/PATH or HOST:PORT")
+            raise ValueError(f"tool_server {quoted(value)} must be LABEL=http://HOST:PORT/PATH or HOST:PORT")
         if label in addresses:
-            raise ValueError(f"tool_server names {label!r} twice")
+            raise ValueError(f"tool_server names {quoted(label)} twice")
         addresses[label] = url
     if addresses and importlib.util.find_spec("mcp") is None:
         raise ValueError("tool_server needs the MCP client: pip install 'frame-llm[mcp]'")
@@ -102,7 +104,7 @@ class ToolServers:
             if isinstance(error, ToolError):
                 raise
             logger.warning("tool server %s failed: %s", label, _cause(error))
-            raise ToolError(f"tool server {label!r} does not answer: {_cause(error)}") from None
+            raise ToolError(f"tool server {quoted(label)} does not answer: {_cause(error)}") from None
 
 
 def _cause(error: BaseException) -> str:

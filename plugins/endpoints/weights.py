@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from frame.interfaces import BoundedModel, Endpoint, RequestError
+from frame.quoting import quoted
 
 from .json_response import json_response
 
@@ -72,7 +73,7 @@ class WeightsEndpoint(Endpoint):
         except (OSError, ValueError):
             raise RequestError(400, "model is not the path of a folder", param="model") from None
         if not folder.is_relative_to(Path(root).resolve()):
-            raise RequestError(403, f"model must lie under --weights-root, got {model[:200]!r}", param="model")
+            raise RequestError(403, f"model must lie under --weights-root, got {quoted(model)}", param="model")
         return str(folder)
 
     async def _pause(self, mode: str) -> None:

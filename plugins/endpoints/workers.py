@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from frame.interfaces import BoundedModel, Endpoint, EndpointSetup, RequestError
+from frame.quoting import quoted
 
 from .json_response import json_response
 
@@ -47,7 +48,7 @@ class WorkersEndpoint(Endpoint):
         body: RpcBody = self.serving.http.parse(request, RpcBody)
         if body.method not in self._methods:
             known = ", ".join(self._methods) or "none"
-            text = f"method {body.method!r} may not be called; --rpc-methods allows: {known}"
+            text = f"method {quoted(body.method)} may not be called; --rpc-methods allows: {known}"
             raise RequestError(403, text, param="method")
         if "method" in body.kwargs:
             raise RequestError(400, "kwargs may not hold 'method'", param="kwargs")

@@ -20,6 +20,7 @@ from msgspec import structs
 from frame.interfaces import DeadWorkerError, ExecutorSetup, Placement, SpawnedWorker
 from frame.links.greeting import Listener, send_bytes
 from frame.links.versions import versions
+from frame.quoting import quoted
 
 from .engine_exchange import serve_store
 from .process import ProcessExecutor
@@ -133,12 +134,12 @@ class RayExecutor(ProcessExecutor):
             self._ray.init(address=self._options.address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ValueError(
-                f"there is no Ray cluster at {self._options.address!r}: start one with `ray start --head`, or set "
-                f"--plugin.ray.address ({str(error).splitlines()[0]})"
+                f"there is no Ray cluster at {quoted(self._options.address)}: start one with `ray start --head`, or "
+                f"set --plugin.ray.address ({str(error).splitlines()[0]})"
             ) from None
         except RuntimeError as error:  # another version of Ray or Python
             said = " ".join(str(error).split())
-            raise ValueError(f"cannot join the Ray cluster at {self._options.address!r}: {said}") from None
+            raise ValueError(f"cannot join the Ray cluster at {quoted(self._options.address)}: {said}") from None
 
     def _place(self, tensor: int, count: int) -> None:
         """Reserves room for all workers, and starts an actor in each place."""

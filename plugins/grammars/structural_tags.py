@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from frame.quoting import quoted
+
 from .notation import Style, literal, regex_grammar, schema_grammar, text_grammar
 
 _TEXT = r"/(.|\n)*/"
@@ -81,7 +83,9 @@ class _Writer:
         """The right side of a rule for a format."""
         kind = form.get("type") if isinstance(form, Mapping) else None
         if kind not in _FORMATS:
-            raise ValueError(f"format type of a structural tag must be one of {', '.join(_FORMATS)}, got {kind!r:.80}")
+            raise ValueError(
+                f"format type of a structural tag must be one of {', '.join(_FORMATS)}, got {quoted(kind)}"
+            )
         if depth > _MAX_DEPTH:
             raise ValueError(f"formats of a structural tag nest deeper than {_MAX_DEPTH}")
         write = getattr(self, f"_{kind}", None)
@@ -100,7 +104,7 @@ class _Writer:
                 branches.append(f"{self._until(trigger)} ({' | '.join(rests)})")
         orphan = next((_begin(one) for one in tags if not _begin(one).startswith(tuple(triggers))), None)
         if orphan is not None:
-            raise ValueError(f"begin {orphan!r:.80} of a structural tag starts with none of its triggers")
+            raise ValueError(f"begin {quoted(orphan)} of a structural tag starts with none of its triggers")
         if any(not trigger for trigger in triggers):
             raise ValueError("a trigger of a structural tag must not be empty")
         one = self._rule("(" + " | ".join(branches) + ")")

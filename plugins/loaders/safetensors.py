@@ -122,6 +122,10 @@ class SafetensorsLoader(WeightLoader):
     def read_file(path: Path, wanted: set[str] | None = None, strategy: Strategy | None = None) -> Iterator[LazyTensor]:
         """The tensors of one file, those `wanted` or all. Raises `ValueError` naming a file that is damaged."""
         try:
+            path.open("rb").close()  # `safe_open` would not tell why it cannot
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        try:
             file = safe_open(str(path), framework="pt")
             names = list(file.offset_keys())
         except (SafetensorError, OSError) as error:

@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from frame.quoting import quoted
+
 #: Where collectors take traces.
 TRACES_PATH = "/v1/traces"
 
@@ -26,5 +28,7 @@ class TraceOptions(BaseModel):
     def _check_endpoint(cls, value: str) -> str:
         url = urlsplit(value if "//" in value else f"http://{value}")
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError(f"must be an address for OTLP over HTTP, such as http://127.0.0.1:4318, got {value!r}")
+            raise ValueError(
+                f"must be an address for OTLP over HTTP, such as http://127.0.0.1:4318, got {quoted(value)}"
+            )
         return url._replace(path=url.path if url.path.strip("/") else TRACES_PATH).geturl()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from frame.interfaces import ModelSource
+from frame.quoting import quoted
 from frame.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class HubSource(ModelSource):
         folder = fetch_files(name, revision, self.setup.download_dir, patterns, offline=self.setup.offline)
         if weights and not any(folder.glob("*.safetensors")):
             raise ConfigError(
-                f"model {name!r} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to "
+                f"model {quoted(name)} has no .safetensors file; pickles (.bin, .pt) are not fetched: convert it to "
                 f"safetensors, or name the type of a GGUF file that it has, as {name}:Q4_K_M"
             )
         return folder
@@ -125,8 +126,8 @@ def _check_hashes(name: str, paths: list[Path]) -> None:
                 path.resolve().unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
                 raise ConfigError(
-                    f"{path.name} of model {name!r} does not have the hash that the hub states; it was removed: start "
-                    "again to fetch it anew"
+                    f"{path.name} of model {quoted(name)} does not have the hash that the hub states; it was removed: "
+                    "start again to fetch it anew"
                 )
 
 
@@ -189,25 +190,28 @@ def _one_sentence(name: str, revision: str, cache: Path, *, offline: bool) -> It
         (errors.GatedRepoError, f"is gated: accept its terms at {hub}/{name}, set HF_TOKEN to that account's token"),
         (errors.RepositoryNotFoundError, f"is not a local folder, and {hub} has none of that name that can be read "
          "with this token or without one (HF_TOKEN)"),
-        (errors.RevisionNotFoundError, f"has no revision {revision!r} at {hub}"),
+        (errors.RevisionNotFoundError, f"has no revision {quoted(revision)} at {hub}"),
         (getattr(errors, "IncompleteSnapshotError", _Unknown), f"is not complete in {cache}, and {closed}"),
-        (errors.LocalEntryNotFoundError, f"is not a local folder, {f'revision {revision!r} of it ' if cached else ''}"
-         f"is not in {cache}, and {closed}"),
+        (errors.LocalEntryNotFoundError, "is not a local folder, "
+         f"{f'revision {quoted(revision)} of it ' if cached else ''}is not in {cache}, and {closed}"),
     ]  # fmt: skip
     try:
         yield
     except Exception as error:  # also exceptions of the library's transport
         for kind, reason in reasons:
             if isinstance(error, kind):
-                raise ConfigError(f"model {name!r} {reason}") from None
+                raise ConfigError(f"model {quoted(name)} {reason}") from None
         if isinstance(error, OSError) and error.errno in _CACHE_ERRORS:
             raise ConfigError(
-                f"model {name!r} cannot be stored in {cache}: {error.strerror}; name another folder with --download-dir"
+                f"model {quoted(name)} cannot be stored in {cache}: {error.strerror}; "
+                "name another folder with --download-dir"
             ) from None
         status: Any = getattr(getattr(error, "response", None), "status_code", None)
         if status == 401:
-            raise ConfigError(f"model {name!r} cannot be fetched: {hub} wants a valid token in HF_TOKEN") from None
+            raise ConfigError(
+                f"model {quoted(name)} cannot be fetched: {hub} wants a valid token in HF_TOKEN"
+            ) from None
         text = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
-            f"model {name!r} cannot be fetched from {hub}: {text}; start again: files that are complete stay"
+            f"model {quoted(name)} cannot be fetched from {hub}: {text}; start again: files that are complete stay"
         ) from None

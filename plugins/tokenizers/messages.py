@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frame.interfaces import ChatOptions, InvalidRequest
+from frame.quoting import quoted
 
 #: Type of a content part → its field that holds the text.
 _TEXT_PARTS = {
@@ -43,7 +44,7 @@ def _read_message(message: Any, where: str, as_parts: bool) -> dict[str, Any]:
     # templates paste the role between control characters, so it must not be able to close them
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise InvalidRequest(
-            f"{where}.role must be a name of letters, digits, '_', '-' and '.', got {role!r}", "messages"
+            f"{where}.role must be a name of letters, digits, '_', '-' and '.', got {quoted(role)}", "messages"
         )
     checked = {key: value for key, value in message.items() if value is not None}
     content = message.get("content")
@@ -75,7 +76,7 @@ def _read_parts(content: Any, where: str) -> list[str]:
         text = part.get(_TEXT_PARTS[kind]) if isinstance(part, Mapping) and kind in _TEXT_PARTS else None
         if not isinstance(text, str):
             raise InvalidRequest(
-                f"{where}.content holds a part of type {kind!r} that this model cannot take; there are: "
+                f"{where}.content holds a part of type {quoted(kind)} that this model cannot take; there are: "
                 f"{', '.join(_TEXT_PARTS)}",
                 "messages",
             )

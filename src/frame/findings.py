@@ -6,6 +6,8 @@ import re
 
 from pydantic_core import ErrorDetails
 
+from .quoting import quoted
+
 #: The words with which pydantic's messages begin; ours name the setting instead.
 _SUBJECT = re.compile(r"^(Input|String|List|Dictionary) should\b")
 
@@ -15,4 +17,4 @@ def predicate(found: ErrorDetails) -> str:
     text = _SUBJECT.sub("must", found["msg"].removeprefix("Value error, ")).replace(" after validation, not ", ", got ")
     text = {"Field required": "is missing", "Extra inputs are not permitted": "is unknown here"}.get(text, text)
     silent = found["type"] in ("value_error", "missing") or "got" in text or isinstance(found["input"], (dict, list))
-    return text if silent else f"{text}, got {found['input']!r:.200}"
+    return text if silent else f"{text}, got {quoted(found['input'])}"

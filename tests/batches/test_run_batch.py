@@ -207,3 +207,16 @@ def test_wrong_files_are_told_before_anything_starts(tmp_path: Path, capsys: pyt
     assert "no input file" in refused(capsys, "-i", "nowhere.jsonl", "-o", str(tmp_path / "out.jsonl"))
     (tmp_path / "in.jsonl").write_bytes(b"")
     assert "no folder" in refused(capsys, "-i", str(tmp_path / "in.jsonl"), "-o", "/no/such/folder/out.jsonl")
+    for device in ("/dev/full", "/dev/null"):  # the first is read without end
+        said = refused(capsys, "-i", str(tmp_path / "in.jsonl"), "-o", device)
+        assert said == f"frame: the results cannot be kept in '{device}', which is no file\n"
+
+
+def test_a_disk_without_room_is_told_with_the_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"broken\n" * 4000)
+    limited = ["bash", "-c", 'ulimit -f 512 && exec "$@"', "-", *COMMAND, "-i", str(source), "-o", str(target)]
+    ended = subprocess.run(limited, stderr=subprocess.PIPE, text=True, timeout=90)
+    assert ended.returncode == 1
+    assert f"frame: {target} cannot be read or written: File too large\n" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -130,3 +130,36 @@ def test_a_full_disk_behind_the_output_is_one_sentence() -> None:
         command = [sys.executable, "-m", "frame", "plugins"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "frame: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ends"),
+    [
+        (["--keep-weights", "/may/be"], "; '/may/be' was taken for MODEL: --keep-weights takes no value, write"),
+        (
+            ["--no-keep-weights", "/may/be"],
+            "--no-keep-weights takes no value, write --keep-weights or --no-keep-weights",
+        ),
+        (["--keep-weights", "/may/be", "--model", "a"], "'/may/be' and --model 'a'; '/may/be' was taken for MODEL: --"),
+        (["--keep_weights", "/may/be", "--port", "0"], "'/may/be' was taken for MODEL: --keep-weights takes no value"),
+    ],
+)
+def test_a_word_after_a_switch_may_be_meant_for_it(capsys, arguments, ends):
+    """No folder tells which: both readings are named."""
+    assert main(["serve", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert ends in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["/may/be", "--keep-weights"], ["--keep-weights", "--port", "1", "/may/be"]])
+def test_a_word_elsewhere_is_the_model(capsys, arguments):
+    assert main(["serve", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert "/may/be" in error
+    assert "takes no value" not in error
+
+
+def test_errors_about_something_else_do_not_name_the_word(capsys, tmp_path):
+    assert main(["serve", "--keep-weights", str(tmp_path), "--kv-connector", "none"]) == 1
+    assert "takes no value" not in capsys.readouterr().err

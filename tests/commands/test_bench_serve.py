@@ -113,6 +113,10 @@ def test_no_answer_at_all_is_status_1(capsys):
     assert "none of 6 requests succeeded" in capsys.readouterr().err
     assert main(["bench", "serve", "--port", "1", "--ready-check-timeout-sec", "0", *SHORT]) == 1
     assert "no server is ready at http://127.0.0.1:1" in capsys.readouterr().err
+    assert main(["bench", "serve", "--port", "1", "--ready-check-timeout-sec", "0.6", *SHORT]) == 1
+    waits, *others = capsys.readouterr().err.splitlines()
+    assert waits.startswith("waiting up to 0.6 s for a server at http://127.0.0.1:1: ")
+    assert len(others) == 1
 
 
 @pytest.mark.parametrize(

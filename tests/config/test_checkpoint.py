@@ -135,10 +135,11 @@ def test_overrides_are_merged_not_replaced(folder):
 def test_user_limit(folder):
     assert read(folder, max_model_len=10).max_model_len == 10
     assert read(folder, max_model_len=-1).max_model_len == 64
+    for length in (0, 1):
+        with pytest.raises(ConfigError, match=f"max_model_len must be at least 2, .* got {length}$"):
+            read(folder, max_model_len=length)
     with pytest.raises(ConfigError, match="max_model_len 65 is above the 64 tokens"):
         read(folder, max_model_len=65)
-    with pytest.raises(ConfigError, match="max_model_len must be at least 1"):
-        read(folder, max_model_len=0)
 
 
 def test_snapshots_and_revisions(folder, tmp_path_factory):

@@ -122,7 +122,11 @@ def test_missing_file(parser):
             ["a", "--keep-weights", "maybe"],
             "--keep-weights takes no value, got 'maybe'; write --keep-weights or --no-ke",
         ),
-        (["--keep_weights", "a", "maybe"], "unexpected argument 'maybe'"),
+        (
+            ["--keep_weights", "on", "a"],
+            "unexpected argument 'a'; 'on' was taken for MODEL: --keep-weights takes no value, write --keep-weights",
+        ),
+        (["--keep-weights", "--seed", "3", "a", "b"], "unexpected argument 'b'; frame serve --help shows what"),
         (
             ["a", "--keep-weights=false"],
             "--keep-weights takes no value, got 'false'; write --keep-weights or --no-keep-",

@@ -5,6 +5,8 @@ import pytest
 from frame import LLM
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
+from frame.plugins.connectors.offload import options as offload_options
+from frame.plugins.connectors.offload.options import OffloadOptions, buffer_rows
 from frame.plugins.connectors.push import options as push_options
 from frame.plugins.platforms.cpu import HostMemory
 from frame.testing.checkpoints import make_checkpoint
@@ -41,6 +43,22 @@ def test_connectors_that_another_one_holds(tmp_path):
     push = {"kv_connector": "push", "kv_role": "kv_consumer", "options": {"secret_file": "there", **SIZES}}
     config = from_flat({"kv_connector": "multi", "plugin": {"multi": {"connectors": [disk, push, push]}}})
     assert 0 <= device_bytes(config, Registry.load(), "cuda") - 128 * MIB <= MOST_BESIDE
+
+
+@pytest.mark.parametrize(
+    ("options", "mib"), [({"size": 0.5}, 64), ({"size": 0.5, "shared": True}, 96), ({"disk_folder": "there"}, 64)]
+)
+@pytest.mark.parametrize("role", ["both", "producer", "consumer"])
+def test_offload(options, mib, role):
+    """A buffer for each direction, and what checksums of shared memory take."""
+    config = from_flat({"kv_connector": "offload", "kv_role": role, "plugin": {"offload": options}})
+    assert device_bytes(config, Registry.load(), "cuda") == mib * MIB
+    assert device_bytes(config, Registry.load(), "cpu") == 0
+
+
+def test_the_buffers_of_offload_are_no_larger():
+    for row_bytes in (1 << 10, 3 << 20, 20 << 20):
+        assert 2 * buffer_rows(row_bytes) * row_bytes <= offload_options.device_bytes(OffloadOptions(), "both", "cuda")
 
 
 @pytest.mark.parametrize("settings", [{}, {"kv_connector": "disk"}, {"kv_connector": "mooncake"}])

@@ -156,3 +156,12 @@ def test_options_of_a_connector_that_an_engine_has_not_are_named_in_the_log(capl
     lines = [one.getMessage() for one in caplog.records if "no effect" in one.getMessage()]
     assert len(lines) == bool(told)
     assert all(part in lines[0] for part in told)
+
+
+def test_one_engine_of_several_names_options_without_effect(caplog):
+    settings = {"data_parallel_size": 3, "plugin": {"offload": {"size": 1.0}}}
+    config = from_flat(settings)
+    for rank in range(3):
+        own = config.model_copy(update={"data_parallel": config.data_parallel.engine(rank)})
+        check_connector(own, Mesh(), Registry.load())
+    assert len([one for one in caplog.records if "no effect" in one.getMessage()]) == 1

@@ -54,7 +54,7 @@ def test_edits_that_do_nothing_are_taken(given: Any, messages: Any, longest: int
         (edit(TOOLS, trigger=value("tool_uses", 2)), "would change"),
         (edit(COMPACT), f"({COMPACT}) would change"),
         (edit("forget"), "has type 'forget', which is not served; there are: clear_tool_uses_20250919"),
-        ({"edits": ["x"]}, "has type 'None'"),
+        ({"edits": ["x"]}, "has type None"),
         ({"edits": "x"}, "context_management.edits must be a list"),
     ],
 )

@@ -51,7 +51,9 @@ def refuse(params):
         ([1, 2, True], {}, "must be integers, got True at 2", "prompt"),
         ((1, 2, np.False_), {}, "must be integers, got np.False_ at 2", "prompt"),
         ([5, 2**63], {}, "64-bit integers, got 9223372036854775808 at 1", "prompt"),
-        pytest.param([1, 10**5000], {}, "64-bit integers, got one of 16610 bits at 1", "prompt", id="too many digits"),
+        pytest.param(
+            [1, 10**5000], {}, "64-bit integers, got a number of too many digits at 1", "prompt", id="too many digits"
+        ),
         ([1, [2]], {}, r"64-bit integers, got \[2\] at 1", "prompt"),
         (np.array(5), {}, "flat array of integers, got int64 of 0 dimensions", "prompt"),
         (bytearray(b"ab"), {}, "token ids or a dict of either, got bytearray", "prompt"),

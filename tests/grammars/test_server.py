@@ -153,6 +153,7 @@ def test_wrong_constraints_get_one_clear_400(running: Running, fields: dict[str,
         assert response.status_code == 400, response.text
         error = response.json()["error"]["message"]
         assert message in error
+        assert error.count("structured_outputs.json") <= 1
         assert "\n" not in error
 
 

@@ -31,9 +31,9 @@ def test_defaults_ask_for_nothing_special():
         ("top_p", 1.01, "top_p must be in"),
         ("top_k", -2, "top_k must be an integer of at least 0 or -1, got -2"),
         ("min_p", 1.5, "min_p must be in"),
-        ("temperature", 10**400, r"temperature must be in \[0, 10000\], got 10{79}$"),
+        ("temperature", 10**400, r"temperature must be in \[0, 10000\], got 10{79}…0{40} "),
         ("top_k", 2**31, "top_k must be at most 2147483647, got 2147483648"),
-        ("n", 10**400, "n must be at most 2147483647, got 10{79}$"),
+        ("n", 10**400, "n must be at most 2147483647, got 10{79}…0{40} "),
         ("seed", 2**64, "seed must be a 64-bit integer"),
         ("seed", 1.0, "seed must be a 64-bit integer"),
         ("max_tokens", 0, "max_tokens must be an integer of at least 1"),
@@ -68,7 +68,7 @@ def test_values_out_of_range_are_named(name, value, message):
 @pytest.mark.parametrize("name", ["seed", "min_tokens", "top_p"])
 def test_numbers_that_python_cannot_write_out_are_refused_in_words(name):
     for value in (10**5000, -(10**5000)):
-        with pytest.raises(ValueError, match=f"{name} must be .*, got a number of more than 3,000 digits"):
+        with pytest.raises(ValueError, match=f"{name} must be .*, got a number of too many digits"):
             SamplingParams(**{name: value})
 
 

@@ -68,6 +68,15 @@ def test_truncated_file_is_named(tmp_path, kept_bytes):
         list(loader(tmp_path).tensors())
 
 
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    source = loader(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").symlink_to("model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Too many levels of symbolic links$"):
+        list(source.read_file(tmp_path / "model.safetensors"))
+
+
 def test_garbage_is_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match=r"model\.safetensors is corrupt or truncated"):

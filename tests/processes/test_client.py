@@ -544,6 +544,26 @@ async def test_the_death_of_a_process_that_stands_by_is_told(
     assert "the standby engine was killed by SIGKILL" in caplog.text
 
 
+async def test_the_cause_for_which_a_process_cannot_stand_by_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "_AGAIN_SECONDS", 0.0)
+    gone = tmp_path / "gone"
+    client = await start_engine(config(stands_by=True, refused_if=str(gone)), command=COMMAND)
+    gone.touch()
+    os.kill((await ahead(client)).process.pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while "the standby engine ended" not in caplog.text:
+            await asyncio.sleep(0.01)
+    gone.unlink()
+    await client.add(request("meanwhile"))
+    assert (await Collector(client).end("meanwhile")).finish_reason == "length"
+    await client.close()
+    line = "the standby engine ended with status 1: the model has gone; another is started in a minute"
+    assert line in [one.getMessage() for one in caplog.records]
+
+
 async def test_a_process_that_stands_by_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "DELAY_SECONDS", 0.0)
     client = await start_engine(config(stands_by=True), command=COMMAND)

@@ -38,7 +38,7 @@ EngineProcess(from_flat({"model": "", "log_level": sys.argv[2]}), "@never", int(
 @pytest.mark.parametrize(
     ("level", "heard"),
     [
-        ("info", ["warning", "building"]),
+        ("info", ["building"]),
         ("debug", ["debug", "info", "warning", "building"]),
         ("error", []),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -125,6 +126,17 @@ def test_a_killed_api_process_breaks_its_own_connections_only() -> None:
             thread.join(60)
         assert [answer.status_code for answer in after] == [200] * 6
         assert running.children()["engine"] == pid
+
+
+@pytest.mark.parametrize(("soft", "hard", "told"), [(64, 64, True), (64, 512, False)])
+def test_files_may_be_open_as_far_as_the_limit_allows(soft: int, hard: int, told: bool) -> None:
+    limited = ["bash", "-c", f'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"', "-", *FAKE]
+    with server(limited) as running:
+        api = running.children()["api"]
+        limits = Path(f"/proc/{api}/limits").read_text()
+        assert re.search(rf"Max open files +{hard} +{hard} ", limits)
+        warning = "64 files may be open, and further connections are closed at once; raise it with ulimit -n"
+        assert (warning in running.text) is told
 
 
 def test_too_many_engine_deaths_end_the_server() -> None:

@@ -7,7 +7,8 @@ output ends (`once`: with finish reason "stop") where the prompt does.
 then on, `broken` (start-up error), `dies` (exit status before ready), `caches` (a prompt that came before with the same
 salt counts as found in the cache), `counters` and `gauges` (what a KV connector has reported). Of so many engines or
 more: `refused_from` (the configuration is refused), `lost_from` (a worker is lost before it could begin), `broken_from`
-(start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts.
+(start-up error), `short_from` (32 tokens fit). `broken_if` is a file with which none starts, and
+`refused_if` one with which none could begin.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ def prepare_fake(config: FrameConfig, stage: Callable[[str], None]) -> Callable[
     options = config.plugin.get("fake", {})
     if at_least(config, "refused_from"):
         raise ValueError("so many engines are impossible")
+    if Path(options.get("refused_if", "/nothing")).exists():
+        raise ValueError("the model has gone")
     if at_least(config, "lost_from"):
         raise RuntimeError("worker 1 of 2 died")
     time.sleep(float(options.get("libraries", 0.0)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httpx
+import pytest
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, ValidationError
 
 from frame.core.config.tree import FrameConfig
 from frame.core.server.app import build_app
+from frame.core.server.errors import field_error
 from frame.interfaces import Endpoint, ErrorShape, RequestError
 from frame.testing import make_setup
 from frame.testing.fake_serving import FakeServing
@@ -97,3 +100,35 @@ def test_owners_differ_by_key() -> None:
     assert second
     assert first != second
     assert "k1" not in first
+
+
+def test_a_field_with_a_long_name_or_value() -> None:
+    class Body(BaseModel):
+        weights: dict[str, int] = {}
+
+    word = "x" * 400
+    shown = f"{'x' * 80}…{'x' * 40}"
+    for given, said in (
+        ({"weights": {word: "a"}}, f"weights.{shown} (400 characters) must be a valid integer, "),
+        ({"weights": {"a": word}}, f"got '{shown}' (400 characters)"),
+    ):
+        with pytest.raises(ValidationError) as raised:
+            Body.model_validate(given)
+        error = field_error(raised.value, Body.model_fields)
+        assert said in error.message
+        assert len(error.message) < 320
+    assert f"'/{'x' * 79}…{'x' * 40}' (401 characters)" in ask("GET", f"/{word}").text
+
+
+def test_a_union_names_what_is_wrong_with_the_branch_that_was_meant() -> None:
+    class Body(BaseModel):
+        stop: str | Annotated[list[str], Field(max_length=2)] | None = None
+
+    for given, said in (
+        (["a"] * 3, "stop must have at most 2 items, got 3"),
+        (7, "stop must be a valid string, got 7"),
+        (["a", 7], "stop.1 must be a valid string, got 7"),
+    ):
+        with pytest.raises(ValidationError) as raised:
+            Body.model_validate({"stop": given})
+        assert field_error(raised.value, Body.model_fields).message == said

@@ -39,7 +39,7 @@ class GrammarTrial:
         except OutOfBoundsError as error:
             raise ValueError(f"{name} {self._excess(error.late)}") from None
         if isinstance(answer, Refused):
-            raise ValueError(f"{name}: {answer.error}")
+            raise ValueError(answer.error if answer.error.startswith(f"{name} ") else f"{name}: {answer.error}")
         return answer
 
     def _excess(self, late: bool) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from frame.quoting import quoted
 from frame.settings import ConfigError, near
 
 from .record import BenchRequest
@@ -86,7 +87,7 @@ def make_requests(
     if name in ("sharegpt", "custom"):
         rows = list(_rows(arguments, source, draw))
         return [rows[index % len(rows)] for index in range(arguments.num_prompts or len(rows))]
-    raise ConfigError(f"no dataset {name!r}{near(name, DATASETS)}; there are: {', '.join(DATASETS)}")
+    raise ConfigError(f"no dataset {quoted(name)}{near(name, DATASETS)}; there are: {', '.join(DATASETS)}")
 
 
 def _positive(arguments: argparse.Namespace, *names: str) -> None:
@@ -193,8 +194,8 @@ def _custom(row: dict[str, Any], number: int, path: Path, output_len: int, sourc
         raise ConfigError(f'{path}, row {number} must have a text "prompt" or a list "messages"')
     wanted = row.get("output_tokens") if output_len == -1 else output_len
     if not isinstance(wanted, int) or wanted < 1:
-        raise ConfigError(f"{path}, row {number}: output_tokens must be a positive integer, got {wanted!r}")
+        raise ConfigError(f"{path}, row {number}: output_tokens must be a positive integer, got {quoted(wanted)}")
     at = row.get("timestamp")
     if isinstance(at, bool) or not isinstance(at, int | float | None) or not math.isfinite(at or 0):
-        raise ConfigError(f"{path}, row {number}: timestamp must be seconds, got {at!r}")
+        raise ConfigError(f"{path}, row {number}: timestamp must be seconds, got {quoted(at)}")
     return BenchRequest(str(prompt), wanted, source.count(str(prompt)), messages or None, at)

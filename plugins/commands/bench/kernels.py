@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import ConfigError, near
 
 from .metrics import percentile
@@ -62,7 +63,7 @@ class KernelsBench(Command):
         """Lists or measures."""
         for name in arguments.op:
             if name not in OPS:
-                raise ConfigError(f"no op {name!r}{near(name, OPS)}; there are: {', '.join(OPS)}")
+                raise ConfigError(f"no op {quoted(name)}{near(name, OPS)}; there are: {', '.join(OPS)}")
         for name, least in (("num_tokens", 1), ("hidden_size", 128), ("vocab_size", 64), ("num_iters", 1)):
             if getattr(arguments, name) < least:
                 raise ConfigError(

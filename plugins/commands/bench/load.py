@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -78,8 +79,8 @@ async def run_load(target: Target, load: Load, tick: Callable[[], object]) -> Ru
 
 
 async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) -> None:
-    """Returns once something answers at `base_url`; raises `ConfigError` after `seconds`."""
-    end = time.perf_counter() + seconds
+    """Returns once something answers at `base_url`; says so when it waits; `ConfigError` after `seconds`."""
+    end, waits = time.perf_counter() + seconds, False
     async with http_client(headers, _ASK_SECONDS) as client:
         import httpx  # http_client has raised an error where it is missing
 
@@ -93,6 +94,9 @@ async def wait_ready(base_url: str, headers: Mapping[str, str], seconds: float) 
                 reason = str(error) or type(error).__name__
             if time.perf_counter() >= end:
                 raise ConfigError(f"no server is ready at {base_url} after {seconds:g} s: {reason}")
+            if not waits:
+                print(f"waiting up to {seconds:g} s for a server at {base_url}: {reason}", file=sys.stderr, flush=True)
+            waits = True
             await asyncio.sleep(_RETRY_SECONDS)
 
 

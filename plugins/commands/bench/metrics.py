@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from frame.quoting import quoted
 from frame.settings import ConfigError
 
 from .record import MeasuredRequest
@@ -60,13 +61,13 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
     for pair in pairs:
         name, _, value = pair.partition(":")
         if name not in ("ttft", "tpot", "e2el"):
-            raise ConfigError(f"--goodput takes ttft:MS, tpot:MS and e2el:MS, got {pair!r}")
+            raise ConfigError(f"--goodput takes ttft:MS, tpot:MS and e2el:MS, got {quoted(pair)}")
         try:
             limits[name] = float(value)
         except ValueError:
             limits[name] = -1.0
         if not 0 <= limits[name] < math.inf:
-            raise ConfigError(f"--goodput: {name} must be a number of milliseconds, got {value!r}")
+            raise ConfigError(f"--goodput: {name} must be a number of milliseconds, got {quoted(value)}")
     return limits
 
 

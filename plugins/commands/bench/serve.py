@@ -10,6 +10,7 @@ import sys
 from typing import Any, cast
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import ConfigError, FlagParser, read_json, read_mapping
 
 from .client import Target
@@ -186,7 +187,7 @@ class _Plan:
         self.metrics = [name.strip() for name in arguments.percentile_metrics.split(",") if name.strip()]
         for name in self.metrics:
             if name not in METRICS:
-                raise ConfigError(f"no metric {name!r} for --percentile-metrics; there are: {', '.join(METRICS)}")
+                raise ConfigError(f"no metric {quoted(name)} for --percentile-metrics; there are: {', '.join(METRICS)}")
         self.goodput = parse_goodput(arguments.goodput)
         self.metadata = _pairs("--metadata", arguments.metadata)
         for name in ("request_rate", "burstiness"):
@@ -197,10 +198,10 @@ class _Plan:
         self.endpoint = arguments.endpoint or ("chat" if arguments.backend == "openai-chat" else "completions")
         self.path = _PATHS.get(self.endpoint, self.endpoint)
         if not self.path.startswith("/"):
-            raise ConfigError(f"--endpoint must be completions, chat or a path, got {self.endpoint!r}")
+            raise ConfigError(f"--endpoint must be completions, chat or a path, got {quoted(self.endpoint)}")
         url = arguments.base_url or f"http://{arguments.host}:{arguments.port}"
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--base-url must begin with http:// or https://, got {url!r}")
+            raise ConfigError(f"--base-url must begin with http:// or https://, got {quoted(url)}")
         self.base_url = url.rstrip("/").removesuffix("/v1")
         self.source: TextSource = text_source(arguments.tokenizer, arguments.model)
         self.model = arguments.served_model_name or arguments.model or ""
@@ -229,7 +230,7 @@ def _percents(text: str) -> list[float]:
     except ValueError:
         found = [-1.0]
     if not all(0 <= value <= 100 for value in found):
-        raise ConfigError(f"--metric-percentiles must be numbers from 0 to 100 with commas between, got {text!r}")
+        raise ConfigError(f"--metric-percentiles must be numbers from 0 to 100 with commas between, got {quoted(text)}")
     return found
 
 
@@ -238,7 +239,7 @@ def _pairs(flag: str, items: list[str]) -> dict[str, str]:
     for item in items:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{flag} takes NAME=VALUE, got {item!r}")
+            raise ConfigError(f"{flag} takes NAME=VALUE, got {quoted(item)}")
         found[name] = value
     return found
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from frame.quoting import cut_quotes, quoted
 from frame.settings import FlagParser, near
 
 
@@ -28,10 +29,10 @@ class SubcommandParser(FlagParser):
         if rest:
             name = rest[0].partition("=")[0]
             if not name.startswith("-"):
-                self.error(f"unexpected argument {rest[0]!r}")
-            self.error(f"no flag {name!r}{near(name, self._option_string_actions)}")
+                self.error(f"unexpected argument {quoted(rest[0])}")
+            self.error(f"no flag {quoted(name)}{near(name, self._option_string_actions)}")
         return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Prints one sentence and exits with status 2."""
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {cut_quotes(message)}\n")

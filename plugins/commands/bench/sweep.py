@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import ConfigError
 
 from .output import add_output_flags, finish, progress_bar, stamp
@@ -96,7 +97,7 @@ def grid(varied: Sequence[str], file: str | None) -> list[dict[str, str]]:
     for item in varied:
         name, equals, values = item.partition("=")
         if not equals or not all(values.split(",")):
-            raise ConfigError(f"--vary takes FLAG=VALUE,VALUE, got {item!r}")
+            raise ConfigError(f"--vary takes FLAG=VALUE,VALUE, got {quoted(item)}")
         axes[_flag(name)] = values.split(",")
     if not axes and points == [{}]:
         raise ConfigError("nothing varies: give --vary FLAG=VALUE,VALUE or --grid FILE")
@@ -126,7 +127,7 @@ def _read(file: str) -> Any:
 
 def _point(entry: Any, file: str) -> dict[str, str]:
     if not isinstance(entry, dict):
-        raise ConfigError(f"--grid {file}: a point must map flags to values, got {entry!r:.80}")
+        raise ConfigError(f"--grid {file}: a point must map flags to values, got {quoted(entry)}")
     return {_flag(name): _text(value) for name, value in entry.items()}
 
 
@@ -182,7 +183,7 @@ def _kept(point: Mapping[str, str], results: Mapping[str, Any], latency: str, th
     }
     for name in (latency, throughput):
         if name not in numbers:
-            raise ConfigError(f"the results have no number {name!r}; there are: {', '.join(numbers)}")
+            raise ConfigError(f"the results have no number {quoted(name)}; there are: {', '.join(numbers)}")
     chosen = {name: numbers.pop(name) for name in (throughput, latency)}
     return {**point, **chosen, **numbers}
 

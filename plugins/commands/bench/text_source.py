@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from frame.quoting import quoted
 from frame.settings import ConfigError
 
 #: Short common words: nearly every tokenizer has each of them, with its space, as one token.
@@ -62,7 +63,7 @@ class TokenizerSource:
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(file))
         except Exception as error:
-            raise ConfigError(f"--tokenizer {str(folder)!r} cannot be read: {error}") from None
+            raise ConfigError(f"--tokenizer {quoted(str(folder))} cannot be read: {error}") from None
         self.name = str(folder)
         special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         self._ids = [index for index in sorted(self._tokenizer.get_vocab().values()) if index not in special]

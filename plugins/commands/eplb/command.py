@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frame.interfaces import Command
+from frame.quoting import quoted
 from frame.settings import ConfigError, from_flat
 
 from ..bench.output import check_outputs
@@ -120,7 +121,7 @@ def _counts(arguments: argparse.Namespace, flag: str) -> list[int]:
     least, text = (0 if flag == "redundant" else 1), getattr(arguments, flag)
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and least <= int(part[:9]) and len(part) < 9 for part in parts):
-        raise ConfigError(f"--{flag} must be whole numbers from {least} on, as in 32,64, got {text!r}")
+        raise ConfigError(f"--{flag} must be whole numbers from {least} on, as in 32,64, got {quoted(text)}")
     return [int(part) for part in parts]
 
 
@@ -130,6 +131,6 @@ def _options(given: list[str]) -> dict[str, dict[str, Any]]:
         path, equals, value = text.partition("=")
         name, dot, field = path.rpartition(".")
         if not (equals and dot and name and field):
-            raise ConfigError(f"--option must be NAME.FIELD=VALUE, as in sticky.windows=10, got {text!r}")
+            raise ConfigError(f"--option must be NAME.FIELD=VALUE, as in sticky.windows=10, got {quoted(text)}")
         options.setdefault(name, {})[field] = value
     return options

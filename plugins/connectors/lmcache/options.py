@@ -6,6 +6,8 @@ import ipaddress
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from frame.quoting import quoted
+
 from ..peer.options import Address
 
 
@@ -42,7 +44,7 @@ class LMCacheOptions(BaseModel):
         except ValueError:
             address = Address()
         if not address.host:
-            raise ValueError(f"{self.server!r} is not an address of an LMCache server; write tcp:host:port")
+            raise ValueError(f"{quoted(self.server)} is not an address of an LMCache server; write tcp:host:port")
         return address
 
 

@@ -6,6 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+#: Bytes of the buffer for copies of each direction, and about those of a worker's checksums.
+_BUFFER_BYTES = _SUM_BYTES = 32 << 20
+_MOST_ROWS = 256
+
 
 class OffloadOptions(BaseModel):
     """Settings of the offload connector."""
@@ -74,3 +78,18 @@ class OffloadOptions(BaseModel):
     def num_bytes(self) -> int:
         """The size in bytes."""
         return int(self.size * (1 << 30))
+
+
+def buffer_rows(row_bytes: int) -> int:
+    """Rows in the buffer of each direction: at least one, however large."""
+    return max(1, min(_MOST_ROWS, _BUFFER_BYTES // row_bytes))
+
+
+def device_bytes(options: OffloadOptions, role: str, device_type: str) -> int:
+    """Bytes of a worker's device for the buffers, and for checksums where the rows lie in shared memory.
+
+    The buffer for a state, whose size only the model says, is not counted.
+    """
+    if device_type == "cpu":  # the copies need no room of the device
+        return 0
+    return 2 * _BUFFER_BYTES + (_SUM_BYTES if options.shared else 0)

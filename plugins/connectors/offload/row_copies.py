@@ -18,11 +18,8 @@ from ..blocks.host_slab import HostSlab
 from ..blocks.layer_copies import LayerCopies
 from ..blocks.messages import Move
 from ..blocks.step_worker import Part
+from .options import buffer_rows
 from .row_sums import RowSums
-
-#: Bytes of each buffer.
-BUFFER_BYTES = 32 << 20
-_MOST_ROWS = 256
 
 
 @dataclass(eq=False)
@@ -56,11 +53,11 @@ class RowCopies:
         self.parts: Sequence[Part] = ()
         self._slab = slab
         self._layers = LayerCopies(streams, device)
-        count = max(1, min(_MOST_ROWS, BUFFER_BYTES // slab.row_bytes))
+        count = buffer_rows(slab.row_bytes)
         self._load_buffer, self._save_buffer = (
             torch.empty((count, slab.row_bytes), dtype=torch.uint8, device=device) for _ in range(2)
         )
-        self._sums = RowSums(slab.row_bytes, device)
+        self._sums = RowSums(slab.row_bytes, device) if slab.identity else None
 
     def compile(self) -> None:
         """Has the device's kernel compiled, once `parts` are known."""
@@ -84,7 +81,7 @@ class RowCopies:
             good = self._layers.gather(self.parts, moves, buffer[: len(moves)])
             for place, run in self.runs(rows):
                 run.copy_(buffer[place : place + len(run)], non_blocking=True)
-            if copy.sums is not None:
+            if copy.sums is not None and self._sums is not None:
                 copy.sums[start:end].copy_(self._sums(buffer[: len(moves)]), non_blocking=True)
             if finite is not None:
                 finite[start:end].copy_(good, non_blocking=True)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from frame.quoting import quoted
 from frame.settings import read_secret
 
 
@@ -28,7 +29,7 @@ class Address(NamedTuple):
         host, _, port = rest.rpartition(":")
         if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) + rank < 65536:
             return cls(host=host.strip("[]"), port=int(port) + rank)
-        raise ValueError(f"{text!r} is not an address; write unix:/path or tcp:host:port")
+        raise ValueError(f"{quoted(text)} is not an address; write unix:/path or tcp:host:port")
 
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else f"tcp:{self.host}:{self.port}"

@@ -7,6 +7,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from frame.quoting import quoted
 from frame.settings import read_secret
 
 from ..nixl.options import matches
@@ -134,5 +135,5 @@ def device_bytes(options: PushOptions, role: str, device_type: str) -> int:
 def _place(text: str) -> tuple[str, int]:
     found = _PLACE.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 65536:
-        raise ValueError(f"{text!r} is not HOST:PORT")
+        raise ValueError(f"{quoted(text)} is not HOST:PORT")
     return found[1] or found[2], int(found[3])

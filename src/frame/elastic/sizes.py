@@ -8,6 +8,7 @@ from frame.core.config.data_parallel import MOST_LOCAL
 from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.setups import mesh_of
 from frame.expert_balance.settings import ExpertBalanceConfig
+from frame.quoting import quoted
 
 
 def is_elastic(config: FrameConfig) -> bool:
@@ -20,8 +21,7 @@ def refusal(config: FrameConfig, size: Any) -> str | None:
     if reason := _refusal_of_kind(config):
         return reason
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_LOCAL:
-        shown = "a number of too many digits" if isinstance(size, int) and abs(size) > 1 << 64 else f"{size!r:.80}"
-        return f"new_data_parallel_size must be a whole number from 1 to {MOST_LOCAL}, got {shown}"
+        return f"new_data_parallel_size must be a whole number from 1 to {MOST_LOCAL}, got {quoted(size)}"
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from frame.core.config.section import Section, setting
+from frame.quoting import quoted
 
 
 class ExpertBalanceConfig(Section):
@@ -36,6 +37,6 @@ class ExpertBalanceConfig(Section):
         if self.num_redundant_experts and not self.enable_eplb:
             yield f"num_redundant_experts {self.num_redundant_experts} needs enable_eplb, which places them"
         if self.eplb_record is not None and not self.enable_eplb:
-            yield f"eplb_record {self.eplb_record!r} needs enable_eplb, which counts the loads"
+            yield f"eplb_record {quoted(self.eplb_record)} needs enable_eplb, which counts the loads"
         if self.eplb_record is not None and not self.eplb_record.startswith("/"):
-            yield f"eplb_record must be an absolute path, got {self.eplb_record!r}"
+            yield f"eplb_record must be an absolute path, got {quoted(self.eplb_record)}"

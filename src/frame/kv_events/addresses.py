@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
+from frame.quoting import quoted
+
 #: Bytes that the address of a Unix socket may have, with the longest suffix of a rank.
 _MOST_PATH = 90
 
@@ -26,7 +28,7 @@ def problem(name: str, address: str, rank: int = 0) -> str | None:
         return None if len(rest.encode()) <= _MOST_PATH else f"{name} {address} is longer than {_MOST_PATH} bytes"
     elif scheme == "inproc" and rest:
         return None
-    return f"{name} {address!r} is no address; write tcp://HOST:PORT, ipc:///PATH or inproc://NAME"
+    return f"{name} {quoted(address)} is no address; write tcp://HOST:PORT, ipc:///PATH or inproc://NAME"
 
 
 def host_of(address: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from frame.core.interfaces.errors import InvalidRequest
+from frame.quoting import quoted
 
 if TYPE_CHECKING:
     from frame.core.front.prompts import ParsedPrompt
@@ -40,7 +41,7 @@ def read_sides(prompt: Mapping[str, Any], parse: Callable[[Any], ParsedPrompt]) 
     for name in (_ENCODER, _DECODER):
         part = prompt.get(name)
         if isinstance(part, Mapping) and (has_sides(part) or part.get("prompt_embeds") is not None):
-            raise InvalidRequest(f"{name!r} must be text, token ids, or a prompt of either", name)
+            raise InvalidRequest(f"{quoted(name)} must be text, token ids, or a prompt of either", name)
     encoder, begun = _of_side(_ENCODER, parse, prompt[_ENCODER]), prompt.get(_DECODER)
     decoder = type(encoder)() if begun is None else _of_side(_DECODER, parse, begun)
     return msgspec.structs.replace(decoder, encoder=encoder, salt=decoder.salt or encoder.salt)
@@ -105,4 +106,4 @@ def _of_side(name: str, work: Callable[[Any], T], value: Any) -> T:
     try:
         return work(value)
     except InvalidRequest as error:
-        raise (InvalidRequest(f"{name!r}: {error}", name) if name else error) from None
+        raise (InvalidRequest(f"{quoted(name)}: {error}", name) if name else error) from None

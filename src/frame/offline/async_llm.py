@@ -27,6 +27,7 @@ from frame.core.interfaces.tokenizer import Tokenizer
 from frame.core.plugin_host.model_sources import fetch_model
 from frame.core.plugin_host.registry import Registry
 from frame.elastic.sizes import refusal
+from frame.quoting import quoted
 
 from .background_engine import BackgroundEngine
 from .lora import POLL_SECONDS, KnownAdapters, LoRARequest
@@ -57,7 +58,7 @@ class AsyncLLM(AsyncFront):
         **unknown: Any,
     ) -> None:
         if given or unknown or config is None or client is None:
-            wrong = ", ".join([*(f"{one!r:.80}" for one in given), *map(repr, unknown)])
+            wrong = ", ".join([*(f"{quoted(one)}" for one in given), *map(repr, unknown)])
             raise ConfigError(
                 "AsyncLLM takes the config and the client of a running engine, and checkpoint, registry and tokenizer, "
                 f"but not {wrong or 'nothing'}; AsyncLLM.from_engine_args(AsyncEngineArgs(model=...)) starts an engine"
@@ -299,7 +300,7 @@ class AsyncLLM(AsyncFront):
         engines do not start, `EngineDeadError` with the cause, and the old number serves on.
         """
         if isinstance(drain_timeout, bool) or not isinstance(drain_timeout, int | float) or not drain_timeout > 0:
-            raise ValueError(f"drain_timeout must be a number of seconds above 0, got {drain_timeout!r:.80}")
+            raise ValueError(f"drain_timeout must be a number of seconds above 0, got {quoted(drain_timeout)}")
         if reason := refusal(self.config, new_data_parallel_size):
             raise ValueError(reason)
         await self._client.call("scale_elastic_ep", {"new_data_parallel_size": new_data_parallel_size})

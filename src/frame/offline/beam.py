@@ -14,6 +14,7 @@ import msgspec
 from frame.core.front.logprobs import Logprob
 from frame.core.front.outputs import RequestOutput
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
+from frame.quoting import quoted
 
 from .prompts import TokensPrompt
 
@@ -32,7 +33,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
         for name in ("beam_width", "max_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least 1, got {quoted(value)}")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 from frame.core.front.prompts import InvalidRequest
 from frame.core.interfaces.adapters import AdapterSource
+from frame.quoting import quoted
 
 #: Seconds between two questions whether an adapter has been read.
 POLL_SECONDS = 0.005
@@ -60,15 +61,16 @@ class KnownAdapters:
             raise InvalidRequest(f"lora_request must be a LoRARequest, got {type(given).__name__}", "lora_request")
         number, name, path = given.lora_int_id, given.lora_name, given.lora_path
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise InvalidRequest(f"lora_int_id must be a whole number from 1, got {number!r}", "lora_request")
+            raise InvalidRequest(f"lora_int_id must be a whole number from 1, got {quoted(number)}", "lora_request")
         if not (isinstance(name, str) and name and isinstance(path, str) and path):
             raise InvalidRequest("a LoRARequest needs a lora_name and a lora_path", "lora_request")
         for other in self._by_number.values():
             same = (other.lora_int_id == number, other.lora_name == name)
             if any(same) and not (all(same) and (other.lora_path == path or given.load_inplace)):
                 raise InvalidRequest(
-                    f"the adapter {name!r} ({number}, {path}) contradicts an earlier one, {other.lora_name!r} "
-                    f"({other.lora_int_id}, {other.lora_path}): each has its own number, name and folder",
+                    f"the adapter {quoted(name)} ({number}, {path}) contradicts an earlier one, "
+                    f"{quoted(other.lora_name)} ({other.lora_int_id}, {other.lora_path}): "
+                    "each has its own number, name and folder",
                     "lora_request",
                 )
         self._by_number[number] = given

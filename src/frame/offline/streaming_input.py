@@ -21,6 +21,7 @@ from frame.core.front.prompts import InvalidRequest, ParsedPrompt, parse_prompt
 from frame.core.interfaces.client import EngineClient, EngineDeadError
 from frame.core.interfaces.sampling import RequestOutputKind, SamplingParams
 from frame.links.encoder_prompts import NO_ENCODER
+from frame.quoting import quoted
 
 #: pieces that are read ahead of the one that the model answers
 _MAX_AHEAD = 16
@@ -232,7 +233,7 @@ class Sessions:
     def check_unused(self, request_id: str, others: Container[str] = ()) -> None:
         """Raises `InvalidRequest` for the id of one of them, or of `others`."""
         if request_id in self._sessions or request_id in others:
-            raise InvalidRequest(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+            raise InvalidRequest(f"request id {quoted(request_id)} is in use by an unfinished request", "request_id")
 
     async def stream(
         self, front: AsyncFront, pieces: AsyncIterable[Any], params: Any, request_id: str, **options: Any

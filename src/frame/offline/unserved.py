@@ -8,12 +8,13 @@ from typing import Any
 
 from frame.core.config.errors import near
 from frame.core.front.prompts import InvalidRequest
+from frame.quoting import quoted
 
 
 def sleep_keeps(level: int) -> list[str]:
     """What `sleep` keeps on this level; raises `ValueError` for an unknown level."""
     if level not in (1, 2):
-        raise ValueError(f"sleep level must be 1 or 2, got {level!r}")
+        raise ValueError(f"sleep level must be 1 or 2, got {quoted(level)}")
     return ["weights"] if level == 1 else []
 
 

@@ -21,6 +21,7 @@ from frame.core.interfaces.errors import ErrorShape, RequestError
 from frame.core.server.errors import ERROR_SHAPE, error_body, retry_headers
 from frame.core.server.ingress import respond
 from frame.core.server.keys import KeyRing
+from frame.quoting import quoted
 
 from .bodies import announced
 from .metrics import FleetCollector
@@ -106,10 +107,10 @@ class Front:
             return self._pages[plain].answer
         if plain in self._own:
             if not reads:
-                raise RequestError(405, f"method {method[:20]} is not allowed on {plain!r}")
+                raise RequestError(405, f"method {method[:20]} is not allowed on {quoted(plain)}")
             return self._own[plain]
         if path in self._own:
-            raise RequestError(404, f"{path!r} is a route of the front, and must be written so")
+            raise RequestError(404, f"{quoted(path)} is a route of the front, and must be written so")
         if method == "TRACE":  # which has a server show what it got, its key among it
             raise RequestError(405, "method TRACE is not allowed")
         if self.draining:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from frame.core.config.errors import ConfigError
 from frame.core.interfaces.setup import Setup
 from frame.core.plugin_host.registry import Registry
+from frame.core.processes.child_process import allow_files
 from frame.core.processes.listeners import bind, close_all, url
 from frame.core.server.certificates import tls_context
 from frame.core.server.http import Server, make_server
@@ -180,7 +179,7 @@ def run_front(settings: RouteSettings) -> int:
     provider = registry.select("route-policy", settings.policy, lambda kind: None)
     policy = cast("RoutePolicy", registry.make("route-policy", provider, Setup(), settings.config))
     _check_client()
-    _allow_files()
+    allow_files()  # each request has two connections
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = settings.config.server
     listener = bind(server)
@@ -189,13 +188,6 @@ def run_front(settings: RouteSettings) -> int:
             return runner.run(RouteProcess(settings, policy, provider.name, listener).run())
     finally:
         close_all(server, listener)
-
-
-def _allow_files() -> None:
-    """Raises this process's limit of open files as far as it may: each request has two connections."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _check_client() -> None:

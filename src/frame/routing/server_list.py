@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from frame.core.config.errors import ConfigError, near
 from frame.kv_events.addresses import of_rank, problem
+from frame.quoting import quoted
 
 from .policy import ServerRole
 
@@ -60,7 +61,7 @@ def server_url(text: str) -> str:
         parts = urlsplit(written)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ConfigError(f"{text!r} is no address of a server: its host or port is none") from None
+        raise ConfigError(f"{quoted(text)} is no address of a server: its host or port is none") from None
     wrong = (
         (parts.scheme not in ("http", "https"), "write http://HOST:PORT or https://HOST:PORT"),
         (not host, "it names no host"),
@@ -69,7 +70,7 @@ def server_url(text: str) -> str:
         (not written.isascii() or not written.isprintable() or " " in written, "it holds characters that no URL has"),
     )
     if reason := next((why for is_so, why in wrong if is_so), None):
-        raise ConfigError(f"{text!r} is no address of a server: {reason}")
+        raise ConfigError(f"{quoted(text)} is no address of a server: {reason}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
@@ -95,7 +96,7 @@ def listed(
 def event_addresses(events: str | None, replay: str | None = None, ranks: str = "1") -> EventAddresses | None:
     """The addresses as they are written; raises `ConfigError`."""
     if not (ranks.isascii() and ranks.isdigit() and len(ranks) < 4 and 0 < int(ranks) <= _MOST_RANKS):
-        raise ConfigError(f"ranks must be a whole number from 1 to {_MOST_RANKS}, got {ranks!r}")
+        raise ConfigError(f"ranks must be a whole number from 1 to {_MOST_RANKS}, got {quoted(ranks)}")
     if events is None:
         if replay is not None:
             raise ConfigError("replay needs events, the address at which KV events are published")
@@ -175,7 +176,7 @@ class ServerFile:
                 named[name] = value
             elif word not in _WORDS:
                 raise ConfigError(
-                    f"line {number} says {word!r}{near(name, (*_WORDS, *_NAMES))}; after it may stand prefill, "
+                    f"line {number} says {quoted(word)}{near(name, (*_WORDS, *_NAMES))}; after it may stand prefill, "
                     "drain, events=ADDRESS, replay=ADDRESS and ranks=NUMBER"
                 )
         try:

@@ -11,6 +11,7 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.flag_parser import FlagParser, read_option
 from frame.core.config.flags import add_setting_flags, config_from_arguments
 from frame.core.config.leaves import leaves
+from frame.quoting import quoted
 
 from .server_list import ListedServer, ServerFile, listed
 
@@ -130,7 +131,7 @@ def _curve_key(text: str | None) -> bytes | None:
 
 def _whole(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 3):
-        raise ConfigError(f"{flag} must be a whole number from 0 to 99, got {text!r}")
+        raise ConfigError(f"{flag} must be a whole number from 0 to 99, got {quoted(text)}")
     return int(text)
 
 
@@ -140,5 +141,5 @@ def _seconds(flag: str, text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0.05 <= found <= 3600:
-        raise ConfigError(f"{flag} must be seconds from 0.05 to 3600, got {text!r}")
+        raise ConfigError(f"{flag} must be seconds from 0.05 to 3600, got {quoted(text)}")
     return found

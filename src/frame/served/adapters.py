@@ -18,6 +18,7 @@ from frame.core.interfaces.serving import AdapterCard
 from frame.core.interfaces.setup import AdapterResolverSetup
 from frame.core.plugin_host.registry import Registry
 from frame.core.server.bodies import JSON_BODY
+from frame.quoting import quoted
 
 from .folders import stray_link
 from .modules import read_module
@@ -59,7 +60,7 @@ class HostAdapters:
             self._resolver = registry.make("adapter-resolver", settings.lora_resolver, setup, self._host.config)
         for name, path, parent in map(read_module, settings.lora_modules):
             if name in names:
-                raise ValueError(f"lora_modules: {name!r} is the name of the model itself")
+                raise ValueError(f"lora_modules: {quoted(name)} is the name of the model itself")
             if name in self._unloaded or name in self.known:  # since the server began
                 continue
             try:
@@ -130,22 +131,22 @@ class HostAdapters:
         if root is None:
             raise RequestError(403, "no folder for adapters is set: start with --enable-lora and --lora-root")
         if name in self._host.models.names:
-            raise RequestError(400, f"{name[:200]!r} is the name of the model itself", param="lora_name")
+            raise RequestError(400, f"{quoted(name)} is the name of the model itself", param="lora_name")
         try:
             folder = (Path(root) / path).resolve()
             if not folder.is_relative_to(Path(root).resolve()):
-                raise RequestError(403, f"lora_path must lie under --lora-root, got {path[:200]!r}", param="lora_path")
+                raise RequestError(403, f"lora_path must lie under --lora-root, got {quoted(path)}", param="lora_path")
             if not folder.is_dir():
-                raise RequestError(404, f"there is no folder {path[:200]!r}", param="lora_path")
+                raise RequestError(404, f"there is no folder {quoted(path)}", param="lora_path")
             if (stray := await asyncio.to_thread(stray_link, folder, Path(root))) is not None:
-                text = f"{stray.name[:200]!r} in {path[:200]!r} is a link that leads out of --lora-root"
+                text = f"{quoted(stray.name)} in {quoted(path)} is a link that leads out of --lora-root"
                 raise RequestError(403, text, param="lora_path")
         except (OSError, ValueError, RuntimeError):  # the last one of a link that leads to itself
             raise RequestError(400, "lora_path is not the path of a folder", param="lora_path") from None
         await self._ask_engine()
         if name in self.known and not replace:
             raise RequestError(
-                400, f"the adapter {name[:200]!r} is loaded already; load_inplace replaces it", param="lora_name"
+                400, f"the adapter {quoted(name)} is loaded already; load_inplace replaces it", param="lora_name"
             )
         await self._load(name, str(folder), replace=replace)
 
@@ -153,7 +154,7 @@ class HostAdapters:
         """As `ServedModels.unload_adapter`."""
         await self._ask_engine()
         if self.known.pop(name, None) is None:
-            text = f"no adapter {name[:200]!r} is loaded; there are: {', '.join(self.known) or 'none'}"
+            text = f"no adapter {quoted(name)} is loaded; there are: {', '.join(self.known) or 'none'}"
             raise RequestError(404, text, param="lora_name")
         self._unloaded.add(name)
         await self.tell(AdapterNews(name))

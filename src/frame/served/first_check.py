@@ -8,6 +8,7 @@ from frame.core.config.errors import ConfigError
 from frame.core.config.tree import FrameConfig
 from frame.core.plugin_host.offers import import_target
 from frame.core.plugin_host.registry import Registry
+from frame.quoting import quoted, shortened
 
 from .modules import read_module
 
@@ -27,7 +28,7 @@ def check_modules(config: FrameConfig, registry: Registry) -> None:
     target = known[0].tags.get(CHECK) if known else None
     for module, path, _ in modules:
         if not Path(path).is_dir():
-            raise ConfigError(f"lora_modules: there is no folder {path} for the adapter {module!r}")
+            raise ConfigError(f"lora_modules: there is no folder {shortened(path)} for the adapter {quoted(module)}")
         if target is not None:
             try:
                 import_target(target, f"adapter plugin {known[0].name!r}")(Path(path))

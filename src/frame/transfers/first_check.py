@@ -11,6 +11,7 @@ from frame.core.interfaces.provider import Provider
 from frame.core.plugin_host.kinds import KINDS
 from frame.core.plugin_host.offers import PluginError, import_target
 from frame.core.plugin_host.registry import Registry
+from frame.quoting import quoted
 
 from .children import CHILDREN, with_options
 
@@ -25,12 +26,14 @@ def check_connector(config: FrameConfig, mesh: Mesh, registry: Registry) -> None
 
     It is called with them, the workers of the engine, and on how many machines they are. A tag that is a kind of
     plugins names the option that names one, which must be there. The connectors that it holds are checked too; they
-    hold no others. Options of other connectors are named in the log.
+    hold no others. The first engine of a server names options of other connectors in the log.
     """
     used = list[Provider]()
     if (name := config.transfer.kv_connector) is not None:
         used = _check(config, mesh, registry, name, f"KV connector {name!r}")
-    has = f"this engine's KV connector is {name!r}" if used else "this engine has no KV connector"
+    if config.data_parallel.data_parallel_rank_local:
+        return
+    has = f"this engine's KV connector is {quoted(name)}" if used else "this engine has no KV connector"
     for given, values in config.plugin.items():
         owners = [offer for offer in registry.offers if given in offer.names]
         unused = not any(offer.kind != "connector" or offer.provider in used for offer in owners)
@@ -58,7 +61,7 @@ def _check(config: FrameConfig, mesh: Mesh, registry: Registry, name: str, where
     for child in getattr(options, provider.tags.get(CHILDREN, ""), ()):
         held = registry.choose("connector", child.kv_connector)
         if CHILDREN in held.tags:
-            raise ConfigError(f"{where}: it cannot hold {child.kv_connector!r}, which holds connectors itself")
+            raise ConfigError(f"{where}: it cannot hold {quoted(child.kv_connector)}, which holds connectors itself")
         own = with_options(config, registry, held, child.options)
-        found += _check(own, mesh, registry, child.kv_connector, f"{where}, {child.kv_connector!r} in it")
+        found += _check(own, mesh, registry, child.kv_connector, f"{where}, {quoted(child.kv_connector)} in it")
     return found

@@ -13,6 +13,7 @@ from typing import Any
 
 from frame.core.config.errors import ConfigError
 from frame.core.config.mappings import merge
+from frame.quoting import quoted
 
 from .kv_events import KV_EVENTS_FIELDS, kv_events_settings
 from .kv_transfer import KV_TRANSFER_FIELDS, kv_transfer_settings
@@ -63,7 +64,7 @@ def _fields(argument: str, value: Any) -> dict[str, Any]:
     """The fields of a mapping, or of an object of one of vLLM's configuration classes; raises `ConfigError`."""
     found = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
     if found is None or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{argument} must be a mapping of names to values, got {value!r:.200}")
+        raise ConfigError(f"{argument} must be a mapping of names to values, got {quoted(value)}")
     return {name: field for name, field in found.items() if field is not None}
 
 
@@ -78,7 +79,7 @@ def _one_of(argument: str, value: Any, known: Mapping[str, Any]) -> Any:
     """Looks up a value, a name in any case or a number, in `known`; raises `ConfigError` for another one."""
     name = str(getattr(value, "name", value)).upper()
     if name not in known:
-        raise ConfigError(f"no {argument} {value!r:.200}; there are: {', '.join(known)}")
+        raise ConfigError(f"no {argument} {quoted(value)}; there are: {', '.join(known)}")
     return known[name]
 
 
@@ -103,7 +104,7 @@ def _offloading_size(value: Any) -> dict[str, Any]:
     except (TypeError, ValueError, OverflowError):
         size = -1.0
     if not size >= 0:
-        raise ConfigError(f"kv_offloading_size must be a number of GiB, 0 or more, got {value!r:.200}")
+        raise ConfigError(f"kv_offloading_size must be a number of GiB, 0 or more, got {quoted(value)}")
     return {"kv_connector": "offload", "plugin": {"offload": {"size": value}}} if size else {}
 
 
@@ -167,7 +168,7 @@ def _profiler(value: Any) -> dict[str, Any]:
     given = _fields("profiler_config", value)
     folder = given.pop("torch_profiler_dir", None)
     if given.pop("profiler", None) not in (None, "torch") or given:
-        raise ConfigError(f"profiler_config {value!r:.200} cannot be honoured; there is: torch_profiler_dir")
+        raise ConfigError(f"profiler_config {quoted(value)} cannot be honoured; there is: torch_profiler_dir")
     return {"profile_dir": folder} if folder else {}
 
 
@@ -197,7 +198,7 @@ _TASKS: Mapping[str, Mapping[str, Any]] = MappingProxyType({
 
 def _task(value: Any) -> dict[str, Any]:
     if not isinstance(value, str) or value not in _TASKS:
-        raise ConfigError(f"no task {value!r:.200}; there are: {', '.join(_TASKS)}")
+        raise ConfigError(f"no task {quoted(value)}; there are: {', '.join(_TASKS)}")
     return dict(_TASKS[value])
 
 
@@ -206,7 +207,7 @@ def _optimization_level(value: Any) -> dict[str, Any]:
     levels = {"0": True, "1": False, "2": False, "3": False}
     text = str(value).upper().removeprefix("O")
     if text not in levels:
-        raise ConfigError(f"no optimization_level {value!r}; there are: 0, 1, 2, 3")
+        raise ConfigError(f"no optimization_level {quoted(value)}; there are: 0, 1, 2, 3")
     return {"enforce_eager": True} if levels[text] else {}
 
 
@@ -256,7 +257,7 @@ def _graph_sizes(value: Any) -> dict[str, Any]:
 def _largest_graph(value: Any) -> dict[str, Any]:
     """The batch sizes for which the CUDA platform records graphs by default, up to the largest that is asked for."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"max_cudagraph_capture_size must be a whole number of at least 0, got {value!r:.50}")
+        raise ConfigError(f"max_cudagraph_capture_size must be a whole number of at least 0, got {quoted(value)}")
     if value == 0:
         return {"enforce_eager": True}
     steps = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -270,7 +271,7 @@ def _extension(value: Any) -> dict[str, Any]:
     if isinstance(value, str) and ("." not in value or ":" in value):
         return {"worker_extension": value}
     raise ConfigError(
-        f"worker_extension_cls={value!r:.200} cannot be honoured: it must be the name of a plugin; derive the class "
+        f"worker_extension_cls={quoted(value)} cannot be honoured: it must be the name of a plugin; derive the class "
         "from frame.interfaces.WorkerExtension and offer it by the hook frame_worker_extensions"
     )
 
@@ -279,7 +280,7 @@ def _draft_model(value: Any) -> dict[str, Any]:
     if value in ("ngram", "[ngram]"):
         return {"speculator": "ngram"}
     raise ConfigError(
-        f"spec_model={value!r:.200} cannot be honoured: there are no draft models yet; give --spec-method ngram"
+        f"spec_model={quoted(value)} cannot be honoured: there are no draft models yet; give --spec-method ngram"
     )
 
 
@@ -357,7 +358,7 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
         if name in UNUSED:
             unused = UNUSED[name]
             if unused.harmless is not None and value not in unused.harmless:
-                raise ConfigError(f"{name}={value!r} cannot be honoured: {unused.reason}")
+                raise ConfigError(f"{name}={quoted(value)} cannot be honoured: {unused.reason}")
             if unused.harmless is None:
                 ignored.append(name)
         elif name in TRANSLATIONS:
@@ -368,7 +369,8 @@ def translate(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
                     continue
                 if values.get(key) not in (None, defaults.get(key), part):
                     raise ConfigError(
-                        f"{name} means {key}={part!r}, but {key}={values[key]!r} is given too; leave one out"
+                        f"{name} means {key}={quoted(part)}, but {key}={quoted(values[key])} is given too; "
+                        "leave one out"
                     )
                 if key in meant and own[key] != _own_value(key, part):
                     one, other = sorted((name, meant[key]))
@@ -387,7 +389,9 @@ def _check_given(name: str, path: str, meant: Any, given: Any) -> None:
         for key in meant.keys() & given.keys():
             _check_given(name, f"{path}.{key}", meant[key], given[key])
     elif not (given is None or isinstance(meant, Mapping | list) or _number(meant) == _number(given)):
-        raise ConfigError(f"{name} means {path}={meant!r}, but {path}={given!r:.200} is given too; leave one out")
+        raise ConfigError(
+            f"{name} means {path}={quoted(meant)}, but {path}={quoted(given)} is given too; leave one out"
+        )
 
 
 def _number(value: Any) -> Any:

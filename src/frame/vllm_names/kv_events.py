@@ -6,6 +6,7 @@ from typing import Any
 
 from frame.core.config.errors import ConfigError
 from frame.kv_events.addresses import host_of, is_open
+from frame.quoting import quoted
 
 #: The fields that are taken.
 KV_EVENTS_FIELDS = (
@@ -24,7 +25,7 @@ def kv_events_settings(given: dict[str, Any]) -> dict[str, Any]:
     found = {name: given.pop(name) for name in KV_EVENTS_FIELDS if name in given}
     publisher = found.pop("publisher", "zmq")
     if publisher not in ("zmq", "null"):
-        raise ConfigError(f"no kv_events_config.publisher {publisher!r}; there are: zmq, null")
+        raise ConfigError(f"no kv_events_config.publisher {quoted(publisher)}; there are: zmq, null")
     if not found.pop("enable_kv_cache_events", False) or publisher == "null":
         return {}
     endpoint = found.pop("endpoint", None)

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from frame.core.config.errors import ConfigError
+from frame.quoting import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,11 @@ def kv_transfer_settings(given: dict[str, Any]) -> dict[str, Any]:
     for name, (default, instead) in _DEFAULTS.items():
         value = given.pop(name, default)
         if value != default:
-            raise ConfigError(f"kv_transfer_config.{name}={value!r:.200} cannot be honoured: {instead}")
+            raise ConfigError(f"kv_transfer_config.{name}={quoted(value)} cannot be honoured: {instead}")
     if device not in (None, "cuda", "cpu"):
-        raise ConfigError(f"no kv_buffer_device {device!r:.200}; there are: cuda, cpu")
+        raise ConfigError(f"no kv_buffer_device {quoted(device)}; there are: cuda, cpu")
     if device == "cpu" and not (extra is None or isinstance(extra, dict)):
-        raise ConfigError(f"kv_connector_extra_config must map names to values, got {extra!r:.200}")
+        raise ConfigError(f"kv_connector_extra_config must map names to values, got {quoted(extra)}")
     if device == "cpu":
         extra = {**(extra or {}), "host_buffer": True}
     if extra and "kv_connector" not in settings:
