@@ -154,7 +154,7 @@ def main():
             except queue.Empty:
                 continue
             if question.get("call") == "usage":
-                print(json.dumps({"result": asked.rest(question.get("seconds", 5))}), flush=True)
+                print(json.dumps({"result": asked.rest()}), flush=True)
             elif question.get("call") == "counters":
                 print(json.dumps({"result": engine.stats().connector_counters}), flush=True)
             elif "call" in question:

@@ -43,9 +43,9 @@ class Pairs(ConnectorSuite):
         return made
 
     def close(self):
+        self.patch.undo()
         for engine in self.made:
             engine.close()
-        self.patch.undo()
 
     def asks(self, here, **changes):
         """What a proxy sends to the prefill engine, of the decode engine `here`."""

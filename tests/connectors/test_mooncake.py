@@ -350,9 +350,8 @@ def test_it_says_in_one_line_that_it_listens(pairs, caplog):
     assert len(lines) == 1
 
 
-def test_without_the_library_the_start_ends_with_a_sentence(tmp_path, monkeypatch):
+def test_without_the_library_the_start_ends_with_a_sentence(pairs, monkeypatch):
     monkeypatch.setitem(sys.modules, "mooncake.engine", None)
-    pairs = MooncakePairs(tmp_path)
     worker = pairs.worker_side(pairs.config(kv_connector="mooncake"), make_layout())
     with pytest.raises(
         ValueError, match=r"needs Mooncake .*pip install 'frame-llm\[mooncake\]', and the library libibverbs"
