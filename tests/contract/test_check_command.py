@@ -50,7 +50,10 @@ def test_flags_may_stand_before_the_name(arguments, capsys, monkeypatch):
 def test_an_argument_too_many_is_named(capsys):
     with pytest.raises(SystemExit):
         main(["plugins", "check", "-v", "priority", "fcfs"])
-    assert capsys.readouterr().err == "frame plugins: unexpected argument 'fcfs'; frame plugins --help shows what goes where\n"
+    assert (
+        capsys.readouterr().err
+        == "frame plugins: unexpected argument 'fcfs'; frame plugins --help shows what goes where\n"
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--verbose"]])
