@@ -101,7 +101,7 @@ def parse_integer(text: str) -> int:
         raise ConfigError(f"{quoted(text)} is no integer; write 4096, 4k (4000) or 4K (4096)")
     whole, fraction, suffix = match.groups(default="")
     if len(whole) + len(fraction) > _MAX_DIGITS:
-        raise ConfigError(f"{quoted(text)} has more than {_MAX_DIGITS} digits")
+        raise ConfigError(f"{quoted(text)} has more than {_MAX_DIGITS} digits; write a shorter integer")
     if fraction and suffix.isupper():
         raise ConfigError(
             f"{quoted(text)} mixes a fraction with the binary suffix {suffix}; write {suffix.lower()} or a whole number"

@@ -12,6 +12,7 @@ from frame.core.ops import quantized as references
 from frame.kernels import halves, nibbles_hopper
 from frame.kernels.nibbles_hopper import NibbleTile
 from frame.plugins.quantization.packing import pack_nibbles
+from tests.gpu.chains import check_chain
 from tests.gpu.test_coded_fragments import weight
 
 pytestmark = pytest.mark.gpu
@@ -126,24 +127,7 @@ def test_chains() -> None:
     codes, scales, zero = weight(torch.int32, 4096, 4096, (1, 128), zeros=True)
     scales = scales / 16
     x = torch.randn(64, 4096, dtype=BF16, device=DEVICE)
-
-    def chain(wait: bool) -> Tensor:
-        found = x
-        for _ in range(12):
-            found = nibbles_hopper.product(found / found.abs().amax(), codes, scales, (1, 128), zero)
-            if wait:
-                torch.cuda.synchronize()
-        return found
-
-    expected = chain(True)
-    for _ in range(20):
-        assert torch.equal(chain(False), expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain(False)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(found, expected)
+    check_chain(x, lambda found: nibbles_hopper.product(found / found.abs().amax(), codes, scales, (1, 128), zero))
 
 
 def test_what_it_takes() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from frame.core.ops import quantized as references
 from frame.kernels import quantized, rounded_hopper
 from frame.kernels.rounded_hopper import TILE, RoundedTile
+from tests.gpu.chains import check_chain
 from tests.gpu.test_coded_fragments import FP8, weight
 
 pytestmark = pytest.mark.gpu
@@ -74,24 +75,7 @@ def test_chains() -> None:
     codes, scales, _ = weight(FP8, 4096, 4096, (1, 0), zeros=False)
     scales = scales.float() / 64
     x = torch.randn(64, 4096, dtype=torch.bfloat16, device=DEVICE)
-
-    def chain(wait: bool) -> Tensor:
-        found = x
-        for _ in range(12):
-            found = rounded_hopper.product(found, codes, scales)
-            if wait:
-                torch.cuda.synchronize()
-        return found
-
-    expected = chain(True)
-    for _ in range(20):
-        assert torch.equal(chain(False), expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = chain(False)
-    for _ in range(20):
-        graph.replay()
-        assert torch.equal(found, expected)
+    check_chain(x, lambda found: rounded_hopper.product(found, codes, scales))
 
 
 def test_what_it_takes() -> None:
