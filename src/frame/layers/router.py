@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from frame.core.interfaces.experts import RouterSpec, Routing
 from frame.core.layers.build import Build
+from frame.core.layers.methods import PlainLinear
 from frame.core.layers.weights import WeightSlot
 
-from .normed import normed_linear
+from .normed import normed_linear, plain_norm
 
 
 class Router(nn.Module):
@@ -56,6 +57,19 @@ class Router(nn.Module):
             return normed_linear(norm, self.linear, hidden, residual)
         normed, total = (norm(hidden), hidden) if residual is None else norm(hidden, residual)
         return self.linear(normed.float()), normed, total
+
+    def normed_choice(
+        self, norm: nn.Module, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Routing, Tensor, Tensor]:
+        """(the experts of each token, normed, total): `choose` of the logits of `normed`, in one op where one does all."""
+        given = None if self.widens or residual is None else plain_norm(norm, self.linear)
+        if given is None or residual is None or type(self.linear.method) is not PlainLinear:
+            logits, normed, total = self.normed(norm, hidden, residual)
+            return self.choose(logits), normed, total
+        weights, ids, normed, total = self.ops.norm_route(
+            hidden, residual, given, self.linear.weight, self.linear.bias, self.spec, self.correction
+        )
+        return Routing(weights, ids), normed, total
 
     def forward(self, hidden: Tensor) -> Routing:
         """hidden [T, hidden_size] → the experts of each token."""
