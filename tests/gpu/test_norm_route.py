@@ -1,4 +1,4 @@
-"""One row's norm, its router and the choice of experts in one kernel: on a GPU, and interpreted through tests/kernels."""
+"""One row's norm, router and choice of experts in one kernel: on a GPU, and interpreted through tests/kernels."""
 
 from __future__ import annotations
 

@@ -689,9 +689,9 @@ def routers() -> None:
 
 def normed_router(experts: int, inputs: int, top_k: int, dtype: torch.dtype = BF16) -> None:
     """One row's norm, router and choice of experts in one launch."""
-    row, weight, bias = _empty(1, inputs, dtype=dtype), _empty(experts, inputs, dtype=dtype), _empty(experts, dtype=dtype)
+    row, weight = _empty(1, inputs, dtype=dtype), _empty(experts, inputs, dtype=dtype)
     norm = _empty(inputs, dtype=dtype), 1e-6, 0.0
-    norm_route.norm_route(row, row, norm, weight, bias, RouterSpec(experts, top_k))
+    norm_route.norm_route(row, row, norm, weight, _empty(experts, dtype=dtype), RouterSpec(experts, top_k))
     spec = RouterSpec(experts, top_k, "sigmoid", corrected=True)
     norm_route.norm_route(row, row, norm, weight, None, spec, _empty(experts, dtype=F32))
 

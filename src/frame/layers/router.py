@@ -58,10 +58,8 @@ class Router(nn.Module):
         normed, total = (norm(hidden), hidden) if residual is None else norm(hidden, residual)
         return self.linear(normed.float()), normed, total
 
-    def normed_choice(
-        self, norm: nn.Module, hidden: Tensor, residual: Tensor | None
-    ) -> tuple[Routing, Tensor, Tensor]:
-        """(the experts of each token, normed, total): `choose` of the logits of `normed`, in one op where one does all."""
+    def normed_choice(self, norm: nn.Module, hidden: Tensor, residual: Tensor | None) -> tuple[Routing, Tensor, Tensor]:
+        """(the experts of each token, normed, total): `choose` of what `normed` gives, in one op where one does all."""
         given = None if self.widens or residual is None else plain_norm(norm, self.linear)
         if given is None or residual is None or type(self.linear.method) is not PlainLinear:
             logits, normed, total = self.normed(norm, hidden, residual)
