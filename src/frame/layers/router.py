@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from frame.core.interfaces.experts import RouterSpec, Routing
 from frame.core.layers.build import Build
+from frame.core.layers.linear import Linear
 from frame.core.layers.methods import PlainLinear
 from frame.core.layers.weights import WeightSlot
 
@@ -60,12 +61,13 @@ class Router(nn.Module):
 
     def normed_choice(self, norm: nn.Module, hidden: Tensor, residual: Tensor | None) -> tuple[Routing, Tensor, Tensor]:
         """(the experts of each token, normed, total): `choose` of what `normed` gives, in one op where one does all."""
-        given = None if self.widens or residual is None else plain_norm(norm, self.linear)
-        if given is None or residual is None or type(self.linear.method) is not PlainLinear:
+        linear, given = self.linear, None if self.widens else plain_norm(norm, self.linear)
+        plain = isinstance(linear, Linear) and type(linear.method) is PlainLinear
+        if given is None or residual is None or not plain:
             logits, normed, total = self.normed(norm, hidden, residual)
             return self.choose(logits), normed, total
         weights, ids, normed, total = self.ops.norm_route(
-            hidden, residual, given, self.linear.weight, self.linear.bias, self.spec, self.correction
+            hidden, residual, given, linear.weight, linear.bias, self.spec, self.correction
         )
         return Routing(weights, ids), normed, total
 
