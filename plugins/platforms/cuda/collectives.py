@@ -14,7 +14,7 @@ from frame.interfaces import HostGroup, NormLayer, Placement
 from frame.kernels import all_reduce as kernels, join
 from frame.ops import Ops
 
-from ..torch_collectives import TorchCollectives, TorchGroup, nccl_group
+from ..torch_collectives import GroupOwner, TorchCollectives, TorchGroup, nccl_group
 from .peer_copies import COPIED_BYTES, PeerCopies, copied_parts
 from .peer_memory import MAX_RANKS, PeerMemory, PeerMemoryError
 
@@ -92,7 +92,7 @@ class PeerGroup(TorchGroup):
         size: int,
         communicator: Any,
         host: HostGroup,
-        owner: TorchCollectives,
+        owner: GroupOwner,
         buffers: kernels.PeerBuffers,
         ops: Ops,
         copies: PeerCopies | None = None,
