@@ -213,9 +213,7 @@ class GroupOwner(Protocol):
 class TorchGroup(ProcessGroup):
     """A communicator of torch: gloo in host memory, NCCL on CUDA devices, whose calls enter the current stream."""
 
-    def __init__(
-        self, name: str, rank: int, size: int, communicator: Any, host: HostGroup, owner: GroupOwner
-    ) -> None:
+    def __init__(self, name: str, rank: int, size: int, communicator: Any, host: HostGroup, owner: GroupOwner) -> None:
         self.name, self.rank, self.size, self.host = name, rank, size, host
         self.communicator = communicator
         self._owner = owner
