@@ -159,6 +159,12 @@ PARTS = (
           ("70b", "llama-70b --batches 64,256 --prompts 16 --extra '{{\"tensor_parallel_size\": 2}}'"),
           ("30b", "qwen3-30b-a3b --batches 1,64,512 --prompts 16 "
                   "--extra '{{\"tensor_parallel_size\": 2, \"enable_expert_parallel\": true}}'"))),
+    *(Part(f"steps-{name}", f"python benchmarks/run_steps.py --model {shape} --json {{json}}", 200,
+           "python benchmarks/run_steps.py --json {json}", devices=2)
+      for name, shape in (
+          ("70b", "llama-70b --runs 1,2 --extra '{{\"tensor_parallel_size\": 2}}'"),
+          ("30b", "qwen3-30b-a3b --runs 1,2 "
+                  "--extra '{{\"tensor_parallel_size\": 2, \"enable_expert_parallel\": true}}'"))),
     Part("table", "python benchmarks/table.py {out}/target-*.json", 30),
 )  # fmt: skip
 #: Parts in the order in which a call runs them that asks for a plan.

@@ -175,9 +175,13 @@ def _sum(
     rows, words, num_words, at, part_words, eps, offset,
     RANK: tl.constexpr, SIZE: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr,
     PACKED: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    SENDS: tl.constexpr, RECEIVES: tl.constexpr, PROGRAMS: tl.constexpr, AWAITED: tl.constexpr, CHAINED: tl.constexpr,
+    SENDS: tl.constexpr, RECEIVES: tl.constexpr, PROGRAMS: tl.constexpr, AWAITED: tl.constexpr, AHEAD: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `words` times four bytes, `num_words` in all; each program has every `num_programs`th of them."""
+    """Rows of `words` times four bytes, `num_words` in all; each program has every `num_programs`th of them.
+
+    AHEAD: no program has two rows, values travel alone, and each loads all of its row before it waits.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     lane = tl.arange(0, WORDS)
     gain = lane
@@ -187,13 +191,23 @@ def _sum(
     if rows > 0:  # else the launch is a rehearsal, which other ranks may not take
         epoch = tl.load(state, volatile=True) + 1
         own = tl.multiple_of(tl.load(peers + RANK), 16)
+        if AHEAD:  # what this rank has of the program's only row arrives while the others' values travel
+            place = program * words + lane
+            kept = (lane < words) & (place < num_words)
+            mine = tl.load(x + place, mask=kept, other=0)
+            before = mine
+            if NORM:
+                before = tl.load(residual + place, mask=kept, other=0)
         if not PACKED:
             if SENDS:
-                for row in range(program, rows, programs):
-                    place = row * words + lane
-                    kept = (lane < words) & (place < num_words)
-                    word = tl.load(x + place, mask=kept, other=0)
-                    send(word, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+                if AHEAD:
+                    send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+                else:
+                    for row in range(program, rows, programs):
+                        place = row * words + lane
+                        kept = (lane < words) & (place < num_words)
+                        word = tl.load(x + place, mask=kept, other=0)
+                        send(word, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
                 tl.debug_barrier()  # all threads have written what the flag says is there
                 for peer in tl.static_range(SIZE):
                     if peer != RANK:
@@ -206,21 +220,28 @@ def _sum(
                         while tl.atomic_add(flag, 0, sem="acquire", scope="sys") < epoch:
                             pass
                 tl.debug_barrier()
-        for row in range(program, rows, programs):
-            place = row * words + lane
-            kept = (lane < words) & (place < num_words)
-            mine = tl.load(x + place, mask=kept, other=0)
-            before = mine
-            if NORM:
-                before = tl.load(residual + place, mask=kept, other=0)
-            if PACKED:
-                if SENDS:
-                    send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+        if AHEAD:
             if RECEIVES:
                 _finish(
-                    mine, before, gain, out, total, own + at, epoch, row * words, lane, kept, part_words,
+                    mine, before, gain, out, total, own + at, epoch, program * words, lane, kept, part_words,
                     words, eps, offset, RANK, SIZE, DTYPE, PACKED, NORM, OFFSET, AWAITED,
                 )  # fmt: skip
+        else:
+            for row in range(program, rows, programs):
+                place = row * words + lane
+                kept = (lane < words) & (place < num_words)
+                mine = tl.load(x + place, mask=kept, other=0)
+                before = mine
+                if NORM:
+                    before = tl.load(residual + place, mask=kept, other=0)
+                if PACKED:
+                    if SENDS:
+                        send(mine, peers, epoch, place, kept, at, part_words, RANK, SIZE, PACKED)
+                if RECEIVES:
+                    _finish(
+                        mine, before, gain, out, total, own + at, epoch, row * words, lane, kept, part_words,
+                        words, eps, offset, RANK, SIZE, DTYPE, PACKED, NORM, OFFSET, AWAITED,
+                    )  # fmt: skip
         if RECEIVES:
             if tl.atomic_add(state + 1, 1) == programs - 1:  # the last program: nobody reads the number any more
                 tl.store(state + 1, 0)
@@ -261,22 +282,24 @@ def all_reduce_normed(
     *,
     rehearsed: bool = False,
     packed: bool | None = None,
+    ahead: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(total), total) for total = the sum of x over ranks + residual, all contiguous [T, dim], dim even.
 
     `norm` is (weight, eps, offset); `rehearsed` as for `all_reduce`; `packed`, for measurements: how values travel.
+    `ahead`, for measurements, too: whether programs of one row may load all of it before they wait.
     """
     weight, eps, offset = norm
     out, total = torch.empty_like(x), torch.empty_like(x)
     words = x.shape[-1] * x.dtype.itemsize // 4
     sizes = len(x), words, x.nbytes // 4, eps, offset
-    _launch(x, residual, weight, out, total, buffers, *sizes, rehearsed=rehearsed, packed=packed)
+    _launch(x, residual, weight, out, total, buffers, *sizes, rehearsed=rehearsed, packed=packed, ahead=ahead)
     return out, total
 
 
 def _launch(
     x, residual, weight, out, total, buffers, rows, words, num_words, eps, offset,
-    *, sends=True, receives=True, rehearsed=False, packed=None,
+    *, sends=True, receives=True, rehearsed=False, packed=None, ahead=True,
 ):  # fmt: skip
     if not rows:
         return
@@ -293,5 +316,6 @@ def _launch(
         RANK=buffers.rank, SIZE=buffers.size, WORDS=size, DTYPE=DTYPES[x.dtype],
         PACKED=packed, NORM=weight is not None, OFFSET=offset != 0.0,
         SENDS=sends, RECEIVES=receives, PROGRAMS=MAX_PROGRAMS, AWAITED=words_awaited(size, warps, x.device),
+        AHEAD=ahead and not packed and rows <= programs,
         num_warps=warps, **chained(x.device),
     )  # fmt: skip

@@ -4,7 +4,8 @@
 
 Starts a process for each GPU. Of each size it times a graph of 20 sums of tensors [T, hidden] in bfloat16, and of as
 many sums followed by residual and norm: in one kernel of ours, and by NCCL with the norm's kernel behind it ("values
-alone": with a flag behind them where the kernel would pack them with numbers). Then
+alone": with a flag behind them where the kernel would pack them with numbers; "loads behind the wait": as the kernel
+would for more rows than programs). Then
 products [T, inner] x [inner, hidden] with the sum and norm that follow: alone, one after the other, and in parts whose
 sums begin while the next is computed, by NCCL and by copies between devices. Results are compared with sums in float64
 first. At last the best tokens of the ranks' parts of the vocabulary, by one kernel and by NCCL with another one behind
@@ -90,6 +91,10 @@ def run_rank(rank: int, size: int, rendezvous: str, path: str | None) -> None:
             if x.nbytes <= group._buffers.packed_bytes:
                 works["values alone, with norm"] = lambda x=x, r=residual, n=norm: kernels.all_reduce_normed(
                     x, r, n, group._buffers, packed=False
+                )
+            else:
+                works["loads behind the wait, with norm"] = lambda x=x, r=residual, n=norm: kernels.all_reduce_normed(
+                    x, r, n, group._buffers, ahead=False
                 )
             times = {name: timed(work, group) for name, work in works.items()}
             slowest = [json.loads(data) for data in group.host.gather(json.dumps(times).encode())]

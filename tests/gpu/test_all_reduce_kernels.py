@@ -36,7 +36,7 @@ def make_buffers(size: int) -> list[kernels.PeerBuffers]:
     return made
 
 
-def exchange(given, buffers, norm=None):
+def exchange(given, buffers, norm=None, **how):
     """What each rank gets: (sum, total or None), when all have written before the first reads."""
     results = []
     for x in given:
@@ -48,7 +48,7 @@ def exchange(given, buffers, norm=None):
     for phase in ({"receives": False}, {"sends": False}):
         for x, (out, total, weight, residual), own in zip(given, results, buffers, strict=True):
             eps, offset = (1e-6, norm[2]) if norm else (0.0, 0.0)
-            kernels._launch(x, residual, weight, out, total, own, rows, words, num_words, eps, offset, **phase)
+            kernels._launch(x, residual, weight, out, total, own, rows, words, num_words, eps, offset, **phase, **how)
     return [(out, total) for out, total, _, _ in results]
 
 
@@ -82,6 +82,20 @@ def test_sums_with_residual_and_norm(dtype: torch.dtype, offset: float, rows: in
         assert torch.equal(carried, total)
         torch.testing.assert_close(out, expected, atol=8e-3 if dtype == torch.bfloat16 else 2e-3, rtol=2e-2)
     assert torch.equal(found[0][0], found[1][0]), "ranks must get equal bits"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "dim"), [(20, 512), (600, 16)])
+def test_bits_do_not_depend_on_whether_a_row_is_loaded_before_the_wait(dtype: torch.dtype, rows: int, dim: int) -> None:
+    """The second shape has more rows than programs, of which none loads one ahead."""
+    given = inputs(2, (rows, dim), dtype, rows)
+    residual, weight = inputs(1, (rows, dim), dtype, 7)[0], inputs(1, (dim,), dtype, 8)[0]
+    ahead, behind = (exchange(given, make_buffers(2), (weight, residual, 0.0), ahead=ahead) for ahead in (True, False))
+    for pairs in zip(ahead, behind, strict=True):
+        for one, other in zip(*pairs, strict=True):
+            assert torch.equal(one, other)
+    summed = sum(x.to(torch.float32) for x in given).to(dtype)
+    assert torch.equal(ahead[0][1], layers.add_rms_norm(summed, residual, weight, 1e-6, 0.0)[1])
 
 
 @pytest.mark.parametrize("size", [2, 4])
