@@ -139,9 +139,12 @@ class HfTokenizer(Tokenizer):
         text = apply(read, tokenize=False, **arguments)
         check(text)
         written = [read, arguments["tools"], arguments["documents"], options.template_kwargs]
-        if "sanitize_control_tokens" in parameters and self._spells_special(written):
+        if not self._spells_special(written):
+            ids = self.encode(text, add_special_tokens=False)
+        elif "sanitize_control_tokens" in parameters:
             ids = apply(read, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
         else:
+            _check_release(apply)
             ids = self.encode(text, add_special_tokens=False)
         return text, ids
 
@@ -193,6 +196,18 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _check_release(apply: Any) -> None:
+    """Refuses texts of control tokens where `apply`, the library's own function, cannot tell who wrote them."""
+    import transformers
+
+    if getattr(apply, "__func__", None) is transformers.PreTrainedTokenizerBase.apply_chat_template:
+        raise InvalidRequest(
+            f"messages hold the text of a control token, which transformers {transformers.__version__} "
+            "would take for the token; serve them with transformers 5.20 or later",
+            "messages",
+        )
 
 
 def _added_token(value: Any) -> dict[str, Any] | None:
