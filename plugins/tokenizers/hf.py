@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from frame.interfaces import ChatOptions, InvalidRequest, Pieces, SpecialFrame, Tokenizer, TokenizerSetup
 
 from .messages import read_messages
@@ -29,6 +31,8 @@ _TOKEN_FIELDS = ("content", "lstrip", "normalized", "rstrip", "single_word", "sp
 #: Variables of a template that the library sets, besides the parameters of its `apply_chat_template`.
 _OWN_VARIABLES = ("messages", "sanitize_control_tokens")
 _PROBE = "a"
+#: The first release of transformers that keeps apart control tokens and texts of a request that look like them.
+_SANITIZING = Version("5.23")
 
 
 class HfTokenizer(Tokenizer):
@@ -139,12 +143,12 @@ class HfTokenizer(Tokenizer):
         text = apply(read, tokenize=False, **arguments)
         check(text)
         written = [read, arguments["tools"], arguments["documents"], options.template_kwargs]
-        if not self._spells_special(written):
-            ids = self.encode(text, add_special_tokens=False)
-        elif "sanitize_control_tokens" in parameters:
+        spelt = self._spells_special(written)
+        if spelt:
+            _check_release(apply)
+        if spelt and "sanitize_control_tokens" in parameters:
             ids = apply(read, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
         else:
-            _check_release(apply)
             ids = self.encode(text, add_special_tokens=False)
         return text, ids
 
@@ -199,13 +203,17 @@ def _load(folder: Path) -> Any:
 
 
 def _check_release(apply: Any) -> None:
-    """Refuses texts of control tokens where `apply`, the library's own function, cannot tell who wrote them."""
+    """Refuses texts of control tokens where `apply` is the library's own and takes those of a request for tokens.
+
+    It does so before 5.20, and up to 5.22 with the arguments of a template.
+    """
     import transformers
 
-    if getattr(apply, "__func__", None) is transformers.PreTrainedTokenizerBase.apply_chat_template:
+    own = getattr(apply, "__func__", None) is transformers.PreTrainedTokenizerBase.apply_chat_template
+    if own and Version(transformers.__version__) < _SANITIZING:
         raise InvalidRequest(
             f"messages hold the text of a control token, which transformers {transformers.__version__} "
-            "would take for the token; serve them with transformers 5.20 or later",
+            f"may take for the token; serve them with transformers {_SANITIZING} or later",
             "messages",
         )
 
