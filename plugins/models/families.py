@@ -223,6 +223,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "MistralForCausalLM": {"plain_rope": True},
     "Gemma2ForCausalLM": {"plain_rope": True},
     "MixtralForCausalLM": {"plain_rope": True},
+    "GptOssForCausalLM": {"defaults": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}},
     "Qwen2MoeForCausalLM": {"plain_rope": True},
     "Qwen2ForCausalLM": _WINDOWS_OFF,
     "Qwen3ForCausalLM": _WINDOWS_OFF,

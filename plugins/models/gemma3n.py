@@ -21,7 +21,7 @@ from .activations import Activation, plain_activation
 from .decoder import GatedMLP, gate_activation, head_shape
 from .gemma2 import GemmaDecoder
 from .gemma3 import Gemma3ForConditionalGeneration
-from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
+from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention, shares_keys
 
 _SMALLEST_SQUARE = 1e-5
 
@@ -95,7 +95,7 @@ class Gemma3nLayer(nn.Module):
         self.before_mlp, self.after_mlp = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
         kv_heads, dim = head_shape(config)[1:]
         self.attention: nn.Module
-        if config.kv_sharing_modes[index] == "reuse":
+        if shares_keys(config, index):
             self.attention = SharingAttention(build, name, dim, rotary, config.layer_types[index])
         else:
             self.attention = KeepingAttention(build, name, index, rotary, heads=(kv_heads, dim), equal=False)

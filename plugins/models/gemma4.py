@@ -19,7 +19,7 @@ from .decoder import GatedMLP, gate_activation
 from .gemma2 import GemmaDecoder
 from .gemma3 import Gemma3ForConditionalGeneration
 from .norms import NormSpec, UnweightedNorm
-from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention
+from .shared_keys import KeepingAttention, Kept, PerLayerEmbedding, SharingAttention, shares_keys
 
 
 class Gemma4ForCausalLM(GemmaDecoder):
@@ -77,10 +77,10 @@ class _Parts:
 
     def layer(self, prefix: str, index: int) -> nn.Module:
         build, config = self._build, self._config
-        mode, kind = config.kv_sharing_modes[index], config.layer_types[index]
+        shares, kind = shares_keys(config, index), config.layer_types[index]
         head_dim = config.per_layer_config[index].head_dim
         name, rotary = f"{prefix}.self_attn", self._rotaries[kind]
-        wide = config.use_double_wide_mlp and mode == "reuse"
+        wide = config.use_double_wide_mlp and shares
         mlp = GatedMLP(
             build,
             f"{prefix}.mlp",
@@ -89,7 +89,7 @@ class _Parts:
             reduce=True,
         )
         attention: nn.Module
-        if mode == "reuse":
+        if shares:
             attention = SharingAttention(build, name, head_dim, rotary, kind)
         else:
             own = config.per_layer_config[index]

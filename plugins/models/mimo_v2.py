@@ -36,6 +36,12 @@ class MiMoV2FlashForCausalLM(Decoder):
         super().__init__(setup, options, make_layer=make_layer)
 
 
+def _window(config: Any, index: int) -> int:
+    """As `sliding_window`; the published `sliding_window_size`, which goes first, counts the tokens before a query."""
+    window, before = sliding_window(config, index), getattr(config, "sliding_window_size", None)
+    return before + 1 if window and before is not None else window
+
+
 class NarrowValues(nn.Module):
     """Attention whose values, scaled by a constant, are filled up with zeros to the width of keys, as in the cache."""
 
@@ -63,7 +69,7 @@ class NarrowValues(nn.Module):
             kv_heads,
             self.head_dim,
             scale=self.head_dim**-0.5,
-            window=sliding_window(config, index),
+            window=_window(config, index),
             sinks=windowed,
         )
         rows = [Rows(f"{name}.{part}", all_ * dim, start * dim, count * dim) for part, all_, start, count, dim in parts]

@@ -25,7 +25,10 @@ class MiniMaxM2ForCausalLM(Decoder):
             raise ValueError(f"scoring_func is {score!r}; experts of MiniMax-M2 are chosen by 'sigmoid'")
         if shared:
             raise ValueError(f"shared_intermediate_size is {shared}; MiniMax-M2 is served without shared experts: 0")
-        rotary = RotaryEmbedding(build, head_shape(build.config)[2])
+        head_dim = head_shape(build.config)[2]
+        # the published files say how many features turn, and not every class of transformers makes a part of that
+        turned = getattr(build.config, "rotary_dim", None) or head_dim
+        rotary = RotaryEmbedding(build, head_dim, partial=turned / head_dim)
         super().__init__(setup, options, make_layer=lambda prefix, index: _layer(build, prefix, rotary))
 
 

@@ -6,6 +6,7 @@ Gemma 3n and Gemma 4 have these.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,23 @@ from .norms import NormSpec, UnweightedNorm
 
 #: The keys and values of a step's tokens, each [T, Hk, D], and the attention that keeps them.
 Kept = tuple[Tensor, Tensor, nn.Module]
+
+
+def shares_keys(config: Any, index: int) -> bool:
+    """Whether layer `index` reads the keys and values of an earlier layer: the last `num_kv_shared_layers` do.
+
+    Raises `ValueError` where no earlier layer of its type keeps any.
+    """
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    if index < first:
+        return False
+    kind = config.layer_types[index]
+    if kind not in config.layer_types[: max(first, 0)]:
+        raise ValueError(
+            f"layer {index} of type {kind!r} shares keys, but no layer of that type before the last "
+            f"num_kv_shared_layers={config.num_kv_shared_layers} keeps any"
+        )
+    return True
 
 
 class KeepingAttention(nn.Module):

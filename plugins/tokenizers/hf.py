@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from frame.interfaces import ChatOptions, InvalidRequest, Pieces, SpecialFrame, Tokenizer, TokenizerSetup
 
 from .messages import read_messages
@@ -29,6 +31,8 @@ _TOKEN_FIELDS = ("content", "lstrip", "normalized", "rstrip", "single_word", "sp
 #: Variables of a template that the library sets, besides the parameters of its `apply_chat_template`.
 _OWN_VARIABLES = ("messages", "sanitize_control_tokens")
 _PROBE = "a"
+#: The first release of transformers that keeps apart control tokens and texts of a request that look like them.
+_SANITIZING = Version("5.23")
 
 
 class HfTokenizer(Tokenizer):
@@ -139,7 +143,10 @@ class HfTokenizer(Tokenizer):
         text = apply(read, tokenize=False, **arguments)
         check(text)
         written = [read, arguments["tools"], arguments["documents"], options.template_kwargs]
-        if "sanitize_control_tokens" in parameters and self._spells_special(written):
+        spelt = self._spells_special(written)
+        if spelt:
+            _check_release(apply)
+        if spelt and "sanitize_control_tokens" in parameters:
             ids = apply(read, tokenize=True, return_dict=False, sanitize_control_tokens=True, **arguments)
         else:
             ids = self.encode(text, add_special_tokens=False)
@@ -193,6 +200,22 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _check_release(apply: Any) -> None:
+    """Refuses texts of control tokens where `apply` is the library's own and takes those of a request for tokens.
+
+    It does so before 5.20, and up to 5.22 with the arguments of a template.
+    """
+    import transformers
+
+    own = getattr(apply, "__func__", None) is transformers.PreTrainedTokenizerBase.apply_chat_template
+    if own and Version(transformers.__version__) < _SANITIZING:
+        raise InvalidRequest(
+            f"messages hold the text of a control token, which transformers {transformers.__version__} "
+            f"may take for the token; serve them with transformers {_SANITIZING} or later",
+            "messages",
+        )
 
 
 def _added_token(value: Any) -> dict[str, Any] | None:

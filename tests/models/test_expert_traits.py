@@ -10,8 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from frame.core.config.checkpoint import read_checkpoint
+from frame.core.config.flat import from_flat
+from frame.core.interfaces.mesh import Mesh
+from frame.core.layers.build import Build
+from frame.core.plugin_host.registry import Registry
 from frame.layers import Router, rope_frequencies
+from frame.layout.check import sketch
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.families import FAMILIES
 from tests.models.dense import make_model, run
@@ -147,6 +154,22 @@ def test_phi_3_5_moe_scales_positions_by_the_served_length(length, kind, scale):
     assert found == scale
 
 
+def test_files_of_minimax_m2_say_themselves_how_many_features_turn(published):
+    """Transformers 5.17 makes no `partial_rotary_factor` of their `rotary_dim`."""
+    folder, logits = published("minimax-m2")
+    config = AutoConfig.from_pretrained(folder)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
+    assert torch.equal(run(make_model(folder, config=config), IDS, [60]), logits)
+
+
+def test_windows_of_published_mimo_v2_have_so_many_tokens_before_the_query(published, tmp_path):
+    folder = changed(published("mimo-v2")[0], tmp_path, sliding_window_size=24)
+    config, registry = from_flat({"model": str(folder)}), Registry.load()
+    _, build = sketch(config, read_checkpoint(config), registry, Mesh(), Build)
+    windows = {layer.backend_spec.window for layer in build.caches.values()}
+    assert windows == {0, 25} == {0, AutoConfig.from_pretrained(folder).sliding_window}
+
+
 @pytest.mark.parametrize("row", ["glm4-moe", "ernie4.5-moe", "hunyuan-moe", "hy3", "dots1"])
 def test_routers_that_families_keep_in_float32_stay_there(row, published):
     routers = [one for one in make_model(published(row)[0], dtype=torch.bfloat16).modules() if isinstance(one, Router)]
@@ -155,8 +178,6 @@ def test_routers_that_families_keep_in_float32_stay_there(row, published):
 
 
 def test_what_routers_of_gemma4_are_given_is_rounded_as_in_transformers(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     folder = make_checkpoint(tmp_path, "gemma4-moe", hidden_size=48)  # whose root is no power of two
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).model
     hidden = 3 * torch.randn(500, 48, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
@@ -173,7 +194,7 @@ def text_part_equals(folder, config, *, exchanged=False, **vision):
 
     With `exchanged` its joined experts have their last two axes the other way round.
     """
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
     made = AutoConfig.for_model(config, **vision)
     torch.manual_seed(0)

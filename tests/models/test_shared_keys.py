@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from frame.core.config.model_config import ModelConfig
 from frame.interfaces import ForwardStep, ModelInputs
+from frame.plugins.models.shared_keys import shares_keys
 from frame.testing.checkpoints import make_checkpoint
 from tests.models.dense import make_model, run
 
@@ -65,6 +67,29 @@ def test_layers_that_share_keys_have_no_cache(shared):
 
     kept = [module.name for module in make_model(shared).modules() if isinstance(module, Attention)]
     assert kept == [f"model.layers.{index}.self_attn" for index in range(3)]
+
+
+def test_no_release_of_transformers_need_say_which_layers_share_keys(shared, monkeypatch):
+    """The classes of transformers 5.17 have no `kv_sharing_modes`."""
+    from transformers import Gemma3nTextConfig, Gemma4TextConfig
+
+    expected = run(make_model(shared), IDS, [40])
+    for made in (Gemma3nTextConfig, Gemma4TextConfig):
+        monkeypatch.delattr(made, "kv_sharing_modes", raising=False)
+    assert torch.equal(run(make_model(shared), IDS, [40]), expected)
+
+
+@pytest.mark.parametrize(("number", "first"), [(0, 4), (1, 3), (2, 2)])
+def test_the_last_layers_share_keys(number, first):
+    config = SimpleNamespace(num_hidden_layers=4, num_kv_shared_layers=number, layer_types=["near", "far"] * 2)
+    assert [shares_keys(config, index) for index in range(4)] == [index >= first for index in range(4)]
+
+
+@pytest.mark.parametrize("number", [3, 4, 5])
+def test_keys_that_no_layer_keeps_are_not_shared(number):
+    config = SimpleNamespace(num_hidden_layers=4, num_kv_shared_layers=number, layer_types=["near", "far"] * 2)
+    with pytest.raises(ValueError, match=f"layer 3 of type 'far' shares keys, .* num_kv_shared_layers={number} keeps"):
+        shares_keys(config, 3)
 
 
 def test_embeddings_in_place_of_ids_are_refused(shared):

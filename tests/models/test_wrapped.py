@@ -13,6 +13,7 @@ from frame.interfaces import LoaderSetup
 from frame.layers import load_weights
 from frame.plugins.loaders.dummy import DummyLoader
 from frame.plugins.loaders.safetensors import SafetensorsLoader
+from frame.plugins.models.wrapped.parts import ExpertsPart
 from frame.plugins.models.wrapped.trial import Sight, UnfitError, check_keywords, see
 from frame.settings import PluginError
 from frame.testing.checkpoints import make_checkpoint
@@ -70,6 +71,24 @@ def test_over_ranks_by_the_plan_of_the_class(name, tmp_path):
     expected = run(wrapped(folder), IDS, [40])
     for logits in run_ranks(2, lambda group: run(wrapped(folder, group), IDS, [40])):
         assert near(logits, expected)
+
+
+def test_experts_of_a_release_that_knows_no_norm_behind_them(tmp_path, monkeypatch):
+    """As in transformers 5.17, whose experts do not say `has_post_expert_norm`."""
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    make = MixtralExperts.__init__
+    folder = write_checkpoint(tmp_path, "MixtralForCausalLM", "mixtral")
+    expected = run(wrapped(folder), IDS, [40])
+
+    def make_older(self, *args, **more):
+        make(self, *args, **more)
+        vars(self).pop("has_post_expert_norm", None)
+
+    monkeypatch.setattr(MixtralExperts, "__init__", make_older)
+    model = wrapped(folder)
+    assert any(isinstance(module, ExpertsPart) for module in model.modules())
+    assert torch.equal(run(model, IDS, [40]), expected)
 
 
 def test_other_weights_under_the_names_of_a_checkpoint(tmp_path):

@@ -86,6 +86,14 @@ def test_what_files_of_a_family_leave_out_is_known_without_transformers(name, tm
     assert read(tmp_path, model_type="qwen3", architectures=[name], use_sliding_window=True).use_sliding_window is True
 
 
+def test_numbers_of_gpt_oss_that_its_files_leave_out_are_known_without_transformers(tmp_path):
+    """The class of transformers 5.17 knows neither."""
+    config = read(tmp_path, model_type="gpt_oss", architectures=["GptOssForCausalLM"])
+    assert (config.swiglu_alpha, config.swiglu_limit) == (1.702, 7.0)
+    assert "complete" not in vars(config)
+    assert read(tmp_path, model_type="gpt_oss", architectures=["GptOssForCausalLM"], swiglu_limit=2.0).swiglu_limit == 2
+
+
 def test_a_type_that_transformers_lacks_is_completed_by_the_class_that_its_model_names(tmp_path):
     config = read(tmp_path, model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"], n_routed_experts=8)
     assert (config.model_type, config.n_routed_experts) == ("kimi_k2", 8)

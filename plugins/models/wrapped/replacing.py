@@ -198,7 +198,8 @@ class Replacing:
         shapes = {key: tuple(one.shape) for key, one in old.named_parameters()}
         gate_up, down = shapes.get("gate_up_proj"), shapes.get("down_proj")
         plain = old.has_gate and old.is_concatenated and not (old.has_bias or old.is_transposed)
-        plain = plain and not old.has_post_expert_norm and type(old)._apply_gate.__name__ == "_default_apply_gate"
+        normed = getattr(old, "has_post_expert_norm", False)  # older releases have neither such experts nor the name
+        plain = plain and not normed and type(old)._apply_gate.__name__ == "_default_apply_gate"
         if not plain or set(shapes) != {"gate_up_proj", "down_proj"} or gate_up is None or down is None:
             return
         probe = torch.linspace(-4.0, 4.0, 33)
