@@ -49,7 +49,8 @@ def choose(shape: Shape, num_tokens: int) -> Choice:
         return Choice(8, Part("few", Tile(16, 128, 2)), Part("few", down))
     if pairs > shape.top_k:
         return Choice(0, Part("few", Tile(16, 256, 4)), Part("few", Tile(32, 256, 4)))
-    return Choice(0, Part("few", Tile(16, 128, 4, 6)), Part("few", Tile(32, 128, 8)))
+    tile = Tile(16, 128, 4, 6)
+    return Choice(0, Part("few", tile), Part("summed", tile, 2))
 
 
 def plain() -> Choice:

@@ -3,11 +3,11 @@
     PYTHONPATH=src:. python -m benchmarks.kernels.one_row_layer [--cases gpt-oss,fp8,int4] [--context 160] [--json FILE]
 
 Layers of gpt-oss-20b (mxfp4 experts, the rest bf16) and of Llama 8B with fp8 weights that have scales of rows, and with
-int4 weights in groups of 128, in the launches that steps make, in replayed graphs over six layers. First the whole
-layer by each way: "now" is what steps launch; in "apart" gates and sums over experts wait for the launches before them,
-as they once did; no step chooses the others yet. Beside it how far its result is from that of now. Then the layer cut
-off behind each launch: the difference of two is what a launch takes in the chain, beside what its weights take at the
-rate of a copy. Kernels are compiled side by side before. It needs a Hopper GPU.
+int4 weights in groups of 128, in the launches that steps make, in replayed graphs over six layers. First the whole layer
+by each way ("now" is what steps launch; "apart" has launches that wait for each other where gates and sums over experts
+did so before; others are not chosen by steps yet), with how far its result is from that of now. Then the layer cut off
+behind each launch: the difference of two is what a launch takes in the chain, beside what its weights take at the rate
+of a copy. Kernels are compiled side by side before. Elsewhere than on a Hopper GPU nothing can be measured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from torch import Tensor
 from benchmarks.kernels.coded_experts import OSS, coded
 from benchmarks.kernels.coded_sweep import COPY_BYTES_PER_MICROSECOND, compile_all, made, microseconds
 from frame.interfaces import AttentionSpec, BackendSetup, GroupBatch, LayerParams, RouterSpec
-from frame.kernels import activation, coded_experts, experts, norm_route
+from frame.kernels import activation, coded_experts, experts
 from frame.kernels.expert_choice import Choice, Part, choose
 from frame.kernels.expert_launch import Tile
 from frame.ops import Ops
@@ -47,20 +46,7 @@ SUMMED = {
     for tile in (Tile(32, 128, 8), Tile(16, 128, 4, 6), Tile(16, 128, 8, 3))
     for early in (0, 2, 4, 6)
 }
-#: By name the router's kernel with the choice of experts: outputs of a program and warps, or the kernel's own.
-ROUTES = {"routes at once": None} | {
-    f"routes at once {n}x{warps}": (n, warps) for n, warps in ((1, 4), (1, 8), (2, 8), (4, 8))
-}
 Step = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How layers are launched: within what, with which kernels of experts, and by which of `ROUTES`; "": by none."""
-
-    how: Callable[[], Any]
-    choice: Choice | None = None
-    routes: str = ""
 
 
 def random(*shape: int) -> Tensor:
@@ -148,7 +134,7 @@ class GptOss:
     """A layer of gpt-oss-20b."""
 
     def __init__(self, index: int, context: int, ops: CudaOps) -> None:
-        self.ops = ops
+        self.ops, self.choice = ops, None
         self.attention = Attention(64, 8, 64, context, window=128 if index % 2 else 0, sinks=True)
         self.norms = [(random(2880), 1e-5, 0.0) for _ in range(2)]
         shapes = (5120, 2880), (2880, 4096), (32, 2880)
@@ -158,12 +144,7 @@ class GptOss:
         self.expert_biases = random(32, 5760), random(32, 2880)
 
     def product(self, number: int, to: str, state: dict[str, Any]) -> None:
-        """The norm with a product; with the choice of experts where that is tried."""
-        if number == 2 and state["way"].routes:
-            given = state["x"], state["residual"], self.norms[1], self.weights[2], self.biases[2], RouterSpec(32, 4)
-            found = norm_route.norm_route(*given, sizes=ROUTES[state["way"].routes])
-            state["shares"], state["ids"], state["x"], state["residual"] = found
-            return
+        """The norm with a product."""
         given = self.norms[number // 2], self.weights[number], self.biases[number]
         state[to], state["x"], state["residual"] = self.ops.norm_linear(state["x"], state["residual"], *given)
 
@@ -173,12 +154,11 @@ class GptOss:
 
     def route(self, state: dict[str, Any]) -> None:
         """Four of 32."""
-        if not state["way"].routes:
-            state["shares"], state["ids"] = self.ops.route(state["logits"], RouterSpec(32, 4))
+        state["shares"], state["ids"] = self.ops.route(state["logits"], RouterSpec(32, 4))
 
     def parts(self, state: dict[str, Any]) -> Choice:
         """What steps choose, or what is tried."""
-        return state["way"].choice or choose(coded_experts.shape_of(state["x"], self.down, 4), 1)
+        return state.get("choice") or choose(coded_experts.shape_of(state["x"], self.down, 4), 1)
 
     def first(self, state: dict[str, Any]) -> None:
         """Gate and up."""
@@ -203,9 +183,9 @@ class GptOss:
         ]  # fmt: skip
 
 
-def run(layers: list[Any], upto: int | None, way: Way) -> Tensor:
+def run(layers: list[Any], upto: int | None, choice: Choice | None) -> Tensor:
     """All layers one after the other, or their first launches."""
-    state: dict[str, Any] = {"way": way}
+    state: dict[str, Any] = {"choice": choice}
     for layer in layers:
         if upto is not None or "x" not in state:
             state["x"] = state["residual"] = layer.start
@@ -224,17 +204,10 @@ def apart() -> Iterator[None]:
         yield
 
 
-#: What steps launch.
-NOW = Way(nullcontext)
-
-
-def ways_of(name: str) -> dict[str, Way]:
-    """All that is compared for a case."""
-    found = {"now": NOW, "apart": Way(apart)}
-    if name == "gpt-oss":
-        found |= {of: Way(nullcontext, None, of) for of in ROUTES}
-        found |= {of: Way(nullcontext, choice) for of, choice in SUMMED.items()}
-    return found
+@contextmanager
+def as_now() -> Iterator[None]:
+    """What steps launch."""
+    yield
 
 
 def layers_of(name: str, context: int) -> list[Any]:
@@ -250,31 +223,27 @@ def layers_of(name: str, context: int) -> list[Any]:
 
 def measure(name: str, layers: list[Any]) -> dict[str, Any]:
     """Prints the case's tables."""
-    usual, times = run(layers, None, NOW), dict[str, float]()
-    found: dict[str, Any] = {"ways": times, "launches": []}
-
-    def timed(of: str, way: Way) -> None:
+    ways: dict[str, tuple[Callable[[], Any], Choice | None]] = {"now": (as_now, None), "apart": (apart, None)}
+    if name == "gpt-oss":
+        ways |= {of: (as_now, choice) for of, choice in SUMMED.items()}
+    found: dict[str, Any] = {"ways": {}, "launches": []}
+    usual: Tensor | None = None
+    for way, (how, choice) in ways.items():
+        call = partial(run, layers, None, choice)
         try:
-            with way.how():
-                out = run(layers, None, way)
-                us = microseconds([partial(run, layers, None, way)]) / len(layers)
+            with how():
+                out = call()
+                us = microseconds([call]) / len(layers)
         except Exception as failure:
-            print(f"  FAILED {of}: {type(failure).__name__} {str(failure)[:160]}", flush=True)
-            return
+            print(f"  FAILED {way}: {type(failure).__name__} {str(failure)[:160]}", flush=True)
+            continue
+        usual = out if usual is None else usual
         off = float((out.float() - usual.float()).norm() / usual.float().norm())
-        print(f"{name}: a layer, {of}: {us:.1f} us, {off:.1e} from now", flush=True)
-        times[of] = us
-
-    ways = ways_of(name)
-    for of, way in ways.items():
-        timed(of, way)
-    summed, routes = ([of for of in times if of in known] for known in (SUMMED, ROUTES))
-    if summed and routes:
-        best = min(summed, key=times.__getitem__), min(routes, key=times.__getitem__)
-        timed(" and ".join(best), Way(nullcontext, SUMMED[best[0]], best[1]))
+        print(f"{name}: a layer, {way}: {us:.1f} us, {off:.1e} from now", flush=True)
+        found["ways"][way] = us
     before = 0.0
     for number, (launch, size, _) in enumerate(layers[0].made, 1):
-        us = microseconds([partial(run, layers, number, NOW)]) / len(layers)
+        us = microseconds([partial(run, layers, number, None)]) / len(layers)
         floor = size / COPY_BYTES_PER_MICROSECOND
         print(f"{name}: {launch:24} {us - before:5.1f} us (bytes {floor:4.1f}), {us:5.1f} up to it", flush=True)
         found["launches"].append((launch, us - before, floor))
@@ -295,9 +264,10 @@ def main() -> None:
 
     def launch_all() -> None:
         for name, layers in cases.items():
-            for way in ways_of(name).values():
-                with way.how():
-                    run(layers[:2], None, way)
+            for choice in (None, *(SUMMED.values() if name == "gpt-oss" else ())):
+                run(layers[:2], None, choice)
+            with apart():
+                run(layers[:1], None, None)
 
     compile_all(launch_all)
     print(f"{torch.cuda.get_device_name()}: compiled after {time.monotonic() - begin:.0f} s", flush=True)

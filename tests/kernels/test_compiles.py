@@ -109,7 +109,6 @@ SPILLS = {
     "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,
-    "norm_route._norm_route": 0,
     "linear_invariant._linear": 0,
     "linear_hopper._product": 0,
     "linear_rows._some_rows": 0,

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-STEPS = ("attention", "step_kernels", "layer_kernels", "linear_invariant", "sampling_sampler_kernels", "norm_route")
+STEPS = ("attention", "step_kernels", "layer_kernels", "linear_invariant", "sampling_sampler_kernels")
 FEWER = ("cascade", "expert_kernels")
 SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
