@@ -41,7 +41,12 @@ class Pairs(ConnectorSuite):
     def __init__(self, folder):
         self.folder, self.made = folder, []
         (folder / "secret").write_text(SECRET)
-        self.options = {"secret_file": str(folder / "secret"), "lease_seconds": NEVER, "lookup_seconds": SECONDS}
+        self.options = {
+            "secret_file": str(folder / "secret"),
+            "lease_seconds": NEVER,
+            "lookup_seconds": SECONDS,
+            "stall_seconds": NEVER,
+        }
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(nixl_holds, "_GIVEN_SECONDS", SECONDS)
 

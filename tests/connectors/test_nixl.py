@@ -430,28 +430,32 @@ def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
     assert (len(tried), counter(here, "failed_blocks")) == (50, 10)
 
 
-def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, monkeypatch):
-    """Its lease ended, but NIXL may still write to the blocks: no other request gets them."""
-    there, here = pairs.engine(), pairs.engine()
+@pytest.mark.parametrize("why", ["lease", "stall"])
+@pytest.mark.parametrize("then", ["DONE", "ERR"])
+def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_use(pairs, monkeypatch, why, then):
+    """NIXL may write to them until it says that the read is over: the request is computed in others."""
+    options = {"stall_seconds": 0.05} if why == "stall" else {}
+    there, here = pairs.engine(), pairs.engine(options=options)
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    tried = []
-
-    def refuse(handle):
-        tried.append(handle)
-        raise RuntimeError("it is active")
+    states, lifecycle = ["PROC"], here.engine.scheduler.lifecycle
 
     def state(handle):
-        monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # now that it has begun
-        return "DONE" if len(tried) > 50 else "PROC"
+        if why == "lease":
+            monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # now that it has begun
+        return states[-1]
 
-    nixl = slow_reads(here, monkeypatch, state)
-    release = nixl.release_xfer_handle
-    monkeypatch.setattr(nixl, "release_xfer_handle", lambda h: release(h) if len(tried) > 50 else refuse(h))
-    pairs.add(here, "d", pairs.prompt(40), params)
-    pairs.until(lambda: tried, here)
-    assert here.engine.scheduler.lifecycle.loading
+    released, nixl = [], slow_reads(here, monkeypatch, state)
+    monkeypatch.setattr(nixl, "release_xfer_handle", released.append)
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    pairs.until(lambda: not there.busy, there)  # it has the word that nobody needs them
+    assert (released, list(lifecycle.abandoned)) == ([], ["d"])
+    blocks = [block for table in lifecycle.abandoned["d"].cache.blocks for block in table]
+    assert here.engine.stats().kv_usage == len(blocks) / (here.engine.stats().num_blocks - 1)
+    states.append(then)
+    pairs.add(here, "later", pairs.prompt(20, seed=1), None, 60)
+    pairs.until(lambda: not lifecycle.abandoned, here)
     pairs.rest(there, here)
-    assert len(tried) == 51
+    assert len(released) == 1
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
