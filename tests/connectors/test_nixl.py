@@ -364,6 +364,34 @@ def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (10, 0)
 
 
+@pytest.mark.parametrize("when", ["asked", "renewed"])
+def test_threads_that_cannot_be_started_cost_one_computation(pairs, monkeypatch, when):
+    """The prefill engine is not asked, or the lease is not renewed and ends; later prompts travel again."""
+    there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
+    pulls = here.connector.inner._pulls
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    refused = []
+
+    def refuse(*work):
+        refused.append(work)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+        if when == "renewed":
+            pairs.add(here, "d", pairs.prompt(40), params)
+            pairs.until(lambda: pulls._loading, here)
+        patch.setattr(pulls._threads, "submit", refuse)
+        if when == "asked":
+            pairs.add(here, "d", pairs.prompt(40), params)
+        pairs.finish(here, "d")
+    assert refused
+    assert here.num_cached("d") == 0
+    later = pairs.prefill(there, "later", pairs.prompt(40, seed=1))
+    assert pairs.decode(here, "e", pairs.prompt(40, seed=1), later) == 39
+    pairs.rest(there, here)
+
+
 def test_an_engine_that_is_gone_costs_the_computation(pairs):
     there, here = pairs.engine(), pairs.engine(options={"retry_seconds": 0})
     first = pairs.prefill(there, "p", pairs.prompt(40))
