@@ -480,8 +480,6 @@ def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_us
     blocks = [block for table in lifecycle.abandoned["d"].cache.blocks for block in table]
     assert here.engine.stats().kv_usage == len(blocks) / (here.engine.stats().num_blocks - 1)
     states.append(then)
-    pairs.add(here, "later", pairs.prompt(20, seed=1), None, 60)
-    pairs.until(lambda: not lifecycle.abandoned, here)
     pairs.rest(there, here)
     assert len(released) == 1
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
