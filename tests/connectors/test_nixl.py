@@ -485,6 +485,26 @@ def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_us
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
+@pytest.mark.parametrize("ended", ["fails", "aborted"])
+def test_a_request_that_ends_with_its_load_leaves_the_blocks_to_the_read(pairs, monkeypatch, ended):
+    policy = {"kv_load_failure_policy": "fail"} if ended == "fails" else {}
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05}, **policy)
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    states, lifecycle = ["PROC"], here.engine.scheduler.lifecycle
+    slow_reads(here, monkeypatch, lambda handle: states[-1])
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: lifecycle.loading, here)
+    if ended == "aborted":
+        here.engine.abort(["d"])
+    pairs.until(lambda: lifecycle.abandoned and not here.busy, here)
+    assert here.engine.stats().kv_usage > 0
+    states.append("DONE")
+    pairs.collect(here)
+    pairs.until(lambda: not there.busy, there)
+    assert here.engine.stats().kv_usage == 0
+    assert here.outputs["d"][-1].finish_reason == ("error" if ended == "fails" else "abort")
+
+
 def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):
     there = pairs.engine()
     port = pairs.prefill(there, "p", pairs.prompt(40))["remote_port"]
