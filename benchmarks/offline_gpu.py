@@ -12,6 +12,7 @@ import argparse
 import gc
 import importlib
 import json
+import logging
 import random
 import tempfile
 import time
@@ -198,7 +199,12 @@ def main() -> None:
     parser.add_argument("--runs", default="", help="Comma-separated numbers of each model's runs; all by default.")
     parser.add_argument("--extra", default="{}", type=json.loads, help="JSON of more arguments of LLM.")
     parser.add_argument("--json", type=Path, help="Where results are written, for benchmarks/table.py.")
+    parser.add_argument("--verbose", action="store_true", help="Log what frame's starts do, with seconds, to stderr.")
     arguments = parser.parse_args()
+    if arguments.verbose:
+        logging.basicConfig(format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S")
+        logging.getLogger("frame").setLevel(logging.DEBUG)
+        arguments.extra["log_level"] = "debug"
     engine = importlib.import_module(arguments.engine)
     chosen = {int(number) for number in arguments.runs.split(",") if number}
     results: list[dict[str, Any]] = []

@@ -36,8 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"quantization": name} for name in ("fp8", "int8", "int4")},
     "fp8-kv": {"kv_cache_dtype": "fp8"},
     "wrapped": {"model_impl": "transformers"},
-    "adapters": ADAPTERS,
-    "shared-adapters": {**ADAPTERS, "plugin": {"lora": {"shared_products": True}}},
+    "adapters": {**ADAPTERS, "plugin": {"lora": {"shared_products": False}}},
+    "shared-adapters": ADAPTERS,
 }
 #: Numbers of the runs of each variant, unless others are asked for.
 RUNS = {

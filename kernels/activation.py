@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chain import await_previous, chained
+
 _BLOCK = 1024
 
 
@@ -25,7 +27,8 @@ def silu_times(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def _gated(x, out, size, stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(x, out, size, stride, GELU: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+    await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = lane < size
@@ -54,5 +57,7 @@ def _launch(x: Tensor, gelu: bool) -> Tensor:
     rows, size = x.shape[0], x.shape[-1] // 2
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     if rows:
-        _gated[(rows, triton.cdiv(size, _BLOCK))](x, out, size, x.stride(0), GELU=gelu, BLOCK=_BLOCK)
+        _gated[(rows, triton.cdiv(size, _BLOCK))](
+            x, out, size, x.stride(0), GELU=gelu, BLOCK=_BLOCK, **chained(x.device)
+        )  # fmt: skip
     return out

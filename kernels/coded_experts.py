@@ -268,8 +268,12 @@ def outer_by(
     bias: Tensor | None, parts: Parts | None = None,
 ) -> Tensor:  # fmt: skip
     """The second product of a choice, [T, H], summed over a token's experts."""
-    if part.kernel == "vectors":
-        out = coded_vectors.down(inner, weight, weights, ids, part.tile, held.start, bias)
+    if part.kernel in ("vectors", "summed"):
+        if part.kernel == "vectors":
+            out = coded_vectors.down(inner, weight, weights, ids, part.tile, held.start, bias)
+        else:
+            product = _product_of(part, inner)
+            out = product(inner, weight, weights, ids, held, part.tile, early=part.early, bias=bias)
         if parts is not None:
             for rows in parts.rows:
                 parts.done(out, rows)
@@ -281,7 +285,8 @@ def outer_by(
 def _product_of(part: Part, x: Tensor) -> Callable[..., Tensor]:
     found: Callable[..., Tensor] | None = coded_product
     if part.kernel != "tiles":
-        found = hopper_kernel(x.device, "coded_few", "product") if part.kernel == "few" else None
+        name = {"few": "product", "summed": "summed"}.get(part.kernel)
+        found = hopper_kernel(x.device, "coded_few", name) if name else None
     if found is None:
         raise ValueError(f"no kernel {part.kernel!r} on {x.device}")
     return found

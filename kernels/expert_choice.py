@@ -19,11 +19,13 @@ MOST_TOKENS = 127
 class Part:
     """How one of the two products is computed.
 
-    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper) or "tiles" (`coded_experts`).
+    `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper), "summed" (`coded_few.summed`, of a
+    second product, with `early` steps) or "tiles" (`coded_experts`).
     """
 
     kernel: str
     tile: Tile
+    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Choice:
     block_m: int
     gate_up: Part
     down: Part
+
+    def __post_init__(self) -> None:
+        if self.down.early and (self.block_m or self.gate_up.kernel == "tiles"):
+            raise ValueError(f"a first product by {self.gate_up} does not wait before it lets {self.down} begin")
 
 
 def choose(shape: Shape, num_tokens: int) -> Choice:

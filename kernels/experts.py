@@ -95,8 +95,9 @@ def _grouped(
 @triton.jit(do_not_specialize=["first"])
 def _combine(
     products, weights, ids, places, out, experts, first, size,
-    TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    await_previous(CHAINED)
     token = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -299,7 +300,7 @@ def combine(
         read = products if places is not None else products[pairs]
         _combine[(triton.cdiv(size, block), rows.stop - rows.start)](
             read, weights[rows], ids[rows], None if places is None else places[pairs], out[rows],
-            len(held), held.start, size, TOP_K=top_k, PLACED=places is not None, BLOCK=block,
+            len(held), held.start, size, TOP_K=top_k, PLACED=places is not None, BLOCK=block, **chained(out.device),
         )  # fmt: skip
         if parts is not None:
             parts.done(out, rows)

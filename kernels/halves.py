@@ -23,6 +23,15 @@ UNIT = tl.constexpr(2.0**-9)
 
 
 @triton.jit
+def _rounded(values):
+    """Floats of four significant bits as floats of 8 bits hold them: multiples of 2⁻⁹, below 2⁻⁶.
+
+    Nothing is converted back from 8 bits: for that ptxas reads the stack pointer instead of a packed pair.
+    """
+    return tl.where(tl.abs(values) < 2.0**-6, (values + 24576.0) - 24576.0, values)
+
+
+@triton.jit
 def _split_rows(x, halves, sums, factors, rows, depth, stride_x, units, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                 CHAINED: tl.constexpr):  # fmt: skip
     """A program for each row, which may be beyond those of x; x and its stride are of pairs of numbers.
@@ -51,12 +60,12 @@ def _split_rows(x, halves, sums, factors, rows, depth, stride_x, units, WIDTH: t
         else:
             values = even * small
         upper = (values.to(tl.int32, bitcast=True) & -1048576).to(tl.float32, bitcast=True)  # four significant bits
-        high = upper.to(halves.dtype.element_ty)
-        low = (values - high.to(tl.float32)).to(halves.dtype.element_ty)
+        high = _rounded(upper)
+        low = _rounded(values - high)
         at = halves + row * depth + unit * WIDTH + odds * HALF + place
-        tl.store(at, low, mask=kept)
-        tl.store(at + room * depth, high, mask=kept)
-        found += low.to(tl.float32) + high.to(tl.float32)
+        tl.store(at, low.to(halves.dtype.element_ty), mask=kept)
+        tl.store(at + room * depth, high.to(halves.dtype.element_ty), mask=kept)
+        found += low + high
     total = tl.sum(tl.reshape(found, (BLOCK // HALF, HALF)), 1) * UNIT
     own = tl.arange(0, BLOCK // HALF)
     tl.store(sums + own * room + row, total, mask=own < units)

@@ -36,7 +36,7 @@ class CopyBuffers:
     state: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _await_taken(signals, state, runs):
     if runs > 0:
         last = tl.load(state, volatile=True)
@@ -44,14 +44,14 @@ def _await_taken(signals, state, runs):
             pass
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _tell_arrived(theirs, state, runs):
     if runs > 0:
         target = tl.load(theirs).to(tl.pointer_type(tl.int64)) + _ARRIVED
         tl.atomic_xchg(target, tl.load(state, volatile=True) + 1, sem="release", scope="sys")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["runs"])
 def _add_received(
     x, received, residual, weight, out, total, signals, theirs, state, runs, size, dim, eps, offset,
     DIM: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,

@@ -73,7 +73,7 @@ class _Plain(SimpleNamespace):
 
 
 if INTERPRETED:
-    gluon = SimpleNamespace(jit=triton.jit)
+    gluon = SimpleNamespace(jit=triton.jit, constexpr_function=real_gluon.constexpr_function)
     hopper = SimpleNamespace(
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=lambda count, deps: deps if len(deps) > 1 else deps[0],

@@ -43,17 +43,14 @@ def _keep_groups(merit, lane, GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GRO
 
 
 @triton.jit
-def _route(
-    logits, bias, weights, ids, experts, stride, scale, least_sum, reach,
+def choose_best(
+    value, row, lane, bias, weights, ids, experts, scale, least_sum, reach,
     TOP_K: tl.constexpr, NORM: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
-    EXPERTS: tl.constexpr, CHAINED: tl.constexpr, LEAST: tl.constexpr, MIXER: tl.constexpr,
+    LEAST: tl.constexpr, MIXER: tl.constexpr,
 ):  # fmt: skip
-    await_previous(CHAINED)
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, EXPERTS)
+    """Chooses the experts of a row from its logits `value` float32 [lanes], -inf beyond the experts."""
     inside = lane < experts
-    value = tl.load(logits + row * stride + lane, mask=inside, other=-float("inf")).to(tl.float32)
     if MIXER:
         finite = tl.sum(tl.where(inside, value, 0.0), 0)
         total = 1.0
@@ -96,6 +93,23 @@ def _route(
     share = tl.where(finite == finite, share / (kept if NORM else total) * scale, finite)
     tl.store(weights + row * TOP_K + choice, share, mask=choice < TOP_K)
     tl.store(ids + row * TOP_K + choice, chosen, mask=choice < TOP_K)
+
+
+@triton.jit
+def _route(
+    logits, bias, weights, ids, experts, stride, scale, least_sum, reach,
+    TOP_K: tl.constexpr, NORM: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
+    EXPERTS: tl.constexpr, CHAINED: tl.constexpr, LEAST: tl.constexpr, MIXER: tl.constexpr,
+):  # fmt: skip
+    await_previous(CHAINED)
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, EXPERTS)
+    value = tl.load(logits + row * stride + lane, mask=lane < experts, other=-float("inf")).to(tl.float32)
+    choose_best(
+        value, row, lane, bias, weights, ids, experts, scale, least_sum, reach,
+        TOP_K, NORM, SIGMOID, BIASED, GROUPS, GROUP, TOP_GROUPS, TOP2, LEAST, MIXER,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -242,12 +256,19 @@ def route(logits: Tensor, spec: Any, bias: Tensor | None = None) -> tuple[Tensor
         _route[(rows,)](
             logits, logits if bias is None else bias, weights, ids, experts, logits.stride(0), float(spec.scale),
             float(spec.least_sum), 2.0 * spec.jitter,
-            TOP_K=spec.top_k, NORM=spec.renormalize, SIGMOID=spec.score == "sigmoid", BIASED=bias is not None,
-            GROUPS=spec.num_groups, GROUP=experts // spec.num_groups, TOP_GROUPS=spec.top_groups,
-            TOP2=spec.group_score == "top2", EXPERTS=triton.next_power_of_2(experts), num_warps=1,
-            LEAST=spec.least_sum > 0, MIXER=spec.score == "sparsemixer", **chained(logits.device),
+            **router_constants(spec, biased=bias is not None), num_warps=1, **chained(logits.device),
         )  # fmt: skip
     return weights, ids
+
+
+def router_constants(spec: Any, *, biased: bool) -> dict[str, Any]:
+    """What `choose_best` is compiled for, and the lanes EXPERTS of its row."""
+    return {
+        "TOP_K": spec.top_k, "NORM": spec.renormalize, "SIGMOID": spec.score == "sigmoid", "BIASED": biased,
+        "GROUPS": spec.num_groups, "GROUP": spec.num_experts // spec.num_groups, "TOP_GROUPS": spec.top_groups,
+        "TOP2": spec.group_score == "top2", "EXPERTS": triton.next_power_of_2(spec.num_experts),
+        "LEAST": spec.least_sum > 0, "MIXER": spec.score == "sparsemixer",
+    }  # fmt: skip
 
 
 def place_experts(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -118,9 +119,13 @@ class EngineStart:
         with ExitStack() as undo:
             undo.callback(executor.close)
             undo.callback(self._rendezvous.close)
+            begun = time.perf_counter()
             facts = executor.load()
+            loaded = time.perf_counter()
             layout = agreed_layout(config, mesh_of(config), facts)
             ready = executor.allocate(layout)
+            spent = loaded - begun, time.perf_counter() - loaded
+            logger.debug("workers: loaded in %.2f s, with a KV cache and captures in %.2f s more", *spent)
             self._progress("scheduler")
             compiler = make_compiler(config, self._registry, self._vocabulary)
             info = EngineInfo(

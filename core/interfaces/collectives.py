@@ -214,6 +214,19 @@ class Collectives(ABC):
         """Ends every group without waiting for other ranks. May be called twice."""
 
 
+class UnconnectedCollectives(Collectives):
+    """Groups of the right sizes without the other workers, for the worker of mesh rank `rank`."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
+        return UnconnectedGroup(ranks.index(self._rank), len(ranks))
+
+    def close(self) -> None:
+        return
+
+
 class NoCollectives(Collectives):
     """For a single worker."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .collectives import UnconnectedCollectives
 from .loader import fill_each
 from .platform_steps import Steps
 
@@ -255,6 +256,14 @@ class Platform(ABC):
         Raises `TimeoutError` when they do not come. Platforms whose `supports` refuses several workers need it not.
         """
         raise NotImplementedError(f"{type(self).__name__} has no collectives for {placement.mesh.size} workers")
+
+    def unconnected_collectives(self, placement: Placement) -> Collectives:
+        """As `collectives`, without the other workers, for a stand-in on which `Kernels.compile_ahead` rehearses steps.
+
+        Its groups launch what those of `collectives` do; results have the right shapes and meaningless values. By
+        default they launch nothing.
+        """
+        return UnconnectedCollectives(placement.rank)
 
     def steps(self) -> Steps:
         """How steps run on this device; called once. By default at the sizes of their plans, and eager."""

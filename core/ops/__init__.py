@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..interfaces.experts import SILU, Gating
+from ..interfaces.experts import SILU, Gating, RouterSpec
 from . import adapters, attention, layers, logits, quantized, sampling, states, step
 from .layers import NO_BIASES, ExpertBiases, Norm, RowParts
 from .quantized import CodedWeights
@@ -67,6 +67,14 @@ class Ops:
         """(`linear_silu_mul` of normed, total), where `add_rms_norm` of x, residual and norm gives (normed, total)."""
         normed, total = self.add_rms_norm(x, residual, *norm)
         return self.linear_silu_mul(normed, weight, bias), total
+
+    def norm_route(
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None, spec: RouterSpec,
+        correction: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """(weights, ids, normed, total): `route` of the logits of `norm_linear`, which gives the other two."""
+        logits, normed, total = self.norm_linear(x, residual, norm, weight, bias)
+        return *self.route(logits, spec, correction), normed, total
 
     map_rows = staticmethod(layers.map_rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..interfaces.collectives import Collectives, Groups, ProcessGroup, UnconnectedGroup
+from ..interfaces.collectives import Collectives, Groups, ProcessGroup, UnconnectedCollectives
 from ..interfaces.mesh import Axis, Mesh, Placement
 
 #: The axes along which the workers of one engine exchange tensors; engines of a dense model never wait for each other.
@@ -30,12 +30,7 @@ def make_groups(placement: Placement, collectives: Collectives) -> Groups:
 
 def unconnected_groups(placement: Placement) -> Groups:
     """Groups of the same sizes without the other workers, for rehearsals of a step and for predictions."""
-    mesh, rank = placement.mesh, placement.rank
-    made = {axis: UnconnectedGroup(mesh.index(axis, rank), len(mesh.ranks(axis, rank))) for axis in axes_of(mesh)}
-    groups = _with_experts(mesh, made)
-    if "pipeline" in groups:
-        groups["drawn"] = groups["pipeline"]
-    return Groups.of(**groups)
+    return make_groups(placement, UnconnectedCollectives(placement.rank))
 
 
 def _with_experts(mesh: Mesh, made: Mapping[Axis, ProcessGroup]) -> dict[str, ProcessGroup]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import os
 import select
 import signal
 import socket
 import subprocess
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +47,8 @@ from .channel_worker import (
 )
 from .factory import Libraries, worker_of
 from .heartbeat import Heartbeat
+
+logger = logging.getLogger("frame.worker")
 
 T = TypeVar("T")
 
@@ -130,11 +134,14 @@ def serve_worker(descriptor: int, heartbeat: int) -> int:
     outline = source.readline()
     loaded = threading.Event()
     threading.Thread(target=_end_when_unwanted, args=(loaded,), name="frame-unwanted", daemon=True).start()
+    start = time.perf_counter()
     begun = Libraries.of(outline) if outline.strip() else None
     loaded.set()
+    ended = time.perf_counter()
     recipe = source.readall()
     if not recipe:
         return 0  # the engine needs no such worker, or is gone
+    logger.debug("libraries in %.2f s, the recipe came %.2f s later", ended - start, time.perf_counter() - ended)
     channel = Channel(socket.socket(fileno=descriptor), ToWorker)
     worker = worker_of(recipe, lambda stage: channel.send(WorkerStage(stage)), begun)
     poll_seconds = worker.config.executor.worker_poll_seconds

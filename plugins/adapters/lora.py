@@ -49,6 +49,8 @@ class LoraAdapters(Adapters):
 
     def __init__(self, setup: AdapterSetup, options: LoraOptions | None = None) -> None:
         self._setup, self._options = setup, options or LoraOptions()
+        shares = self._options.shared_products
+        self._shares = setup.device.type == "cuda" if shares is None else shares
         self.max_adapters = setup.max_adapters
         self.groups = SlotGroups.allocate(setup.max_num_tokens, setup.max_adapters, setup.device)
         self.read_groups = SlotGroups.allocate(
@@ -64,7 +66,7 @@ class LoraAdapters(Adapters):
         return self.groups.slots
 
     def linear(self, prefix: str, spec: LinearSpec, inner: LinearMethod) -> LinearMethod:
-        layer = AdaptedLinear(self, spec, inner, self._setup, shares=self._options.shared_products)
+        layer = AdaptedLinear(self, spec, inner, self._setup, shares=self._shares)
         self.layers.append(layer)
         return layer
 

@@ -29,8 +29,8 @@ class SparseMLP(nn.Module):
 
     def forward(self, norm: nn.Module, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
-        logits, normed, residual = self.router.normed(norm, hidden, residual)
-        out: Tensor = self.experts(normed, self.router.choose(logits))
+        routing, normed, residual = self.router.normed_choice(norm, hidden, residual)
+        out: Tensor = self.experts(normed, routing)
         return (out if self.factor == 1 else out * self.factor), residual
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import torch
@@ -201,12 +201,19 @@ class GlooHost(HostGroup):
         return outs
 
 
+class GroupOwner(Protocol):
+    """What a group asks those who made it: whether collectives do nothing now; and tells it of each that it calls."""
+
+    is_silent: bool
+
+    def count(self, group: str) -> None:
+        """As `Collectives.count`."""
+
+
 class TorchGroup(ProcessGroup):
     """A communicator of torch: gloo in host memory, NCCL on CUDA devices, whose calls enter the current stream."""
 
-    def __init__(
-        self, name: str, rank: int, size: int, communicator: Any, host: HostGroup, owner: TorchCollectives
-    ) -> None:
+    def __init__(self, name: str, rank: int, size: int, communicator: Any, host: HostGroup, owner: GroupOwner) -> None:
         self.name, self.rank, self.size, self.host = name, rank, size, host
         self.communicator = communicator
         self._owner = owner

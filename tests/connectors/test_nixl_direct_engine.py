@@ -51,6 +51,24 @@ def test_blocks_travel_past_nixl(pairs, shared, sizes):
     assert shared[0].copied == 0
 
 
+def test_an_engine_goes_on_before_the_other_side_is_told(pairs, shared, monkeypatch):
+    """What NIXL takes to send a notice delays no token."""
+    there, here = pairs.engine(), pairs.engine()
+    prompt, goes_on, sent = pairs.prompt(40), threading.Event(), []
+    params = pairs.prefill(there, "p", prompt)
+    tell = nixl_agent.Agent._tell_copied
+
+    def late(agent, read):
+        sent.append(goes_on.wait(NEVER))
+        tell(agent, read)
+
+    monkeypatch.setattr(nixl_agent.Agent, "_tell_copied", late)
+    assert pairs.decode(here, "d", prompt, params) == 39
+    goes_on.set()
+    pairs.rest(there, here)
+    assert sent == [True]
+
+
 def test_memory_is_given_back_when_an_engine_closes(pairs, shared):
     there, here = pairs.engine(), pairs.engine()
     pairs.decode(here, "d", pairs.prompt(40), pairs.prefill(there, "p", pairs.prompt(40)))

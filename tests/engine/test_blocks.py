@@ -51,6 +51,28 @@ def test_a_found_block_leaves_the_free_ones():
         pool.release([first])
 
 
+def test_a_run_of_blocks_is_found_up_to_the_first_that_is_missing():
+    pool = BlockPool(5, 2)
+    one, two, three, four = pool.allocate(4)
+    pool.publish_all(0, [b"a", b"b", b"d"], [one, two, four])
+    pool.publish(1, b"c", three)
+    assert pool.find_run(0, [b"a", b"b"]) == [one, two]
+    assert pool.find_run(0, [b"a", b"b", b"c", b"d"]) == [one, two]
+    assert pool.find_run(0, [b"c", b"d"]) == []
+    assert pool.find_run(0, []) == []
+
+
+def test_blocks_are_shared_together_as_each_is():
+    pool = BlockPool(4, 1)
+    one, two, three = pool.allocate(3)
+    pool.publish_all(0, [b"a", b"b"], [one, two])
+    pool.release([two, one])
+    assert pool.num_free_of([one, two, three]) == 2
+    pool.share_all([one, three, two, one])
+    assert [pool.references(block) for block in (one, two, three)] == [2, 1, 2]
+    assert pool.num_free == pool.num_free_of([one, two, three]) == 0
+
+
 def test_content_is_published_once_and_per_group():
     pool = BlockPool(4, 2)
     one, two, three = pool.allocate(3)

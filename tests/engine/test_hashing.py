@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from array import array
 
+import msgspec
 import numpy as np
 import pytest
+import xxhash
 
 from frame.core.engine.cache import hashing
 from frame.core.engine.cache.hashing import BlockHasher
@@ -53,6 +56,27 @@ def test_a_hash_covers_all_tokens_before_it():
     assert one[0] != two[0]
     assert one[1] != two[1]
     assert chain(make(), [1, 2, 3, 4]) == one[:1]
+
+
+@pytest.mark.parametrize("size", [1, 16, 64, 16384])
+@pytest.mark.parametrize("algorithm", ["sha256", "xxhash"])
+def test_a_hash_is_over_msgpack_of_the_one_before_and_the_ids(algorithm, size):
+    """The lengths of ids of so many tokens need 1, 1, 2 and 4 bytes of msgpack."""
+    layout = KVLayout(groups=(), pools=(2,), block_size=size, grain=size, model="m")
+    digest = {"sha256": lambda data: hashlib.sha256(data).digest(), "xxhash": xxhash.xxh3_128_digest}[algorithm]
+    hasher, ids = BlockHasher(algorithm, layout), array("i", range(5 * size))
+    wanted = [hasher.root()]
+    for start in range(0, len(ids), size):
+        block = np.array(ids[start : start + size], "<i4").tobytes()
+        wanted.append(digest(msgspec.msgpack.encode([wanted[-1], block])))
+    found: list[bytes] = []
+    hasher.extend(found, hasher.root(), ids, 2)
+    hasher.extend(found, hasher.root(), ids, 5)
+    assert found == wanted[1:]
+    named: list[bytes] = []
+    hasher.extend(named, b"a root", ids, 2)
+    assert named[0] == digest(msgspec.msgpack.encode([b"a root", np.array(ids[:size], "<i4").tobytes()]))
+    assert named[1] == digest(msgspec.msgpack.encode([named[0], np.array(ids[size : 2 * size], "<i4").tobytes()]))
 
 
 def test_extending_hashes_no_block_twice():

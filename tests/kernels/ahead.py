@@ -28,6 +28,8 @@ from triton.runtime.jit import JITFunction
 DEVICE = torch.device("cuda", 0)
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 _DEVICE_OF = torch.Tensor.device.__get__
+#: Instructions of numbers, in none of which R1, the stack pointer, has a place.
+_ARITHMETIC = "F2FP|F2F|F2I|I2F|FADD|FMUL|FFMA|FMNMX|FSETP|HADD2|HMUL2|HFMA2|MUFU|PRMT|LOP3"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Build:
     """A compiled kernel: what it needs, the matrix and copy instructions in it.
 
     `spills` are accesses to memory for want of registers, `size` is the number of its instructions, `dead` that of
-    branches that are never taken and not empty.
+    branches that are never taken and not empty, `strays` that of instructions which compute with the stack pointer.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Build:
     instructions: frozenset[str]
     size: int
     dead: int
+    strays: int
 
 
 class _Pretended(TorchFunctionMode):
@@ -156,7 +159,8 @@ def _examined(name: str, kernel: Any) -> Build:
         len(re.findall(r"^ +/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)),
     )
     dead = num_dead_branches(kernel.asm["ttgir"])
-    return Build(name, int(registers[1]), spills, kernel.metadata.shared, found, size, dead)
+    strays = len(re.findall(rf"\b(?:{_ARITHMETIC})\b[^;]*[ ,|-]R1\b(?!\])", code))
+    return Build(name, int(registers[1]), spills, kernel.metadata.shared, found, size, dead, strays)
 
 
 def num_dead_branches(code: str) -> int:

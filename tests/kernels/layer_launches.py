@@ -17,6 +17,7 @@ from frame.kernels import (
     all_reduce,
     block_copies,
     coded_experts,
+    coded_few,
     coded_fragments,
     coded_ring,
     coded_rows,
@@ -36,6 +37,7 @@ from frame.kernels import (
     nibbles_hopper,
     norm,
     norm_linear,
+    norm_route,
     peer_copies,
     peer_memory,
     quantized,
@@ -47,7 +49,7 @@ from frame.kernels.codebook import dequantize, dequantize_table
 from frame.kernels.coded_fragments import Fragments
 from frame.kernels.coded_ring import Ring
 from frame.kernels.coded_warpgroups import Warpgroups
-from frame.kernels.expert_launch import Shape, read_table
+from frame.kernels.expert_launch import Shape, Tile, read_table
 from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
@@ -346,6 +348,10 @@ def coded_launches() -> dict[str, Callable[[], None]]:
     found["experts of fp8 by rows, 16 inputs, 2048 tokens"] = partial(
         coded_layer, "fp8 by rows", 2048, 16, 16, how="rounded"
     )
+    for early in (0, 4):
+        found[f"experts of mxfp4, one token, with their sum, {early} steps early"] = partial(
+            summed_experts, early, Tile(32, 128, 8)
+        )
     for tokens in (1, 2048):  # Triton takes an argument of 1 for a constant
         found[f"experts of int8, one output, {tokens} tokens"] = partial(coded_layer, "int8 by rows", tokens, 1, 1)
     return found
@@ -609,6 +615,8 @@ def small_launches() -> dict[str, Callable[[], None]]:
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
     found["routers of families"] = routers
+    for num_experts, inputs, top_k in ((32, 2880, 4), (128, 2048, 8), (1, 8, 1)):
+        found[f"one normed row and {num_experts} experts"] = partial(normed_router, num_experts, inputs, top_k)
     for kind in ("mxfp4", "nf4"):
         found[f"weights of {kind}"] = partial(tables, kind)
     for tokens, rank, outputs in ((64, 16, 6144), (2048, 64, 4096), (1, 8, 512), (8, 256, 4096)):
@@ -677,6 +685,22 @@ def routers() -> None:
     for spec in ROUTERS:
         bias = _empty(spec.num_experts, dtype=F32) if spec.corrected else None
         routing.route(_empty(64, spec.num_experts, dtype=BF16), spec, bias)
+
+
+def normed_router(experts: int, inputs: int, top_k: int, dtype: torch.dtype = BF16) -> None:
+    """One row's norm, router and choice of experts in one launch."""
+    row, weight = _empty(1, inputs, dtype=dtype), _empty(experts, inputs, dtype=dtype)
+    norm = _empty(inputs, dtype=dtype), 1e-6, 0.0
+    norm_route.norm_route(row, row, norm, weight, _empty(experts, dtype=dtype), RouterSpec(experts, top_k))
+    spec = RouterSpec(experts, top_k, "sigmoid", corrected=True)
+    norm_route.norm_route(row, row, norm, weight, None, spec, _empty(experts, dtype=F32))
+
+
+def summed_experts(early: int, tile: Tile) -> None:
+    """The second product of gpt-oss's experts with its sum, for one token."""
+    ids, weights = _empty(1, 4, dtype=torch.int32), _empty(1, 4, dtype=F32)
+    given = _empty(4, 2880), _coded("mxfp4 by 32", 2880, 2880), weights, ids, range(32)
+    coded_few.summed(*given, tile, early=early, bias=_empty(32, 2880))
 
 
 def choices(num_experts: int, top_k: int) -> None:

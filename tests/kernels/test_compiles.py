@@ -109,6 +109,7 @@ SPILLS = {
     "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,
+    "norm_route._norm_route": 0,
     "linear_invariant._linear": 0,
     "linear_hopper._product": 0,
     "linear_rows._some_rows": 0,
@@ -169,6 +170,8 @@ def faults(one: Build, chip: Chip, name: str) -> list[str]:
         found.append(f"{one.shared_bytes} bytes of shared memory")
     if one.dead:  # a build of Triton that checks itself fails on them: it knows no addresses there
         found.append(f"{one.dead} branches that are never taken")
+    if one.strays:  # ptxas lost a value: it did so of pairs of e4m3 that are converted back
+        found.append(f"{one.strays} instructions compute with the stack pointer")
     wide = "float32" in name
     if chip is H200 and not wide and UNFIT not in name and one.spills > SPILLS.get(one.name, one.spills):
         found.append(f"{one.spills} accesses to memory for want of registers")

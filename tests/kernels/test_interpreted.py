@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-STEPS = ("attention", "step_kernels", "layer_kernels", "linear_invariant", "sampling_sampler_kernels")
+STEPS = ("attention", "step_kernels", "layer_kernels", "linear_invariant", "sampling_sampler_kernels", "norm_route")
 FEWER = ("cascade", "expert_kernels")
 SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kernels")
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
@@ -23,7 +23,7 @@ FORMATS = (
 )  # fmt: skip
 CODES = (
     "codebook_kernels", "quantized_kernels", "coded_experts", "nibble_kernels", "coded_fragments", "coded_ring",
-    "rounded_hopper", "nibbles_hopper",
+    "rounded_hopper", "nibbles_hopper", "coded_few",
 )  # fmt: skip
 
 

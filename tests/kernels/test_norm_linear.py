@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 
@@ -48,3 +49,32 @@ def test_one_row_of_ordinary_steps() -> None:
         for name, (_, _, expected) in CASES.items():
             for gated in (False, True):
                 assert apart.submit(kernels, name, gated).result() == expected, (name, gated)
+
+
+def routed(rows: int, at_once: bool, invariant: bool) -> set[str]:
+    """The kernels of a router with the norm before it."""
+    import torch
+
+    from frame.interfaces import RouterSpec
+    from frame.plugins.platforms.cuda.ops import CudaOps
+
+    ops = CudaOps()
+    ops.routes_at_once, ops.invariant = at_once, invariant
+
+    def launch() -> None:
+        empty = partial(torch.empty, dtype=torch.bfloat16, device=DEVICE)
+        x, weight = empty(rows, 1024), empty(32, 1024)
+        ops.norm_route(x, x, (empty(1024), 1e-6, 0.0), weight, None, RouterSpec(32, 4))
+
+    return launched(H200, launch)
+
+
+@pytest.mark.matrix
+def test_one_row_chooses_experts_at_once_where_that_is_asked_for() -> None:
+    alone = {"norm_route._norm_route"}
+    with compiler() as apart:
+        assert apart.submit(routed, 1, True, False).result() == alone
+        for given in ((1, False, False), (2, True, False), (1, True, True)):
+            found = apart.submit(routed, *given).result()
+            assert "routing._route" in found
+            assert not found & alone

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from frame.core.ops import Ops
-from frame.layers import Linear, RMSNorm, normed_linear, normed_silu_mul
+from frame.interfaces import RouterSpec
+from frame.layers import Linear, RMSNorm, Router, normed_linear, normed_silu_mul
 from tests.layers.test_weights import make_build
 
 pytestmark = pytest.mark.product
@@ -32,6 +33,10 @@ class CountingOps(Ops):
     def norm_linear_silu_mul(self, *given: Any) -> Any:
         self.calls.append("norm_linear_silu_mul")
         return super().norm_linear_silu_mul(*given)
+
+    def norm_route(self, *given: Any) -> Any:
+        self.calls.append("norm_route")
+        return super().norm_route(*given)
 
 
 class Louder(Linear):
@@ -102,3 +107,30 @@ def test_what_was_hung_on_a_module_is_called(which: str, how: str) -> None:
     normed_linear(norm, linear, torch.randn(2, SIZE), torch.randn(2, SIZE))
     assert seen == [how]
     assert not ops.calls
+
+
+@pytest.mark.parametrize("kind", ["plain", "begins", "wide", "louder", "other method", "hook"])
+def test_a_router_with_its_norm_chooses_as_both_do(kind: str) -> None:
+    torch.manual_seed(0)
+    build, ops = make_build(), CountingOps()
+    build.dtype = torch.bfloat16 if kind == "wide" else build.dtype
+    norm = build.norm("norm", SIZE, eps=1e-6, offset=1.0)
+    router = Router(build, "router", SIZE, RouterSpec(12, 3, corrected=True), bias=True, wide=kind == "wide")
+    for part in (norm, router, router.linear):
+        part.ops = ops
+    for parameter in (*norm.parameters(), *router.parameters()):
+        parameter.data.normal_()
+    x, residual = torch.randn(2, 3, SIZE, dtype=build.dtype)
+    if kind == "louder":
+        router.linear.__class__ = Louder
+    elif kind == "other method":
+        method = router.linear.method
+        router.linear.method = type("Other", (type(method),), {})()
+    elif kind == "hook":
+        norm.register_forward_hook(lambda *_: None)
+    logits, normed, total = router.normed(norm, x, None if kind == "begins" else residual)
+    ops.calls.clear()
+    found = router.normed_choice(norm, x, None if kind == "begins" else residual)
+    expected = router.choose(logits)
+    assert same((found[0].weights, found[0].ids, *found[1:]), (expected.weights, expected.ids, normed, total))
+    assert ("norm_route" in ops.calls) == (kind == "plain")

@@ -59,11 +59,22 @@ class BlockPool:
                 self.withdraw(block)
         return blocks
 
+    def num_free_of(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody holds."""
+        references = self._references
+        return [references[block] for block in blocks].count(0)
+
     def share(self, block: int) -> None:
         """Adds a holder to a block that was found by its hash; takes it from the free ones if it was free."""
-        if self._references[block] == 0:
-            self._unlink(block)
-        self._references[block] += 1
+        self.share_all([block])
+
+    def share_all(self, blocks: Iterable[int]) -> None:
+        """As `share` of each block."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                self._unlink(block)
+            references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Takes one holder from each block (0 is skipped). Pass a request's last block first: tails go first."""
@@ -95,6 +106,12 @@ class BlockPool:
     def find(self, group: int, block_hash: bytes) -> int:
         """The block of `group` that holds this content, 0 when there is none."""
         return self._published[group].get(block_hash, 0)
+
+    def find_run(self, group: int, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of `group` that hold these contents, up to the first content that none holds."""
+        found = list(map(self._published[group].get, hashes))
+        run: list[int] = found[: found.index(None)] if None in found else found  # type: ignore[assignment]
+        return run
 
     def withdraw(self, block: int, block_hash: bytes | None = None) -> None:
         """Makes `block` unfindable; with `block_hash` only while it is published under that."""

@@ -76,13 +76,28 @@ class BlockHasher:
     ) -> None:
         """Appends the hashes of `token_ids`' blocks len(hashes) .. num_blocks - 1 to `hashes`."""
         size, digest, encode = self._layout.block_size, self._digest, self._encode
-        parent = hashes[-1] if hashes else root
-        for index in range(len(hashes), num_blocks):
-            ids = token_ids[index * size : (index + 1) * size]
-            if sys.byteorder == "big":
-                ids.byteswap()
-            facts = [parent, ids.tobytes()]
-            if embeds is not None and len(found := embeds.between(index * size, (index + 1) * size).rows):
-                facts.append(found.tobytes())
-            parent = digest(encode(facts))
+        parent, first = hashes[-1] if hashes else root, len(hashes)
+        ids = token_ids[first * size : num_blocks * size]
+        if sys.byteorder == "big":
+            ids.byteswap()
+        data, length = ids.tobytes(), size * ids.itemsize
+        parts = [data[start : start + length] for start in range(0, (num_blocks - first) * length, length)]
+        if not parts:
+            return
+        if embeds is None:
+            parent = digest(encode([parent, parts[0]]))  # a root may have another length than a hash
             hashes.append(parent)
+            before, between = self._around(len(parent), length)
+            for part in parts[1:]:
+                parent = digest(before + parent + between + part)
+                hashes.append(parent)
+            return
+        for index, part in enumerate(parts, first):
+            rows = embeds.between(index * size, (index + 1) * size).rows
+            parent = digest(encode([parent, part, rows.tobytes()] if len(rows) else [parent, part]))
+            hashes.append(parent)
+
+    def _around(self, parent: int, ids: int) -> tuple[bytes, bytes]:
+        """What msgpack has before a parent and before the ids of a block, of so many bytes: only lengths decide it."""
+        whole, end = self._encode([bytes(parent), bytes(ids)]), self._encode(bytes(ids))
+        return whole[: -len(end) - parent], end[:-ids]

@@ -109,18 +109,17 @@ class KVCache:
             return nothing
         grain = self.layout.grain
         most = (request.num_tokens - 1) // grain * grain
-        find = self.pool.find
         # where a group keeps all blocks, hashes behind the first that it lacks are not needed, and made some time later
         hashes = self.block_hashes(request, 0 if self._whole else most // self.block_size)
         for group in self._whole:
             index, size, step = group.index, group.block_size, group.stride
-            count, found = most // size, 0
-            while found < count:
+            count, found, missing = most // size, 0, False
+            while found < count and not missing:
                 if (place := found * step + step - 1) >= len(hashes):
                     self.block_hashes(request, min(count * step, 2 * place + 1))
-                if not find(index, hashes[place]):
-                    break
-                found += 1
+                wanted = hashes[place : count * step : step]
+                run = len(self.pool.find_run(index, wanted))
+                found, missing = found + run, run < len(wanted)
             most = found * size // grain * grain
         before, seen, states = -1, most, list[StateBlock]()
         while most != before:  # what one window shortens may reach into another
@@ -147,7 +146,7 @@ class KVCache:
     def _hit_blocks(self, group: _Group, hashes: list[bytes], num_tokens: int) -> list[int]:
         first, step = group.spec.first_needed(num_tokens) // group.block_size, group.stride
         ends = hashes[(first + 1) * step - 1 : num_tokens // self.block_size : step]
-        return [0] * first + [self.pool.find(group.index, end) for end in ends]
+        return [0] * first + self.pool.find_run(group.index, ends)
 
     def block_hashes(self, request: Request, count: int) -> list[bytes]:
         """At least the first `count` hashes of known tokens; computed once."""
@@ -173,8 +172,7 @@ class KVCache:
         states = hit.states if num_computed == hit.num_tokens else []  # else the connector loads the state itself
         if needed + reserve > self.pool.num_free or not self.checkpoints.has_room(states):
             return False
-        for block in hit.held:
-            self.pool.share(block)
+        self.pool.share_all(hit.held)
         request.cache.blocks = [list(blocks) for blocks in hit.blocks]
         for group, block in self.checkpoints.admit(states).items():
             request.cache.blocks[group] = [block]
@@ -191,7 +189,7 @@ class KVCache:
 
         Those of its encoder tokens, which are never shared, are among them.
         """
-        revived = sum(1 for block in hit.held if self.pool.references(block) == 0)
+        revived = self.pool.num_free_of(hit.held)
         missing = (one.num_missing(len(hit.blocks[one.index]), num_computed, total) for one in self._growing)
         return revived + sum(missing) + sum(one.blocks_for(request.num_encoded) for one in self._encoded.values())
 

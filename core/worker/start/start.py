@@ -105,7 +105,7 @@ class WorkerStart:
         balance = make_balance(opened, weights, loaded.maps)
         loaded = compiled(loaded, opened.steps)
         chosen = choose_backends(loaded.build.caches, config, opened.registry, loaded.build.own_caches)
-        kv_bytes = self._timed("kernels", lambda: _prepared_bytes(opened, loaded, chosen, before))
+        kv_bytes = self._prepared_bytes(opened, loaded, chosen, before)
         bound = chosen.build(chosen.layout, opened.platform.ops())
         described = WorkerDescription(
             platform=opened.platform.device_type,
@@ -136,7 +136,9 @@ class WorkerStart:
         with ExitStack() as undo:
             memory, views, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout, undo))
             self._timed("warm up", lambda: _record(runner))
-            logger.info("started: %s", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in self._stages))
+            logger.info(
+                "%s: %s", _name(loaded.opened), ", ".join(f"{stage} {spent:.2f} s" for stage, spent in self._stages)
+            )
             started = Started(loaded.opened, loaded.described, loaded.weights, memory, views, runner, self._stages)
             ready = WorkerReady(
                 handshake=runner.connector.handshake(),
@@ -154,12 +156,41 @@ class WorkerStart:
         self._loaded = None
         self.collectives.close()
 
+    def _prepared_bytes(
+        self, opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends, before: MemorySnapshot
+    ) -> int:
+        """Bytes for the KV cache, after kernels are prepared and graphs and the largest step have been tried."""
+        config, checkpoint, platform = opened.config, opened.checkpoint, opened.platform
+        cache, trial = config.cache, TrialSteps(opened, loaded, chosen)
+        self._timed("kernels", partial(opened.steps.kernels.prepare, trial.run))
+        sized = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
+        captures = not (sized or isinstance(opened.steps.graphs, EagerGraphs))
+        reserved = self._timed("captures tried", trial.reserve) if captures else 0
+        del trial  # and its cache
+        if platform.memory().needs_profile:
+            self._timed("largest step", lambda: profile_step(config, checkpoint, loaded, platform))
+        if cache.kv_cache_memory_bytes is not None:
+            return cache.kv_cache_memory_bytes
+        sizes = config.scheduler.max_num_seqs, checkpoint.max_model_len
+        needed = full_bytes(chosen.layout, *sizes, pool_bytes(chosen.own_part))
+        share = cache.gpu_memory_utilization
+        if connected := device_bytes(config, opened.registry, platform.device_type):
+            connector = config.transfer.kv_connector
+            logger.info("%d MiB of the device are for the KV connector %s", connected >> 20, connector)
+        return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved - connected
+
     def _timed(self, stage: str, work: Callable[[], T]) -> T:
         self._progress(stage)
         start = time.perf_counter()
         value = work()
         self._stages.append((stage, time.perf_counter() - start))
         return value
+
+
+def _name(opened: OpenDevice) -> str:
+    """For the log: "started", of several workers with the rank."""
+    rank, size = opened.placement.rank, opened.placement.mesh.size
+    return "started" if size == 1 else f"worker {rank} of {size} started"
 
 
 def _answers(opened: OpenDevice) -> bool:
@@ -171,26 +202,6 @@ def _answers(opened: OpenDevice) -> bool:
     last = groups.pipeline.rank == groups.pipeline.size - 1
     first = groups.tensor.rank == 0 and groups.prefill_context.rank == 0
     return (last and first) or opened.config.transfer.kv_connector is not None
-
-
-def _prepared_bytes(opened: OpenDevice, loaded: LoadedModel, chosen: ChosenBackends, before: MemorySnapshot) -> int:
-    """Bytes for the KV cache, after kernels are prepared and graphs and the largest step have been tried."""
-    config, checkpoint, platform = opened.config, opened.checkpoint, opened.platform
-    cache, trial = config.cache, TrialSteps(opened, loaded, chosen)
-    opened.steps.kernels.prepare(trial.run)
-    sized = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
-    reserved = 0 if sized or isinstance(opened.steps.graphs, EagerGraphs) else trial.reserve()
-    del trial  # and its cache
-    if platform.memory().needs_profile:
-        profile_step(config, checkpoint, loaded, platform)
-    if cache.kv_cache_memory_bytes is not None:
-        return cache.kv_cache_memory_bytes
-    sizes = config.scheduler.max_num_seqs, checkpoint.max_model_len
-    needed = full_bytes(chosen.layout, *sizes, pool_bytes(chosen.own_part))
-    share = cache.gpu_memory_utilization
-    if connected := device_bytes(config, opened.registry, platform.device_type):
-        logger.info("%d MiB of the device are for the KV connector %s", connected >> 20, config.transfer.kv_connector)
-    return platform.memory().kv_bytes(before, share, loaded.weights_bytes, needed) - reserved - connected
 
 
 def _digest(loaded: _Loaded, bound: BoundLayers) -> str:

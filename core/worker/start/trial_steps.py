@@ -15,7 +15,7 @@ from ...interfaces.platform_steps import Steps
 from ...layers.cached import CachedLayer
 from ...layers.experts import exchanges_of
 from ...layers.stages import Layers
-from ...parallel.groups import unconnected_groups
+from ...parallel.groups import make_groups, unconnected_groups
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .kv_memory import KVMemory
@@ -85,9 +85,8 @@ class TrialSteps:
 def rehearse(opened: OpenDevice, platform: Platform) -> None:
     """Runs steps of every kind on `platform` and a model without weights, in a process that serves nothing."""
     opened = replace(opened, platform=platform, steps=platform.steps())
-    model, build = build_model(
-        opened.config, opened.checkpoint, platform, opened.registry, unconnected_groups(opened.placement)
-    )
+    groups = make_groups(opened.placement, platform.unconnected_collectives(opened.placement))
+    model, build = build_model(opened.config, opened.checkpoint, platform, opened.registry, groups)
     model.finish_load()
     make_maps(model, platform)
     loaded = LoadedModel(model.requires_grad_(False).eval(), build, "", 0)

@@ -28,7 +28,8 @@ from .messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
 
-_READ_POLL, _NOTICE_POLL = 0.0002, 0.005
+#: Seconds between two looks: at reads, at those past NIXL, which cost no call of it, and for notices.
+_READ_POLL, _COPY_POLL, _NOTICE_POLL = 0.0002, 0.00003, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
 _CLOSE_SECONDS = 10.0
@@ -57,6 +58,7 @@ class Read:
     handle: Any = None
     copy: Mark | None = None  # of a read past NIXL
     begun: float = 0.0  # when it was launched
+    copied: bool = False  # it went past NIXL and is over, and the other worker must be told
     awaited_until: float = 0.0  # when nobody waits for it any more, if NIXL reads
     given_up: bool = False  # it goes on, and nobody waits for it
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
@@ -177,8 +179,7 @@ class Agent:
     def _serve(self) -> None:
         while True:
             quiet = _MAPPED_SECONDS if any(self._peers.values()) else None
-            awaited = any(not read.given_up for read in self._reads)
-            pause = _READ_POLL if awaited else _NOTICE_POLL if self._reads or self._awaits_notices else quiet
+            pause = self._read_pause() if self._reads else _NOTICE_POLL if self._awaits_notices else quiet
             try:
                 work = self._work.get(timeout=pause)
             except queue.Empty:
@@ -189,6 +190,12 @@ class Agent:
             self._poll()
             self._unmap_unused()
         self._shut()
+
+    def _read_pause(self) -> float:
+        """Short while a read waits for nothing but events of the device: what waits for it gains as much."""
+        if all(read.given_up for read in self._reads):
+            return _NOTICE_POLL
+        return _READ_POLL if any(read.handle is not None for read in self._reads) else _COPY_POLL
 
     def _nothing(self) -> None:
         pass
@@ -201,6 +208,8 @@ class Agent:
                 with self._lock:
                     self._ended.append((read.owner, arrived))
                 news.tell()
+                if read.copied:  # behind the news, on which an answer waits, as it does not on the other side's blocks
+                    self._tell_copied(read)
         if self._awaits_notices:
             self._take_notices()
 
@@ -281,9 +290,12 @@ class Agent:
             return self._fail(read, error)
         count, seconds = self.direct
         self.direct = count + 1, seconds + time.monotonic() - read.begun
+        read.copied = True
+        return not late
+
+    def _tell_copied(self, read: Read) -> None:
         with suppress(Exception):  # without a word the other side keeps the blocks until the lease ends
             self._nixl.send_notif(read.peer.name, read.notice)
-        return not late
 
     def _judge(self, read: Read, state: str) -> bool | None:
         now = time.monotonic()

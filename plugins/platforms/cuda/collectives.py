@@ -14,7 +14,8 @@ from frame.interfaces import HostGroup, NormLayer, Placement
 from frame.kernels import all_reduce as kernels, join
 from frame.ops import Ops
 
-from ..torch_collectives import TorchCollectives, TorchGroup, nccl_group
+from ..torch_collectives import GroupOwner, TorchCollectives, TorchGroup, nccl_group
+from .laps import Laps
 from .peer_copies import COPIED_BYTES, PeerCopies, copied_parts
 from .peer_memory import MAX_RANKS, PeerMemory, PeerMemoryError
 
@@ -46,9 +47,17 @@ class CudaCollectives(TorchCollectives):
         self._memories: list[PeerMemory] = []
 
     def group(self, name: str, ranks: Sequence[int]) -> TorchGroup:
+        laps = Laps()
         made = super().group(name, ranks)
-        if name != "tensor":
-            return made
+        laps.end("NCCL")
+        if name == "tensor":
+            made = self._with_memory(made)
+            laps.end("peer memory")
+        logger.info("%s group of %d: %s", name, made.size, laps)
+        return made
+
+    def _with_memory(self, made: TorchGroup) -> TorchGroup:
+        """The tensor group `made` with peer memory, where the devices have it."""
         made.overlap_bytes = OVERLAP_BYTES
         if not self._shares_memory:
             logger.info("sums over the tensor group: NCCL (peer_memory is off)")
@@ -92,7 +101,7 @@ class PeerGroup(TorchGroup):
         size: int,
         communicator: Any,
         host: HostGroup,
-        owner: TorchCollectives,
+        owner: GroupOwner,
         buffers: kernels.PeerBuffers,
         ops: Ops,
         copies: PeerCopies | None = None,

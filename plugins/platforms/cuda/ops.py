@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frame.interfaces import SILU, Gating
+from frame.interfaces import SILU, Gating, RouterSpec
 from frame.kernels import (
     activation,
     adapters,
@@ -29,6 +29,7 @@ from frame.kernels import (
     nibble_rows,
     norm,
     norm_linear,
+    norm_route,
     quantized,
     rotary,
     routing,
@@ -63,6 +64,9 @@ _FEW_EXACT_ROWS = 16
 
 class CudaOps(Ops):
     """The ops for which there are kernels that are faster, or that do not wait for the device."""
+
+    #: Whether the norm, the router and the choice of one row are one launch; no GPU has timed it yet.
+    routes_at_once = False
 
     def __init__(
         self,
@@ -216,6 +220,14 @@ class CudaOps(Ops):
         """In one kernel for one row, unless bits must not depend on the batch."""
         fused = norm_linear.norm_linear_silu_mul if self._is_one_row(x) else super().norm_linear_silu_mul
         return fused(x, residual, norm, weight, bias)
+
+    def norm_route(
+        self, x: Tensor, residual: Tensor, norm: Norm, weight: Tensor, bias: Tensor | None, spec: RouterSpec,
+        correction: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """In one kernel for one row if `routes_at_once`, unless bits must not depend on the batch."""
+        fused = norm_route.norm_route if self.routes_at_once and self._is_one_row(x) else super().norm_route
+        return fused(x, residual, norm, weight, bias, spec, correction)
 
     def dequantize(
         self,

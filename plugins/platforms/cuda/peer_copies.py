@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +13,6 @@ from torch import Tensor
 from frame.interfaces import NormLayer
 from frame.kernels import peer_copies as kernels
 from frame.kernels.peer_memory import check, driver
-
-from .peer_memory import PeerMemory
 
 #: Bytes of the largest sum: what one device keeps for the other's values.
 COPIED_BYTES = 128 << 20
@@ -41,16 +41,29 @@ def copied_parts(num_rows: int, row_bytes: int, inner: int) -> list[slice]:
     return [slice(first, end) for first, end in pairwise([*ends, num_rows])] if len(ends) > 1 else []
 
 
+class CopiedMemory(Protocol):
+    """What two ranks share: `peer_memory.PeerMemory`, or a stand-in for it where steps are only rehearsed."""
+
+    device: torch.device
+
+    def copy_buffers(self) -> tuple[kernels.CopyBuffers, int]:
+        """The buffers of this rank, and the address of the other rank's memory for this one's values."""
+
+
 class PeerCopies:
     """Carries this rank's part of a sum to the other rank, in parts if it is begun, and adds what that rank sent.
 
     All calls enter the current stream; copies run on a stream of their own. One sum at a time.
     """
 
-    def __init__(self, memory: PeerMemory) -> None:
+    def __init__(self, memory: CopiedMemory) -> None:
+        self._device = memory.device
         self._buffers, self._their_memory = memory.copy_buffers()
-        self._stream = torch.cuda.Stream(memory.device, priority=-1)  # its kernels of one program wait for no product
         self._begun = 0  # the address of the tensor whose sum has begun, or 0
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device, priority=-1)  # its kernels of one program wait for no product
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether `tensor` can be summed."""

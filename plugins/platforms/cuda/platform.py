@@ -43,6 +43,7 @@ from .graphs.cuda_graphs import CudaGraphs
 from .graphs.piecewise import PiecewiseGraphs
 from .graphs.piecewise_capture import PieceCapturer
 from .graphs.shapes import CudaShapes
+from .laps import Laps
 from .memory import CudaMemory
 from .ops import CudaOps
 from .streams import CudaStreams
@@ -228,16 +229,19 @@ class CudaKernels(Kernels):
         this one are loaded when they are launched. Last, products are measured that no earlier start has measured.
         """
         ahead, self._ahead = self._ahead, None
+        laps, whole = Laps(), False
         with without_lines():
             if self._known:
-                logger.info("kernels: those of an earlier start")
                 read_triton()()  # else two threads would hash the files
-                run(brief=True)
-                self._platform.settle_products()
-                return
-            with self._platform.unconnected():
-                whole = compile_kernels(run, ahead)
-            run()
+                laps.end("hash of Triton's files")
+            else:
+                with self._platform.unconnected():
+                    whole = compile_kernels(run, ahead)
+                laps.end("compiled")
+            run(brief=self._known)
+            laps.end("steps")
             self._platform.settle_products()
+            laps.end("products")
+        logger.info("kernels%s: %s", " of an earlier start" if self._known else "", laps)
         if whole and self._start is not None:
             self._start.note()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         ProcessGroup as ProcessGroup,
         SingleGroup as SingleGroup,
         SingleHost as SingleHost,
+        UnconnectedCollectives as UnconnectedCollectives,
         UnconnectedGroup as UnconnectedGroup,
     )
     from frame.core.interfaces.connector import (

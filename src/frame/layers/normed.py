@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from frame.core.layers.linear import AttentionInput, Linear
 from frame.core.layers.norm import RMSNorm
+from frame.core.ops import Norm
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -34,6 +35,12 @@ def normed_silu_mul(norm: nn.Module, linear: Linear, x: Tensor, residual: Tensor
         return linear.method.apply_normed_gated(linear, x, residual, norm.given, linear.bias)
     normed, total = _normed(norm, x, residual)
     return linear.silu_mul(normed), total
+
+
+def plain_norm(norm: nn.Module, linear: nn.Module) -> Norm | None:
+    """What an op that does both takes as the norm; None where the modules are to be called, as for `normed_linear`."""
+    plain = _is_plain(norm, RMSNorm) and not norm.sums and _is_plain(linear, Linear)
+    return norm.given if plain and isinstance(norm, RMSNorm) else None
 
 
 def _is_plain(module: nn.Module, kind: type[M]) -> TypeGuard[M]:

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from frame.core.interfaces.experts import RouterSpec, Routing
 from frame.core.layers.build import Build
+from frame.core.layers.linear import Linear
+from frame.core.layers.methods import PlainLinear
 from frame.core.layers.weights import WeightSlot
 
-from .normed import normed_linear
+from .normed import normed_linear, plain_norm
 
 
 class Router(nn.Module):
@@ -57,6 +59,16 @@ class Router(nn.Module):
         normed, total = (norm(hidden), hidden) if residual is None else norm(hidden, residual)
         return self.linear(normed.float()), normed, total
 
+    def normed_choice(self, norm: nn.Module, hidden: Tensor, residual: Tensor | None) -> tuple[Routing, Tensor, Tensor]:
+        """(the experts of each token, normed, total): `choose` of what `normed` gives, in one op where one does all."""
+        linear, given = self.linear, None if self.widens else plain_norm(norm, self.linear)
+        if residual is not None and given is not None and isinstance(linear, Linear) and _is_stored_plain(linear):
+            chosen = linear.weight, linear.bias, self.spec, self.correction
+            weights, ids, normed, total = self.ops.norm_route(hidden, residual, given, *chosen)
+            return Routing(weights, ids), normed, total
+        logits, normed, total = self.normed(norm, hidden, residual)
+        return self.choose(logits), normed, total
+
     def forward(self, hidden: Tensor) -> Routing:
         """hidden [T, hidden_size] → the experts of each token."""
         return self.choose(self.linear(hidden.float() if self.widens else hidden))
@@ -65,3 +77,8 @@ class Router(nn.Module):
         if self.correction is None:
             return []
         return [WeightSlot(self._correction_name, self._shape, self.correction.view(self._shape))]
+
+
+def _is_stored_plain(linear: Linear) -> bool:
+    """Whether the weight is of the activations' type, and nothing is added to the product."""
+    return type(linear.method) is PlainLinear

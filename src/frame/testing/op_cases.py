@@ -92,6 +92,14 @@ def _norm_linear(draw: Draw, rows: int, offset: float, bias: Tensor | None = Non
     return (x, residual, (draw.floats(32), 1e-6, offset), draw.floats(24, 32), bias), {}
 
 
+def _norm_route(draw: Draw, spec: RouterSpec) -> Arguments:
+    """One row whose logits are those of `_route`, by their biases."""
+    (logits, _, correction), _ = _route(draw, spec)
+    (x, residual, norm, _, _), _ = _norm_linear(draw, 1, 1.0)
+    weight = draw.floats(spec.num_experts, 32) / 4096
+    return (x, residual, norm, weight, logits[0].contiguous(), spec, correction), {}
+
+
 def _write_kv(draw: Draw) -> Arguments:
     slots = torch.tensor([5, 9, -1, 30, 0], dtype=torch.int64)
     return (draw.floats(5, 2, 16), draw.floats(5, 2, 16), draw.floats(2, 8, 4, 2, 16), slots), {}
@@ -352,6 +360,7 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "linear_silu_mul": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                         lambda d: ((d.floats(1, 32), d.floats(24, 32), d.floats(24)), {})],
     "norm_linear": [lambda d: _norm_linear(d, 5, 0.0), lambda d: _norm_linear(d, 1, 1.0, d.floats(24))],
+    "norm_route": [partial(_norm_route, spec=spec) for spec in ROUTERS],
     "norm_linear_silu_mul": [lambda d: _norm_linear(d, 5, 1.0, d.floats(24)), lambda d: _norm_linear(d, 1, 0.0)],
     "dequantize": [lambda d: ((*_codes(d, 8, (1, 48)), None, d.dtype), {}),
                    lambda d: ((*_codes(d, 8, (16, 32)), None, d.dtype), {}),

@@ -142,7 +142,7 @@ def late_kernels(config: dict[str, Any], settings: dict[str, Any], seed: int) ->
     draw, met, late = random.Random(seed), list[str](), list[str]()
     kernels, imports_sympy = met, False
 
-    def lacks(compile_kernel: rehearsal.Compile) -> None:
+    def lacks(_: str, compile_kernel: rehearsal.Compile) -> None:
         cells = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__ or (), strict=True))
         kernels.append(cells["src"].cell_contents.name)
 

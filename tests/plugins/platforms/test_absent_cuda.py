@@ -22,16 +22,17 @@ from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.engine.schedule.step_budget import resolve_budget
 from frame.core.plugin_host.registry import Registry
+from frame.core.plugin_host.setups import platform_setup
 from frame.core.worker.start.open_device import OpenDevice
 from frame.core.worker.start.trial_steps import distinct_layers, rehearse
-from frame.interfaces import Placement
+from frame.interfaces import Mesh, Placement
+from frame.kernels import peer_copies
 from frame.kernels.norm import _rms_norm
 from frame.plugins.platforms.cuda.compile import absent_cuda as absent, rehearsal
 from frame.plugins.platforms.cuda.compile.absent_cuda import AbsentCuda, CompilingAhead, num_shares
 from frame.plugins.platforms.cuda.compile.absent_device import AbsentStreams, StandIn, absent_cuda
 from frame.plugins.platforms.cuda.compile.compiler import absent_driver
 from frame.plugins.platforms.cuda.platform import CudaKernels, CudaPlatform
-from frame.testing import make_setup
 from frame.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.skipif(
 H200 = SimpleNamespace(
     name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 << 10
 )
+ALONE = Mesh()
 LONG = 600.0
 
 
@@ -49,13 +51,14 @@ def worker(tmp_path_factory):
     return make_worker(make_checkpoint(tmp_path_factory.mktemp("absent"), "qwen3", head_dim=128))
 
 
-def make_worker(folder, **settings):
+def make_worker(folder, mesh=ALONE, **settings):
     flat = {"model": str(folder), "skip_tokenizer_init": True, "dtype": "bfloat16", "max_model_len": 256, **settings}
     config, registry = from_flat(flat), Registry.load()
     checkpoint = read_checkpoint(config)
     config = resolve_budget(config, checkpoint, registry)
-    platform = AbsentCuda(make_setup("platform", config=config))
-    return OpenDevice(config, registry, Placement(), "", checkpoint, platform, platform.steps(), "bfloat16")
+    place = Placement(mesh=mesh)
+    platform = AbsentCuda(platform_setup(config, checkpoint.max_model_len, place))
+    return OpenDevice(config, registry, place, "", checkpoint, platform, platform.steps(), "bfloat16")
 
 
 def compiling(worker, work=None):
@@ -79,6 +82,30 @@ def test_every_kernel_of_a_model_is_met(worker, tmp_path, monkeypatch):
     assert met >= {"_some_rows"}, "products of a few rows on Hopper"
     assert met >= {"_linear", "_paged_attention_kernel"}, "deterministic steps"
     assert not torch.cuda.is_available() or driver.active.get_current_target().backend == "cuda"
+
+
+def test_sums_over_two_devices_are_met_without_the_other_one(tmp_path, monkeypatch):
+    """Else each worker compiles their kernels alone, one after another, once its weights are there."""
+    folder = make_checkpoint(tmp_path / "model", "qwen3", head_dim=128, hidden_size=2048)
+    worker = make_worker(folder, Mesh(tensor=2), tensor_parallel_size=2, max_num_batched_tokens=8192)
+    (tmp_path / "met").mkdir()
+    monkeypatch.setattr(rehearsal, "leave", partial(note, tmp_path / "met"))
+    assert compiling(worker).wait()
+    met = [file.name.partition("-")[0] for file in (tmp_path / "met").iterdir()]
+    assert met.count("_sum") > 2, "in packets and alone, with a norm and without"
+    assert set(met) >= {"_exchange", "_await_taken", "_tell_arrived", "_add_received"}
+
+
+def test_a_sum_by_copies_launches_the_kernels_of_its_rehearsal():
+    with absent_cuda(0, H200), rehearsal.CompileMode(lambda *_: None) as met:
+        x, words = torch.zeros(4, 2048, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+        buffers = peer_copies.CopyBuffers(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda"), words, words, words)
+        for rehearsed in (True, False):
+            peer_copies.await_taken(buffers, rehearsed=rehearsed)
+            peer_copies.tell_arrived(buffers, rehearsed=rehearsed)
+            peer_copies.add_received(x, buffers, x, rehearsed=rehearsed)
+            peer_copies.add_received_normed(x, x, (x[0], 1e-6, 0.0), buffers, rehearsed=rehearsed)
+            assert len(met) == 4
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def test_processes_share_what_is_met(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert len(whose) == len(list(tmp_path.iterdir())) == 8
     assert [int(number) for number in sorted(whose) if whose[number] == str(os.getpid())] == [0, 3, 6]
     assert all(whose[number] == whose[str(int(number) % 3)] for number in whose)
+
+
+def test_a_kernel_is_compiled_in_turn_with_other_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rehearsal, "in_turn", lambda key, work: (tmp_path / key).touch())
+
+    def run() -> None:
+        for key in ("one", "two"):
+            submit(key, lambda: None, lambda kernel: None)
+
+    for rehearse in (rehearsal.rehearse, partial(rehearsal.rehearse, ahead=lambda: False)):
+        rehearse(run)
+        assert {file.name for file in tmp_path.iterdir()} == {"one", "two"}
+        for file in tmp_path.iterdir():
+            file.unlink()
 
 
 def test_a_part_that_nobody_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from frame.interfaces import Memory, Platform, Streams
+from frame.interfaces import Collectives, Memory, Placement, Platform, Streams
 from frame.links.processors import num_processors
 
 from ..platform import CudaPlatform
+from .absent_collectives import AbsentCollectives
 from .absent_device import AbsentMemory, AbsentStreams, absent_cuda
 from .compiler import without_lines
 from .forks import ForkedGroup
@@ -38,6 +39,10 @@ class AbsentCuda(CudaPlatform):
 
     def memory(self) -> Memory:
         return AbsentMemory()
+
+    def unconnected_collectives(self, placement: Placement) -> Collectives:
+        shares, copies = self.options.peer_memory, self.options.copied_sums
+        return AbsentCollectives(placement.rank, self.device, self._ops, shares_memory=shares, copies_sums=copies)
 
 
 class CompilingAhead:

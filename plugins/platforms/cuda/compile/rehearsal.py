@@ -18,8 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from frame.links.processors import num_processors
 
+from ..laps import Laps
 from .compiler import ALL_SECONDS, KERNEL_SECONDS, Compile, leave
 from .forks import Forks
+from .turns import in_turn
 
 try:
     from triton.runtime import _async_compile
@@ -55,10 +57,10 @@ class Zeros(TorchFunctionMode):
 class CompileMode:
     """Implements Triton's asynchronous compile mode: notes the kernels that are missing and launches none.
 
-    `lacks` is called once for each of them, with the function that compiles it.
+    `lacks` is called once for each of them, with its key in Triton's cache and the function that compiles it.
     """
 
-    def __init__(self, lacks: Callable[[Compile], None]) -> None:
+    def __init__(self, lacks: Callable[[str, Compile], None]) -> None:
         self._lacks = lacks
         self._kept: dict[str, tuple[Compile, list[Callable[[Any], None]]]] = {}
         self._token: Token[Any] | None = None
@@ -67,7 +69,7 @@ class CompileMode:
         """Called by Triton for a kernel that it lacks; `finalize` puts one into its cache."""
         if key not in self._kept:
             self._kept[key] = (compile_kernel, [])
-            self._lacks(compile_kernel)
+            self._lacks(key, compile_kernel)
         self._kept[key][1].append(finalize)
         finalize(Unlaunched())
         return Unlaunched()
@@ -100,6 +102,7 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     """Calls `run` and compiles what it would launch, each kernel in a forked process; returns when all are done.
 
     A process leaves its kernel in Triton's cache on disk: a good part of a compilation is Python. It touches no device.
+    A kernel that a process of another worker compiles is waited for.
     After a fork the parent copies each page that it writes. With `shares`, so many processes call `run`, and each
     compiles its part of the kernels: the last one is reached sooner.
     """
@@ -124,9 +127,9 @@ def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileM
     forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS, limit=limit)
     numbers = count()
 
-    def start(compile_kernel: Compile) -> None:
+    def start(key: str, compile_kernel: Compile) -> None:
         if next(numbers) % shares == share:
-            forks.start(partial(leave, compile_kernel))
+            forks.start(partial(in_turn, key, partial(leave, compile_kernel)))
 
     mode = CompileMode(start)
     try:
@@ -159,12 +162,14 @@ def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -
             whole = False
             logger.debug("the rehearsal ended early: %s", error, exc_info=error)
 
+    laps = Laps()
     with Zeros():
         mode = compile_in_forks(as_far_as_it_goes) if ahead is None else _collect(as_far_as_it_goes, ahead)
-    start = time.perf_counter()
+    laps.end("met and compiled")
     compiled = mode.load()
+    laps.end("loaded")
     besides = f", of them compiled here: {', '.join(compiled)}" if compiled else ""
-    logger.info("%d kernels loaded in %.2f s%s", len(mode), time.perf_counter() - start, besides)
+    logger.info("%d kernels: %s%s", len(mode), laps, besides)
     return whole
 
 
@@ -175,12 +180,12 @@ def can_rehearse() -> bool:
 
 def _collect(run: Callable[[], None], ahead: Callable[[], bool]) -> CompileMode:
     """Calls `run` while another process compiles; compiles the kernels that it would launch if that process failed."""
-    lacking: list[Compile] = []
-    with CompileMode(lacking.append) as mode:
+    lacking: dict[str, Compile] = {}
+    with CompileMode(lacking.__setitem__) as mode:
         run()
     if not ahead():
         forks = Forks(seconds=KERNEL_SECONDS, all_seconds=ALL_SECONDS)
-        for compile_kernel in lacking:
-            forks.start(partial(leave, compile_kernel))
+        for key, compile_kernel in lacking.items():
+            forks.start(partial(in_turn, key, partial(leave, compile_kernel)))
         forks.wait()
     return mode
