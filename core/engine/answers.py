@@ -178,6 +178,11 @@ class Answers:
         outputs = []
         if report.failed_blocks and (bad := lifecycle.transfers.failed_blocks(report)):
             outputs = self._lose_blocks(bad, step)
+        for request_id in report.given_up:
+            if (request := lifecycle.loading.get(request_id)) is not None:
+                if self._fail_on_load and request.state is not RequestState.FINISHED:
+                    outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
+                lifecycle.abandon(request)
         for request_id in report.received:
             request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:

@@ -117,9 +117,9 @@ class Lifecycle:
             self.waiting.add(request)
 
     def abandon(self, request: Request) -> None:
-        """The step that was to begin its load failed: the request starts again without the connector.
+        """The step that was to begin its load failed, or the load was given up: it starts again without the connector.
 
-        Whether the load began is unknown, so its blocks stay out of use until it is reported, but nobody waits for it.
+        Something may still write to its blocks, so they stay out of use until its end is reported; nobody waits for it.
         """
         owner = self.loading.pop(request.request_id)
         if request.state is not RequestState.FINISHED:

@@ -167,7 +167,9 @@ class TokenMasks(msgspec.Struct, kw_only=True):
 class TransferReport(msgspec.Struct, kw_only=True):
     """What a connector's worker side did in one step.
 
-    `sent` and `received` are request ids whose asynchronous transfer ended; `failed_blocks` are pairs (KV group, block
+    `sent` and `received` are request ids whose asynchronous transfer ended; `given_up` are those whose load takes too
+    long: they are computed in other blocks, while theirs stay out of use until the load is reported as received, or for
+    ten minutes. `failed_blocks` are pairs (KV group, block
     id) whose content did not arrive: the scheduler recomputes from the first of them. `counters` are added to those of
     earlier steps, `gauges` replace them; the metrics show both as `frame_kv_connector_NAME`, NAME being lower-case
     letters, digits and "_". `events` reach the scheduler side once every rank gave an equal one ("stored"), `notes`,
@@ -176,6 +178,7 @@ class TransferReport(msgspec.Struct, kw_only=True):
 
     sent: list[str] = []
     received: list[str] = []
+    given_up: list[str] = []
     failed_blocks: list[tuple[int, int]] = []
     counters: dict[str, float] = {}
     gauges: dict[str, float] = {}

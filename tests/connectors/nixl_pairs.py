@@ -41,7 +41,12 @@ class Pairs(ConnectorSuite):
     def __init__(self, folder):
         self.folder, self.made = folder, []
         (folder / "secret").write_text(SECRET)
-        self.options = {"secret_file": str(folder / "secret"), "lease_seconds": NEVER, "lookup_seconds": SECONDS}
+        self.options = {
+            "secret_file": str(folder / "secret"),
+            "lease_seconds": NEVER,
+            "lookup_seconds": SECONDS,
+            "stall_seconds": NEVER,
+        }
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(nixl_holds, "_GIVEN_SECONDS", SECONDS)
 
@@ -94,7 +99,16 @@ class Pairs(ConnectorSuite):
         """Steps engines until nothing is held or read, and checks all tokens."""
         self.until(lambda: not any(engine.busy for engine in engines), *engines, seconds=seconds)
         for engine in engines:
+            self.collect(engine, seconds)
             engine.check()
+
+    def collect(self, engine, seconds=SECONDS):
+        """Has blocks given back of reads that nobody waited for, which only an engine with requests does."""
+        latest, abandoned = time.monotonic() + seconds, engine.engine.scheduler.lifecycle.abandoned
+        while abandoned:
+            assert time.monotonic() < latest, "blocks are still written to"
+            self.add(engine, name := f"after-{len(engine.requests)}", self.prompt(5), None)
+            self.finish(engine, name)
 
 
 def counter(engine, name):

@@ -357,6 +357,22 @@ class TestUnits(Case):
         engine.close()
         assert not self.server.objects
 
+    def test_units_that_no_thread_stores_take_no_room(self, monkeypatch):
+        def refuse(*work):
+            raise RuntimeError("can't start new thread")
+
+        engine = self.engine()
+        worker = engine.workers.made[0].transfer.inner
+        with monkeypatch.context() as patch:
+            patch.setattr(worker._store_thread, "submit", refuse)
+            engine.run(request("a", self.prompt(30)))
+        assert worker._num_bytes == 0
+        engine.run(request("b", self.prompt(50, seed=1)))
+        engine.check()
+        assert self.counters(engine)["unstored_units"] == 3
+        engine.close()
+        assert self.found(self.prompt(50, seed=1)) == 48
+
     def test_prompts_shorter_than_a_chunk_are_not_asked_for(self):
         self.server.chunk = 64
         engine = self.engine()

@@ -364,6 +364,34 @@ def test_reads_that_take_long_renew_their_lease(pairs, monkeypatch):
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (10, 0)
 
 
+@pytest.mark.parametrize("when", ["asked", "renewed"])
+def test_threads_that_cannot_be_started_cost_one_computation(pairs, monkeypatch, when):
+    """The prefill engine is not asked, or the lease is not renewed and ends; later prompts travel again."""
+    there, here = pairs.engine(options={"lease_seconds": 3}), pairs.engine()
+    pulls = here.connector.inner._pulls
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    refused = []
+
+    def refuse(*work):
+        refused.append(work)
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nixl_agent.Agent, "_begin", lambda agent, read: None)
+        if when == "renewed":
+            pairs.add(here, "d", pairs.prompt(40), params)
+            pairs.until(lambda: pulls._loading, here)
+        patch.setattr(pulls._threads, "submit", refuse)
+        if when == "asked":
+            pairs.add(here, "d", pairs.prompt(40), params)
+        pairs.finish(here, "d")
+    assert refused
+    assert here.num_cached("d") == 0
+    later = pairs.prefill(there, "later", pairs.prompt(40, seed=1))
+    assert pairs.decode(here, "e", pairs.prompt(40, seed=1), later) == 39
+    pairs.rest(there, here)
+
+
 def test_an_engine_that_is_gone_costs_the_computation(pairs):
     there, here = pairs.engine(), pairs.engine(options={"retry_seconds": 0})
     first = pairs.prefill(there, "p", pairs.prompt(40))
@@ -430,29 +458,51 @@ def test_a_read_that_failed_ends_when_nixl_lets_go_of_it(pairs, monkeypatch):
     assert (len(tried), counter(here, "failed_blocks")) == (50, 10)
 
 
-def test_a_read_that_cannot_be_cancelled_keeps_its_blocks_until_it_ends(pairs, monkeypatch):
-    """Its lease ended, but NIXL may still write to the blocks: no other request gets them."""
-    there, here = pairs.engine(), pairs.engine()
+@pytest.mark.parametrize("why", ["lease", "stall"])
+@pytest.mark.parametrize("then", ["DONE", "ERR"])
+def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_use(pairs, monkeypatch, why, then):
+    """NIXL may write to them until it says that the read is over: the request is computed in others."""
+    options = {"stall_seconds": 0.05} if why == "stall" else {}
+    there, here = pairs.engine(), pairs.engine(options=options)
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    tried = []
-
-    def refuse(handle):
-        tried.append(handle)
-        raise RuntimeError("it is active")
+    states, lifecycle = ["PROC"], here.engine.scheduler.lifecycle
 
     def state(handle):
-        monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # now that it has begun
-        return "DONE" if len(tried) > 50 else "PROC"
+        if why == "lease":
+            monkeypatch.setattr(nixl_agent, "MARGIN_SECONDS", 2 * NEVER)  # now that it has begun
+        return states[-1]
 
-    nixl = slow_reads(here, monkeypatch, state)
-    release = nixl.release_xfer_handle
-    monkeypatch.setattr(nixl, "release_xfer_handle", lambda h: release(h) if len(tried) > 50 else refuse(h))
-    pairs.add(here, "d", pairs.prompt(40), params)
-    pairs.until(lambda: tried, here)
-    assert here.engine.scheduler.lifecycle.loading
+    released, nixl = [], slow_reads(here, monkeypatch, state)
+    monkeypatch.setattr(nixl, "release_xfer_handle", released.append)
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    pairs.until(lambda: not there.busy, there)  # it has the word that nobody needs them
+    assert (released, list(lifecycle.abandoned)) == ([], ["d"])
+    blocks = [block for table in lifecycle.abandoned["d"].cache.blocks for block in table]
+    assert here.engine.stats().kv_usage == len(blocks) / (here.engine.stats().num_blocks - 1)
+    states.append(then)
     pairs.rest(there, here)
-    assert len(tried) == 51
+    assert len(released) == 1
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
+
+
+@pytest.mark.parametrize("ended", ["fails", "aborted"])
+def test_a_request_that_ends_with_its_load_leaves_the_blocks_to_the_read(pairs, monkeypatch, ended):
+    policy = {"kv_load_failure_policy": "fail"} if ended == "fails" else {}
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05}, **policy)
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    states, lifecycle = ["PROC"], here.engine.scheduler.lifecycle
+    slow_reads(here, monkeypatch, lambda handle: states[-1])
+    pairs.add(here, "d", pairs.prompt(40), params)
+    pairs.until(lambda: lifecycle.loading, here)
+    if ended == "aborted":
+        here.engine.abort(["d"])
+    pairs.until(lambda: lifecycle.abandoned and not here.busy, here)
+    assert here.engine.stats().kv_usage > 0
+    states.append("DONE")
+    pairs.collect(here)
+    pairs.until(lambda: not there.busy, there)
+    assert here.engine.stats().kv_usage == 0
+    assert here.outputs["d"][-1].finish_reason == ("error" if ended == "fails" else "abort")
 
 
 def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):

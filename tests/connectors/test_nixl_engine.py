@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -111,6 +112,42 @@ def test_a_prefill_engine_that_dies_while_it_is_read_costs_the_computation(sides
     assert here.finish("k2") == here.alone(third)
     assert here.num_cached("k2") == 0
     assert here.rest() == 0
+
+
+def test_a_prefill_engine_that_stands_still_while_it_is_read_costs_the_computation(secret, tmp_path, monkeypatch):
+    """Its bytes come once it goes on, into blocks that nobody has got meanwhile."""
+    model, begin = make_checkpoint(tmp_path, "llama"), nixl_agent.Agent._begin
+    options = {"stall_seconds": 0.5, "lookup_seconds": 60, "ucx_config": "TLS=tcp,NET_DEVICES=lo"}
+    there = Prefill(model, secret, options=options)
+
+    def stop(agent, read):
+        there.process.send_signal(signal.SIGSTOP)
+        os.waitpid(there.process.pid, os.WUNTRACED)
+        return begin(agent, read)
+
+    try:
+        with open_engine(model, secret, **options) as engine:
+            there.wait_ready()
+            here, abandoned = Asked(engine), engine.scheduler.lifecycle.abandoned
+            params = there.prefill(prompts()[0])
+            with monkeypatch.context() as patch:
+                patch.setattr(nixl_agent.Agent, "_begin", stop)
+                here.add("d", prompts()[0], params)
+                tokens = here.finish("d")
+            assert tokens == here.alone(prompts()[0])
+            assert here.num_cached("d") == here.counter("loaded_blocks") == 0
+            assert list(abandoned) == ["d"]
+            assert engine.stats().kv_usage > 0
+            there.process.send_signal(signal.SIGCONT)
+            for number in range(100):
+                if abandoned:
+                    here.add(f"later{number}", prompts(number)[1])
+                    here.finish(f"later{number}")
+            assert there.usage() == here.rest() == 0
+            check((there, here), "e", prompts(1)[0], CACHED[0])
+    finally:
+        there.process.send_signal(signal.SIGCONT)
+        there.close()
 
 
 @pytest.mark.matrix

@@ -55,6 +55,16 @@ def test_a_transfer_has_ended_once_all_workers_say_so() -> None:
     assert again.sent == [], "a request of the same name is another one"
 
 
+def test_a_load_that_one_worker_gives_up_is_given_up_at_once_and_ends_with_the_last() -> None:
+    merge = ResultMerge(2)
+    given_up = merge.merge([result(1, given_up=["a"]), result(1, received=["a"])]).transfer
+    over = merge.merge([result(1, received=["a"]), result(1)]).transfer
+    assert given_up is not None
+    assert over is not None
+    assert (given_up.given_up, given_up.received) == (["a"], [])
+    assert (over.given_up, over.received) == ([], ["a"])
+
+
 def test_a_rank_that_names_an_id_twice_does_not_speak_for_the_others() -> None:
     merge = ResultMerge(2)
     twice = merge.merge([result(1, sent=["a", "a"], received=["b"], events=[b"e", b"e"]), result(1)]).transfer

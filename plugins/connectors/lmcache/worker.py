@@ -6,6 +6,7 @@ wait to be whole or to be stored have `max_bytes` of host memory; those beyond a
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from ..blocks.worker import BATCH
 from .messages import Geometry, LMCacheStep, Prompt
 from .options import LMCacheOptions
 from .transfers import Transfers
+
+logger = logging.getLogger("frame.connectors.lmcache")
 
 
 @dataclass
@@ -51,7 +54,10 @@ class LMCacheWorker(LoadingWorker):
         self._units: dict[bytes, Unit] = {}  # by the hash of the last grain
         self._places: dict[bytes, list[tuple[bytes, int]]] = {}  # where this step's blocks belong: unit, grain of it
         self._lock = threading.Lock()
-        self._waiting_bytes = 0  # of whole units, until they are stored
+        self._waiting: dict[
+            int, int
+        ] = {}  # bytes of whole units, by the number of their storing, until they are stored
+        self._num_stores = 0
         self._stored = [0, 0]  # units that the server took, and those that it did not, since the last step
 
     def handshake(self) -> bytes:
@@ -135,7 +141,7 @@ class LMCacheWorker(LoadingWorker):
     @property
     def _num_bytes(self) -> int:
         with self._lock:
-            waiting = self._waiting_bytes
+            waiting = sum(self._waiting.values())
         return waiting + sum(unit.data.nbytes for unit in self._units.values())
 
     def _store_whole(self) -> None:
@@ -150,12 +156,21 @@ class LMCacheWorker(LoadingWorker):
             else:
                 runs.append([unit])
         for run in runs:
-            size = sum(unit.data.nbytes for unit in run)
+            self._num_stores += 1
             with self._lock:
-                self._waiting_bytes += size
-            self._store_thread.submit(self._store, run, geometry, size)
+                self._waiting[self._num_stores] = sum(unit.data.nbytes for unit in run)
+            try:
+                self._store_thread.submit(self._store, run, geometry, self._num_stores)
+            except RuntimeError as error:  # no thread can be started; one that runs may find it in the queue
+                logger.warning("blocks of request %s are not stored: %s", run[0].owner, error)
+                with self._lock:
+                    if self._waiting.pop(self._num_stores, None) is not None:
+                        self._stored[1] += len(run)
 
-    def _store(self, run: Sequence[Unit], geometry: Geometry, size: int) -> None:
+    def _store(self, run: Sequence[Unit], geometry: Geometry, number: int) -> None:
+        with self._lock:
+            if number not in self._waiting:
+                return  # it was given up
         taken = False
         try:
             if not self._storer.resting:
@@ -163,8 +178,8 @@ class LMCacheWorker(LoadingWorker):
                 taken = self._storer.store(run[0].prompt, geometry, run[0].index, data)
         finally:
             with self._lock:
-                self._waiting_bytes -= size
-                self._stored[not taken] += len(run)
+                if self._waiting.pop(number, None) is not None:
+                    self._stored[not taken] += len(run)
 
     def _begin(self, owner: str, moves: Sequence[Move]) -> None:
         geometry, prompt = self._geometry, self._prompts.get(owner)

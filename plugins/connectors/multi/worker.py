@@ -96,6 +96,7 @@ class MultiWorker(ConnectorWorker):
         nothing = TransferReport()
         return TransferReport(
             received=received + [one.owner for one in ended],
+            given_up=[name for note in told for name in note.report.given_up],
             failed_blocks=failed + [block for one in ended for block in one.failed],
             notes=[(self.rank, encode(note)) for note in told if note.report != nothing],
         )

@@ -37,6 +37,8 @@ _CLOSE_SECONDS = 10.0
 _MAPPED_SECONDS = 30.0
 #: How long a failed read may take until NIXL lets go of it.
 _RELEASE_SECONDS = 10.0
+#: What a slow read is measured by, in bytes a second: prompts are computed many times faster than it reads them.
+_SLOW = 100e6
 
 
 @dataclass
@@ -55,8 +57,10 @@ class Read:
     mark: Mark
     handle: Any = None
     copy: Mark | None = None  # of a read past NIXL
-    begun: float = 0.0  # when that was launched
-    copied: bool = False  # it is over, and the other worker must be told
+    begun: float = 0.0  # when it was launched
+    copied: bool = False  # it went past NIXL and is over, and the other worker must be told
+    awaited_until: float = 0.0  # when nobody waits for it any more, if NIXL reads
+    given_up: bool = False  # it goes on, and nobody waits for it
     failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
 
     @property
@@ -80,9 +84,11 @@ class Agent:
         memory: str,
         backend_config: str,
         direct: Callable[[], Direct | None] = lambda: None,
+        stall_seconds: float,
     ) -> None:
         self._layers = list(layers)
         self._memory = memory
+        self._stall_seconds = stall_seconds
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: list[Read] = []
         self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
@@ -91,6 +97,7 @@ class Agent:
         self.direct = 0, 0.0  # reads that went past NIXL and have ended, and seconds from their launches to their ends
         self._lock = threading.Lock()
         self._ended: list[tuple[str, bool]] = []
+        self._given_up: list[str] = []
         self._notices: list[bytes] = []
         self._awaits_notices = False
         self._closing = False
@@ -140,6 +147,12 @@ class Agent:
             notices, self._notices = self._notices, []
         return ended, notices
 
+    def take_given_up(self) -> list[str]:
+        """Owners of reads that take too long, since the last call: they go on, and will end as not arrived."""
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
+        return given_up
+
     def close(self) -> None:
         """Ends all reads and takes the memory back; nothing is read or written when it returns."""
         self._work.put(None)
@@ -180,6 +193,8 @@ class Agent:
 
     def _read_pause(self) -> float:
         """Short while a read waits for nothing but events of the device: what waits for it gains as much."""
+        if all(read.given_up for read in self._reads):
+            return _NOTICE_POLL
         return _READ_POLL if any(read.handle is not None for read in self._reads) else _COPY_POLL
 
     def _nothing(self) -> None:
@@ -249,6 +264,8 @@ class Agent:
                 read.begun = time.monotonic()
                 return None
             rows = Rows.join([part.told() for part in parts])
+            read.begun = time.monotonic()
+            read.awaited_until = read.begun + self._stall_seconds + float(rows.sizes.sum()) / _SLOW
             ours, theirs = (
                 self._nixl.get_xfer_descs(_descriptors(places, rows.sizes, device), memory)
                 for places, device, memory in (
@@ -281,14 +298,31 @@ class Agent:
             self._nixl.send_notif(read.peer.name, read.notice)
 
     def _judge(self, read: Read, state: str) -> bool | None:
-        late = time.monotonic() > read.deadline - MARGIN_SECONDS
+        now = time.monotonic()
+        late = now > read.deadline - MARGIN_SECONDS
         if state == "PROC":
-            # NIXL refuses to release a read that it cannot cancel
-            return False if (late or self._closing) and self._released(read) else None
+            if self._closing:
+                return False if self._released(read) else None
+            if late or now > read.awaited_until:
+                self._give_up(read, now)
+            return None
         if state != "DONE":
             return self._fail(read, state)
         self._released(read)
-        return not late
+        return not (late or read.given_up)
+
+    def _give_up(self, read: Read, now: float) -> None:
+        """Has nobody wait for a read.
+
+        It is not released: NIXL says that this ends it, and UCX writes what the other side sends later all the same.
+        """
+        if read.given_up:
+            return
+        read.given_up = True
+        logger.warning("a read from %s has not ended in %.0f s", read.peer.name, now - read.begun)
+        with self._lock:
+            self._given_up.append(read.owner)
+        news.tell()
 
     def _fail(self, read: Read, why: object) -> bool | None:
         """A read failed: that worker is taken for gone, and met anew if it is read again."""

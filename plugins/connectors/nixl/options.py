@@ -45,6 +45,13 @@ class NixlOptions(BaseModel):
     retry_seconds: float = Field(
         5.0, ge=0, description="Seconds after a failure in which a prefill engine is not asked."
     )
+    stall_seconds: float = Field(
+        20.0,
+        gt=0,
+        le=600,
+        description="Seconds after which nobody waits for a read that has not ended, beyond those that its bytes take "
+        "at 100 MB/s; then the prompt is computed.",
+    )
     max_held_share: float = Field(
         0.5, gt=0, le=1, description="Largest part of the KV cache that is kept for decode engines at a time."
     )

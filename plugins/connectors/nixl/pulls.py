@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from frame.interfaces import KVLayout, RequestView
 from frame.transfers import news
@@ -24,10 +26,14 @@ from .wire import Done, Granted, Lease, Release, Renew, Renewed
 
 logger = logging.getLogger("frame.connectors.nixl")
 
+T = TypeVar("T")
+
 _THREADS = 8
 _CLOSE_SECONDS = 2.0
 #: Leases are renewed when this part of them is left.
 _RENEW_AT = 0.5
+#: How long no lease is renewed once no thread could be had for that.
+_REST_SECONDS = 1.0
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Pull:
     grant: Grant | None = None
     renewal: Future[float | None] | None = None
     renewals: int = 0
+    rests_until: float = 0.0  # when its renewal may be tried again
     over: bool = False  # its blocks are being read, were read, or are needed no more
 
 
@@ -89,7 +96,9 @@ class Pulls:
             if self._is_pulled(pull.source):
                 return None, False  # by another request with the same parameters, after which it may be here
             pull.patience = time.monotonic() + self._options.lookup_seconds
-            pull.asked = self._threads.submit(self._ask, pull)
+            pull.asked = self._submit(lambda: self._ask(pull))
+            if pull.asked is None:
+                return 0, False
             pull.asked.add_done_callback(lambda _: news.tell())
         if not pull.asked.done():
             return (None, False) if time.monotonic() < pull.patience else (0, False)
@@ -150,10 +159,12 @@ class Pulls:
             elif (
                 pull.renewal is None
                 and pull.renewals < MAX_RENEWALS
+                and now >= pull.rests_until
                 and grant.deadline - MARGIN_SECONDS > now > grant.deadline - grant.seconds * _RENEW_AT
             ):
                 pull.renewals += 1
-                pull.renewal = self._threads.submit(self._ask_more, pull.source, grant.ticket)
+                pull.renewal = self._submit(partial(self._ask_more, pull.source, grant.ticket))
+                pull.rests_until = now + _REST_SECONDS if pull.renewal is None else 0.0
         return later
 
     def finished(self, request: RequestView) -> None:
@@ -258,9 +269,18 @@ class Pulls:
         """Tells the other engine, in a thread, that nothing, or nothing more, is read."""
         if pull.asked is not None and pull.asked.cancel():
             pull.asked = None
-        told = self._threads.submit(self._tell, pull)
-        self._told.add(told)
-        told.add_done_callback(self._told.discard)
+        told = self._submit(lambda: self._tell(pull))
+        if told is not None:
+            self._told.add(told)
+            told.add_done_callback(self._told.discard)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T] | None:
+        """Has a thread do it; None where none can be started, and then it is done later or never."""
+        try:
+            return self._threads.submit(work)
+        except RuntimeError as error:
+            self._warn("threads", f"a prefill engine is not asked, or not told: {error}")
+            return None
 
     def _tell(self, pull: Pull) -> None:
         grant = None if pull.asked is None else pull.asked.result()  # it was begun before this

@@ -117,6 +117,9 @@ class NixlScheduler(ConnectorScheduler):
                 self._holds.given(name, rank)
             if note.facts is not None:
                 self._workers[rank] = note.facts
+        for name in report.given_up:
+            if self._pulls is not None:
+                self._pulls.received(name, failed=True)
         for name in report.received:
             if self._pulls is not None:
                 self._pulls.received(name, name in self._failed)

@@ -51,6 +51,7 @@ _MAX_FITS = 64
 class Loading:
     """A load that has begun: of its `reads` so many go on, and all others `arrived`, or one did not.
 
+    One that is `given_up` was reported as failed, and its reads may still write to its blocks.
     `put` is passed once what arrived in host memory is on the device.
     """
 
@@ -58,6 +59,7 @@ class Loading:
     start: float
     reads: int
     arrived: bool = True
+    given_up: bool = False
     put: Mark = field(default_factory=Mark)
 
 
@@ -106,7 +108,15 @@ class NixlWorker(ConnectorWorker):
         sizes = [(address, blocks.untyped_storage().nbytes()) for address, blocks in regions.items()]
         direct = partial(self._share, list(regions.values()))
         config = self._options.backend_config(self.setup.address)
-        self._agent = Agent(name, layers, sizes, memory=memory, backend_config=config, direct=direct)
+        self._agent = Agent(
+            name,
+            layers,
+            sizes,
+            memory=memory,
+            backend_config=config,
+            direct=direct,
+            stall_seconds=self._options.stall_seconds,
+        )
         again = self._facts is not None
         buffered = self._mirror is not None
         self._facts = WorkerFacts(machine(), RankShape.of(told), self._agent.facts, buffered)
@@ -139,6 +149,8 @@ class NixlWorker(ConnectorWorker):
         ended += self._lost
         self._lost = []
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
+        given_up = self._give_up()
+        lost = list(given_up)
         for loading in self._ended(ended):
             owner = loading.load.owner
             counts = [len(blocks) - blocks.count(0) for blocks in loading.load.ours]
@@ -148,11 +160,13 @@ class NixlWorker(ConnectorWorker):
                 _count(counters, "nixl_loaded_bytes", self._num_bytes(counts))
                 if self.rank % self.setup.mesh.engine_size == 0:  # the others read at the same time
                     _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
-            else:
+            elif not loading.given_up:
                 failed.append(owner)
-                for group, blocks in enumerate(loading.load.ours):
-                    failed_blocks += [(group, block) for block in blocks if block]
-                _count(counters, "nixl_failed_blocks", sum(counts))
+                lost.append(loading)
+        for loading in lost:
+            blocks = [(group, block) for group, some in enumerate(loading.load.ours) for block in some if block]
+            failed_blocks += blocks
+            _count(counters, "nixl_failed_blocks", len(blocks))
         if self._agent is not None:
             before, self._direct = self._direct, self._agent.direct
             for name, now, then in zip(("reads", "seconds"), self._direct, before, strict=True):
@@ -165,6 +179,7 @@ class NixlWorker(ConnectorWorker):
             self._untold = None
         return TransferReport(
             received=received,
+            given_up=[loading.load.owner for loading in given_up],
             failed_blocks=failed_blocks,
             counters=counters,
             notes=notes,
@@ -185,6 +200,14 @@ class NixlWorker(ConnectorWorker):
         for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
             with suppress(Exception):
                 mark.wait()
+
+    def _give_up(self) -> list[Loading]:
+        """Loads for which nobody waits from now on."""
+        owners = [] if self._agent is None else self._agent.take_given_up()
+        found = [loading for owner in owners if (loading := self._loads.get(owner)) and not loading.given_up]
+        for loading in found:
+            loading.given_up, loading.arrived = True, False
+        return found
 
     def _ended(self, reads: Sequence[tuple[str, bool]]) -> list[Loading]:
         """Loads that are over, of which these reads have ended now."""

@@ -42,6 +42,7 @@ class ReportMerge:
             received=self._complete(
                 self._received, {place: one.received for place, one in reports.items()}, self._awaits
             ),
+            given_up=sorted({one for report in reports.values() for one in report.given_up}),
             failed_blocks=sorted({block for report in reports.values() for block in report.failed_blocks}),
             counters=dict(counters),
             gauges=gauges,

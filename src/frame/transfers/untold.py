@@ -84,6 +84,7 @@ def joined(earlier: TransferReport, later: TransferReport) -> TransferReport:
     return TransferReport(
         sent=earlier.sent + later.sent,
         received=earlier.received + later.received,
+        given_up=earlier.given_up + later.given_up,
         failed_blocks=earlier.failed_blocks + later.failed_blocks,
         counters=counters,
         gauges=earlier.gauges | later.gauges,
