@@ -20,6 +20,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from frame.testing.checkpoints import make_checkpoint
 from tests.connectors.nixl_pairs import SECRET
 from tests.connectors.nixl_prompts import Prefill
@@ -48,7 +50,7 @@ class Engine(Prefill):
             "enforce_eager": True,
             "dtype": "float32",
         }
-        environment = {} if platform == "cpu" else {"CUDA_VISIBLE_DEVICES": str(place)}
+        environment = {} if platform == "cpu" else {"CUDA_VISIBLE_DEVICES": str(place % torch.cuda.device_count())}
         super().__init__(folder / "model", folder / "secret", environment, **settings)
         self._given, self._news = {}, threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()

@@ -321,6 +321,24 @@ def test_a_read_waits_until_launched_steps_have_left_the_blocks(pairs, monkeypat
     assert (here.num_cached("d"), len(begun)) == (39, 1)
 
 
+def test_a_device_that_fails_before_a_read_costs_one_computation(pairs, monkeypatch):
+    class BrokenMark(Mark):
+        def done(self):
+            raise RuntimeError("an illegal memory access")
+
+    there, here = pairs.engine(), pairs.engine()
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    again = pairs.prefill(there, "q", pairs.prompt(80))
+    with monkeypatch.context() as once:
+        once.setattr(here.workers.made[0].transfer.inner._queue, "mark", BrokenMark)
+        pairs.decode(here, "d", pairs.prompt(40), params)
+    assert counter(here, "failed_blocks") == 10
+    pairs.decode(here, "e", pairs.prompt(80), again)  # the thread that reads is still there
+    pairs.rest(there, here)
+    assert counter(here, "failed_blocks") == 10
+    assert counter(here, "loaded_blocks") > 0
+
+
 @pytest.mark.parametrize("blocks", [[10**6], [64], [-3], [2**40], [0], [1, 2]], ids=str)
 def test_block_ids_that_the_other_engine_cannot_have_are_not_read(pairs, monkeypatch, blocks):
     there, here = pairs.engine(), pairs.engine()

@@ -1,4 +1,4 @@
-"""Engines on two GPUs that die by SIGKILL while KV travels: see `tests/connectors/engine_kills.py`."""
+"""Engines on two GPUs, or on one, that die by SIGKILL while KV travels: see `tests/connectors/engine_kills.py`."""
 
 from __future__ import annotations
 

@@ -202,7 +202,10 @@ class Agent:
 
     def _poll(self) -> None:
         for read in list(self._reads):
-            arrived = self._advance(read)
+            try:
+                arrived = self._advance(read)
+            except Exception as error:  # of the device, say: other reads go on
+                arrived = self._fail(read, error)
             if arrived is not None:
                 self._reads.remove(read)
                 with self._lock:
@@ -364,7 +367,8 @@ class Agent:
         if name in self._peers:
             opened = self._peers.pop(name)
             if opened is not None:
-                opened.close()
+                with suppress(Exception):
+                    opened.close()
             with suppress(Exception):
                 self._nixl.remove_remote_agent(name)
 
