@@ -3,11 +3,11 @@
     PYTHONPATH=src:. python -m benchmarks.kernels.one_row_layer [--cases gpt-oss,fp8,int4] [--context 160] [--json FILE]
 
 Layers of gpt-oss-20b (mxfp4 experts, the rest bf16) and of Llama 8B with fp8 weights that have scales of rows, and with
-int4 weights in groups of 128, in the launches that steps make, in replayed graphs over six layers. First the whole layer
-by each way ("now" is what steps launch; "apart" has launches that wait for each other where gates and sums over experts
-did so before; others are not chosen by steps yet), with how far its result is from that of now. Then the layer cut off
-behind each launch: the difference of two is what a launch takes in the chain, beside what its weights take at the rate
-of a copy. Kernels are compiled side by side before. Elsewhere than on a Hopper GPU nothing can be measured.
+int4 weights in groups of 128, in the launches that steps make, in replayed graphs over six layers. First the whole
+layer by each way: "now" is what steps launch; in "apart" gates and sums over experts wait for the launches before them,
+as they once did; the others sum experts in the launch of their second product. Beside it how far its result is from
+that of now. Then the layer cut off behind each launch: the difference of two is what a launch takes in the chain,
+beside what its weights take at the rate of a copy. Kernels are compiled side by side before. It needs a Hopper GPU.
 """
 
 from __future__ import annotations
