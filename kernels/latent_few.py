@@ -1,9 +1,12 @@
 """Latent attention of single tokens of up to 16 heads for Hopper, in Gluon; its plain twin: `latent_decode`.
 
 Heads are the columns of a warpgroup's products, and latents (of scores) and their numbers (of sums) the rows, so that
-16 heads need a quarter of the matrix unit's time that they need as rows. Two warps fetch tiles of 64 latents by bulk
+16 heads need a quarter of the matrix unit's time that they need as rows. One warp fetches tiles of 64 latents by bulk
 copies; two warpgroups take every second tile each, from a place of its own, and join what they found at the end through
 that place. Softmax runs in base 2. Knows no layer.
+
+A bulk copy brings 512 numbers of 8 latents, as 8 chunks of 64 one behind the other. Products read 64 latents of 8 such
+copies where they lie (LATENTS, NUMBERS), so that a tile of pages of 16 takes 12 copies and not 36.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .attention import LOG2E
 from .barriers import barrier
@@ -28,15 +33,11 @@ from .chain import await_previous, chained
 from .latent_decode import LatentRows, join_parts, latents_of, part_of_row
 from .latent_tiles import (
     RANK,
-    TILE,
     Memory,
     Part,
     barriers_of,
-    clear_tail,
-    fetch,
     leave_empty,
     serves,
-    sources_of,
     store_latent,
 )
 
@@ -44,6 +45,32 @@ __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 16
+
+
+def tile_layout(token: int) -> gl.SharedLinearLayout:
+    """A tile in shared memory whose dimension `token` counts its latents, and the other one their 512 numbers."""
+    places = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (0, 32)]  # (latent, number) for each bit of an address
+    places += [(1, 8), (2, 16), (4, 32)]  # eight latents of 128 bytes: copies mix 16 bytes by the latent's number
+    places += [(0, 64), (0, 128), (0, 256), (8, 0), (16, 0), (32, 0)]
+    return gl.SharedLinearLayout([list(place if token == 0 else place[::-1]) for place in places], [], 1024)
+
+
+class Sources(NamedTuple):
+    """What bulk copies read, of queries and of the cache: chunks of 64 numbers [8, rows, 64], and turned ones."""
+
+    query: Any
+    query_turned: Any
+    cache: Any
+    cache_turned: Any
+
+
+class Views(NamedTuple):
+    """Two places for tiles as products read them: [latents, numbers], [numbers, latents], 8 latents each, turned."""
+
+    latents: Any
+    numbers: Any
+    groups: Any
+    turned: Any
 
 
 class Left(NamedTuple):
@@ -63,21 +90,65 @@ class Place(NamedTuple):
 
 
 @gluon.jit
+def _row_of(part, position, row_of_block, BLOCK: gl.constexpr):
+    """The row of the cache that holds a token: one outside of it, which is read as zeros, for what is not in `part`."""
+    block = gl.load(part.table + position // BLOCK, mask=position < part.high, other=0)
+    return gl.where(position < part.high, block * row_of_block + position % BLOCK, 0x7FFF0000)
+
+
+@gluon.jit
+def _fetch(sources, queries, tiles, part, query_row, row_of_block, BLOCK: gl.constexpr):
+    """The fetching warp: the queries once, then tile after tile into whatever place is free."""
+    mbarrier.expect(queries.ready, 16 * 576 * 2)
+    tma.async_copy_global_to_shared(sources.query, [0, query_row, 0], queries.ready, queries.first)
+    tma.async_copy_global_to_shared(sources.query_turned, [query_row, 512], queries.ready, queries.turned)
+    for step in range((part.high - part.low + 63) // 64):
+        stage = step % 2
+        ready = tiles.ready.index(stage)
+        first = part.low + step * 64
+        rows = (  # read while the place is not free yet
+            _row_of(part, first, row_of_block, BLOCK), _row_of(part, first + 16, row_of_block, BLOCK),
+            _row_of(part, first + 32, row_of_block, BLOCK), _row_of(part, first + 48, row_of_block, BLOCK),
+        )  # fmt: skip
+        mbarrier.wait(tiles.free.index(stage), ((step // 2) & 1) ^ 1)
+        mbarrier.expect(ready, 64 * 576 * 2)
+        for page in gl.static_range(4):
+            row, place = rows[page], stage * 8 + page * 2
+            tma.async_copy_global_to_shared(sources.cache, [0, row, 0], ready, tiles.first.index(place))
+            tma.async_copy_global_to_shared(sources.cache, [0, row + 8, 0], ready, tiles.first.index(place + 1))
+            tma.async_copy_global_to_shared(
+                sources.cache_turned, [row, 512], ready, tiles.turned.index(stage * 4 + page)
+            )  # fmt: skip
+
+
+@gluon.jit
+def _clear_tail(groups, first, valid):
+    """Zeros what is behind the first `valid` latents of a tile: no weight hides what is no number."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    line = gl.arange(0, 64, gl.SliceLayout(1, COPY))  # of eight chunks of a group of eight latents
+    for group in range(valid // 8, 8):
+        part = groups.index(first + group)
+        part.store(gl.where((group * 8 + line % 8 < valid)[:, None], part.load(COPY), 0.0))
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
 def _tile(
-    acc, peak, total, step, valid, query, query_turned, keys, keys_turned, chunks, weights, tiles, scale,
+    acc, peak, total, step, valid, query, query_turned, views, weights, tiles, scale,
     MASKED: gl.constexpr, KIND: gl.constexpr,
 ):  # fmt: skip
     """One tile: updates (acc [512, 16], peak [16], total [64, 16]). If MASKED, its first `valid` latents are read."""
     stage = step % 2
     mbarrier.wait(tiles.ready.index(stage), (step // 2) & 1)
     empty = gl.zeros([64, 16], gl.float32, KIND)
-    scores = warpgroup_mma(keys.index(stage), query, empty, use_acc=False, is_async=True)
-    scores = warpgroup_mma(keys_turned.index(stage), query_turned, scores, is_async=True)
+    scores = warpgroup_mma(views.latents.index(stage), query, empty, use_acc=False, is_async=True)
+    scores = warpgroup_mma(views.turned.index(stage), query_turned, scores, is_async=True)
     score = warpgroup_mma_wait(0, deps=[scores])
     if MASKED:
         position = gl.arange(0, 64, gl.SliceLayout(1, KIND))
         score = gl.where((position < valid)[:, None], score, float("-inf"))
-        clear_tail(chunks, stage * 8, valid, 8)
+        _clear_tail(views.groups, stage * 8, valid)
     new_peak = gl.maximum(peak, gl.max(score, 0))
     base = new_peak * scale
     weight = gl.exp2(score * scale - base[None, :])
@@ -87,22 +158,27 @@ def _tile(
     weights.store(weight.to(tiles.first.dtype))
     fence_async_shared()
     barrier()
-    sums = warpgroup_mma(keys.index(stage).permute((1, 0)), weights, acc, is_async=True)
+    sums = warpgroup_mma(views.numbers.index(stage), weights, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(tiles.free.index(stage), count=1)
     return acc, new_peak, total
 
 
 @gluon.jit
-def _sums(queries, tiles, weights, part, scale, which, KIND: gl.constexpr):
+def _sums(
+    queries, tiles, weights, part, scale, which, KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr
+):
     """One warpgroup: (sums [512, 16], their peaks [16] and totals [16]) of every second tile, from `which` on."""
     LINES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = tiles.first.dtype
-    query = queries.first._reinterpret(dtype, [1, 16, 512], LINES).index(0).permute((1, 0))
-    query_turned = queries.turned.index(0).permute((1, 0))
-    keys = tiles.first._reinterpret(dtype, [2, 64, 512], LINES)
-    keys_turned = tiles.turned._reinterpret(dtype, [2, 64, 64], LINES)
-    chunks = tiles.first._reinterpret(dtype, [16, 64, 64], LINES)
+    query = queries.first._reinterpret(dtype, [16, 512], LINES).permute((1, 0))
+    query_turned = queries.turned.permute((1, 0))
+    views = Views(
+        tiles.first._reinterpret(dtype, [2, 64, 512], LATENTS),
+        tiles.first._reinterpret(dtype, [2, 512, 64], NUMBERS),
+        tiles.first._reinterpret(dtype, [16, 64, 64], LINES),
+        tiles.turned._reinterpret(dtype, [2, 64, 64], LINES),
+    )
     own = weights.index(which).permute((1, 0))
     peak = gl.full([16], float("-inf"), gl.float32, gl.SliceLayout(0, KIND))
     total = gl.zeros([64, 16], gl.float32, KIND)
@@ -111,13 +187,13 @@ def _sums(queries, tiles, weights, part, scale, which, KIND: gl.constexpr):
     whole = (part.high - part.low) // 64
     for step in range(which, whole, 2):
         acc, peak, total = _tile(
-            acc, peak, total, step, 64, query, query_turned, keys, keys_turned, chunks, own, tiles, scale, False, KIND
-        )
+            acc, peak, total, step, 64, query, query_turned, views, own, tiles, scale, False, KIND
+        )  # fmt: skip
     rest = part.high - part.low - whole * 64
     if (rest > 0) & (whole % 2 == which):
         acc, peak, total = _tile(
-            acc, peak, total, whole, rest, query, query_turned, keys, keys_turned, chunks, own, tiles, scale, True, KIND
-        )
+            acc, peak, total, whole, rest, query, query_turned, views, own, tiles, scale, True, KIND
+        )  # fmt: skip
     return acc, peak, gl.sum(total, 0)
 
 
@@ -128,9 +204,12 @@ def _sums_left(tiles):
 
 
 @gluon.jit
-def _second(queries, tiles, weights, left, part, scale, which, KIND: gl.constexpr):
+def _second(
+    queries, tiles, weights, left, part, scale, which,
+    KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr,
+):  # fmt: skip
     """The warpgroup that leaves its sums for the other."""
-    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND)
+    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND, LATENTS, NUMBERS)
     left.sizes.index(0).store(peak)
     left.sizes.index(1).store(total)
     _sums_left(tiles).store(acc)
@@ -140,10 +219,11 @@ def _second(queries, tiles, weights, left, part, scale, which, KIND: gl.constexp
 
 @gluon.jit
 def _first(
-    queries, tiles, weights, left, part, scale, which, place, real_heads, SPLIT: gl.constexpr, KIND: gl.constexpr
-):
+    queries, tiles, weights, left, part, scale, which, place, real_heads,
+    SPLIT: gl.constexpr, KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr,
+):  # fmt: skip
     """The warpgroup that joins the sums of both."""
-    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND)
+    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND, LATENTS, NUMBERS)
     mbarrier.wait(left.there, 0)
     other_peak = left.sizes.index(0).load(gl.SliceLayout(0, KIND))
     new_peak = gl.maximum(peak, other_peak)
@@ -161,8 +241,10 @@ def _first(
 
 @gluon.jit(do_not_specialize_on_alignment=["slots"])
 def _latent_few(
-    out, lse, query_source, source, latent, cache, slots, rows, scale, heads, row_of_block, stride_latent,
-    BLOCK: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr, LINE: gl.constexpr, CHAINED: gl.constexpr,
+    out, lse, query, query_turned, lines, lines_turned, latent, cache, slots, rows, scale, heads, row_of_block,
+    stride_latent,
+    BLOCK: gl.constexpr, SPLIT: gl.constexpr, LINE: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr,
+    CHAINED: gl.constexpr,
 ):  # fmt: skip
     """One program: 16 heads of a row, one part of its tokens; all of them unless SPLIT."""
     await_previous(CHAINED, LONG=True)
@@ -183,14 +265,14 @@ def _latent_few(
                 place = (slot // BLOCK * row_of_block + slot % BLOCK) * 576
                 store_latent(cache, latent + row.to(gl.int64) * stride_latent, place, place + 512, LINE)
         dtype: gl.constexpr = cache.dtype.element_ty
-        PAGES: gl.constexpr = 64 // PAGE
+        CHUNKS: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
         queries = Memory(
-            gl.allocate_shared_memory(dtype, [8, 16, 64], LINES), gl.allocate_shared_memory(dtype, [1, 16, 64], LINES),
+            gl.allocate_shared_memory(dtype, [8, 16, 64], CHUNKS), gl.allocate_shared_memory(dtype, [16, 64], LINES),
             barriers_of([1]), barriers_of([1]),
         )  # fmt: skip
         tiles = Memory(
-            gl.allocate_shared_memory(dtype, [16 * PAGES, PAGE, 64], LINES),
-            gl.allocate_shared_memory(dtype, [2 * PAGES, PAGE, 64], LINES), barriers_of([2, 1]), barriers_of([2, 1]),
+            gl.allocate_shared_memory(dtype, [16, 8, 8, 64], CHUNKS),
+            gl.allocate_shared_memory(dtype, [8, 16, 64], LINES), barriers_of([2, 1]), barriers_of([2, 1]),
         )  # fmt: skip
         weights = gl.allocate_shared_memory(dtype, [2, 16, 64], LINES)
         left = Left(
@@ -210,17 +292,28 @@ def _latent_few(
         # as values and not as constants, so that what both warpgroups do is traced once
         first, second = gl.to_tensor(0), gl.to_tensor(1)
         gl.warp_specialize([
-            (_first, (queries, tiles, weights, left, part, scale, first, place, real_heads, SPLIT, KIND)),
-            (_second, (queries, tiles, weights, left, part, scale, second, KIND)),
-            (fetch, (
-                query_source, source, queries, tiles, part, first_head.to(gl.int32), row_of_block, first,
-                16, 2, BLOCK, PAGE,
+            (_first, (
+                queries, tiles, weights, left, part, scale, first, place, real_heads, SPLIT, KIND, LATENTS, NUMBERS,
             )),
-            (fetch, (
-                query_source, source, queries, tiles, part, first_head.to(gl.int32), row_of_block, second,
-                16, 2, BLOCK, PAGE,
+            (_second, (queries, tiles, weights, left, part, scale, second, KIND, LATENTS, NUMBERS)),
+            (_fetch, (
+                Sources(query, query_turned, lines, lines_turned), queries, tiles, part, first_head.to(gl.int32),
+                row_of_block, BLOCK,
             )),
-        ], [4, 1, 1], [192, 112, 112])  # fmt: skip
+        ], [4, 1], [192, 112])  # fmt: skip
+
+
+def _sources_of(query: Tensor, kv_cache: Tensor) -> Sources:
+    width, row_of_block = query.shape[2], kv_cache.stride(0) // query.shape[2]
+    places, count = (len(kv_cache) - 1) * row_of_block + kv_cache.shape[1], query.shape[0] * query.shape[1]
+    lines, given = kv_cache.as_strided((places, width), (width, 1)), query.contiguous().view(count, width)
+    chunks, plain = gl.NVMMASharedLayout(128, 16, 3), gl.NVMMASharedLayout(128, 16, 2)
+    return Sources(
+        TensorDescriptor(given, [8, count, 64], [64, width, 1], [8, HEADS, 64], chunks),
+        TensorDescriptor(given, [count, width], [width, 1], [HEADS, 64], plain),
+        TensorDescriptor(lines, [8, places, 64], [64, width, 1], [8, 8, 64], chunks),
+        TensorDescriptor(lines, [places, width], [width, 1], [16, 64], plain),
+    )
 
 
 def latent_decode(
@@ -245,12 +338,11 @@ def latent_decode(
         parts = torch.empty((count, heads, splits, RANK), dtype=torch.float32, device=query.device)
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
     block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
-    query_source, source = sources_of(query, kv_cache, HEADS)
     _latent_few[(splits, triton.cdiv(heads, HEADS), count)](
-        parts, lse, query_source, source, latent, kv_cache, slots,
+        parts, lse, *_sources_of(query, kv_cache), latent, kv_cache, slots,
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
-        latent.stride(0), BLOCK=block_size, PAGE=min(block_size, TILE), SPLIT=splits > 1,
-        LINE=gl.BlockedLayout([4], [32], [4], [0]), num_warps=4, **chained(query.device),
+        latent.stride(0), BLOCK=block_size, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
+        LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4, **chained(query.device),
     )  # fmt: skip
     if splits > 1:
         join_parts(out, parts, lse, latents_of(kv_cache[..., :RANK], kv_cache[..., RANK:]))

@@ -16,11 +16,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .attention import LOG2E
+from .barriers import barrier
 from .chain import await_previous, chained
 from .latent_decode import LatentRows, join_parts, latents_of
 from .latent_tiles import (
@@ -29,11 +32,8 @@ from .latent_tiles import (
     Memory,
     Part,
     barriers_of,
-    clear_tail,
-    fetch,
     leave_empty,
     serves,
-    sources_of,
     store_latent,
 )
 
@@ -41,6 +41,46 @@ __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 64
+
+
+@gluon.jit
+def _fetch(
+    query_source, source, queries, tiles, part, query_row, row_of_block, BLOCK: gl.constexpr, PAGE: gl.constexpr
+):
+    """The fetching warp: the queries once, then tile after tile into whatever place is free."""
+    PAGES: gl.constexpr = 64 // PAGE
+    mbarrier.expect(queries.ready, 64 * 576 * 2)
+    for chunk in gl.static_range(8):
+        tma.async_copy_global_to_shared(
+            query_source, [query_row, chunk * 64], queries.ready, queries.first.index(chunk)
+        )  # fmt: skip
+    tma.async_copy_global_to_shared(query_source, [query_row, 512], queries.ready, queries.turned.index(0))
+    for step in range((part.high - part.low + 63) // 64):
+        stage = step % 2
+        ready = tiles.ready.index(stage)
+        mbarrier.wait(tiles.free.index(stage), ((step // 2) & 1) ^ 1)
+        mbarrier.expect(ready, 64 * 576 * 2)
+        for page in gl.static_range(PAGES):
+            position = part.low + step * 64 + page * PAGE
+            block = gl.load(part.table + position // BLOCK, mask=position < part.high, other=0)
+            # a row outside of the cache is read as zeros
+            row = gl.where(position < part.high, block * row_of_block + position % BLOCK, 0x7FFF0000)
+            for chunk in gl.static_range(8):
+                place = tiles.first.index((stage * 8 + chunk) * PAGES + page)
+                tma.async_copy_global_to_shared(source, [row, chunk * 64], ready, place)
+            tma.async_copy_global_to_shared(source, [row, 512], ready, tiles.turned.index(stage * PAGES + page))
+
+
+@gluon.jit
+def _clear_tail(chunks, first, valid):
+    """Zeros what is behind the first `valid` latents of a tile in four chunks: no weight hides what is no number."""
+    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    kept = gl.arange(0, 64, gl.SliceLayout(1, COPY)) < valid
+    for chunk in gl.static_range(4):
+        part = chunks.index(first + chunk)
+        part.store(gl.where(kept[:, None], part.load(COPY), 0.0))
+    fence_async_shared()
+    barrier()
 
 
 @gluon.jit
@@ -60,7 +100,7 @@ def _tile(
     if MASKED:
         position = gl.arange(0, 64, gl.SliceLayout(0, SCORES))
         score = gl.where((position < valid)[None, :], score, float("-inf"))
-        clear_tail(chunks, stage * 8 + half * 4, valid, 4)
+        _clear_tail(chunks, stage * 8 + half * 4, valid)
     new_peak = gl.maximum(peak, gl.max(score, 1))
     base = new_peak * scale
     weight = gl.exp2(score * scale - base[:, None])
@@ -172,9 +212,8 @@ def _latent_hopper(
                 place, numbers, queries, tiles, part, scale, first_head, real_heads, splits * 512, stride_lse, second,
                 SPLIT, PAGE,
             )),
-            (fetch, (
-                query_source, source, queries, tiles, part, (first_head).to(gl.int32), row_of_block, 0,
-                64, 1, BLOCK, PAGE,
+            (_fetch, (
+                query_source, source, queries, tiles, part, (first_head).to(gl.int32), row_of_block, BLOCK, PAGE,
             )),
         ], [4, 1], [232, 40])  # fmt: skip
 
@@ -201,12 +240,16 @@ def latent_decode(
         parts = torch.empty((count, heads, splits, RANK), dtype=torch.float32, device=query.device)
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
     block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
-    query_source, source = sources_of(query, kv_cache, HEADS)
+    places = (len(kv_cache) - 1) * row_of_block + block_size
+    page, kind = min(block_size, TILE), gl.NVMMASharedLayout(128, 16, 2)
+    lines = kv_cache.as_strided((places, width), (width, 1))
+    given = query.contiguous().view(count * heads, width)
     _latent_hopper[(splits, triton.cdiv(heads, HEADS), count)](
-        parts, lse, query_source, source, latent, kv_cache, slots,
+        parts, lse, TensorDescriptor(given, [count * heads, width], [width, 1], [HEADS, 64], kind),
+        TensorDescriptor(lines, [places, width], [width, 1], [page, 64], kind), latent, kv_cache, slots,
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
-        latent.stride(0), BLOCK=block_size, PAGE=min(block_size, TILE), SPLIT=splits > 1,
-        LINE=gl.BlockedLayout([4], [32], [4], [0]), num_warps=4, **chained(query.device),
+        latent.stride(0), BLOCK=block_size, PAGE=page, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
+        num_warps=4, **chained(query.device),
     )  # fmt: skip
     if splits > 1:
         join_parts(out, parts, lse, latents_of(kv_cache[..., :RANK], kv_cache[..., RANK:]))

@@ -1,7 +1,4 @@
-"""What kernels of latent attention for Hopper share, in Gluon: tiles of 64 latents, and the warp that fetches them.
-
-A tile lies in shared memory as 8 chunks of 64 numbers, and the 64 turned ones apart. Knows no products.
-"""
+"""What the kernels of latent attention of single tokens for Hopper share, in Gluon. Knows no products."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from .barriers import barrier
 
@@ -35,69 +31,6 @@ class Part(NamedTuple):
     low: Any
     high: Any
     table: Any
-
-
-@gluon.jit
-def fetch(
-    query_source, source, queries, tiles, part, query_row, row_of_block, which,
-    HEADS: gl.constexpr, WARPS: gl.constexpr, BLOCK: gl.constexpr, PAGE: gl.constexpr,
-):  # fmt: skip
-    """A fetching warp of WARPS, one or two: each brings its tiles into whatever place is free, the first the queries.
-
-    A tile of pages of 16 is 36 copies, and a warp needs some 2,000 cycles to begin them. Two have the registers to read
-    where a tile is in the cache while no place is free yet.
-    """
-    PAGES: gl.constexpr = 64 // PAGE
-    if which == 0:
-        mbarrier.expect(queries.ready, HEADS * 576 * 2)
-        for chunk in gl.static_range(8):
-            tma.async_copy_global_to_shared(
-                query_source, [query_row, chunk * 64], queries.ready, queries.first.index(chunk)
-            )  # fmt: skip
-        tma.async_copy_global_to_shared(query_source, [query_row, 512], queries.ready, queries.turned.index(0))
-    for step in range(which, (part.high - part.low + 63) // 64, WARPS):
-        stage = step % 2
-        ready = tiles.ready.index(stage)
-        first = part.low + step * 64
-        if WARPS > 1:
-            rows = _rows_of(part, first, row_of_block, BLOCK, PAGE)
-        mbarrier.wait(tiles.free.index(stage), ((step // 2) & 1) ^ 1)
-        mbarrier.expect(ready, 64 * 576 * 2)
-        for page in gl.static_range(PAGES):
-            row = rows[page] if WARPS > 1 else _row_of(part, first + page * PAGE, row_of_block, BLOCK)
-            for chunk in gl.static_range(8):
-                place = tiles.first.index((stage * 8 + chunk) * PAGES + page)
-                tma.async_copy_global_to_shared(source, [row, chunk * 64], ready, place)
-            tma.async_copy_global_to_shared(source, [row, 512], ready, tiles.turned.index(stage * PAGES + page))
-
-
-@gluon.jit
-def _rows_of(part, position, row_of_block, BLOCK: gl.constexpr, PAGE: gl.constexpr):
-    """Where four pages from a token on are in the cache, the first or two of which a tile of longer pages needs."""
-    return (
-        _row_of(part, position, row_of_block, BLOCK), _row_of(part, position + PAGE, row_of_block, BLOCK),
-        _row_of(part, position + 2 * PAGE, row_of_block, BLOCK),
-        _row_of(part, position + 3 * PAGE, row_of_block, BLOCK),
-    )  # fmt: skip
-
-
-@gluon.jit
-def _row_of(part, position, row_of_block, BLOCK: gl.constexpr):
-    block = gl.load(part.table + position // BLOCK, mask=position < part.high, other=0)
-    # a row outside of the cache is read as zeros
-    return gl.where(position < part.high, block * row_of_block + position % BLOCK, 0x7FFF0000)
-
-
-@gluon.jit
-def clear_tail(chunks, first, valid, CHUNKS: gl.constexpr):
-    """Zeros what is behind the first `valid` latents of a tile in CHUNKS chunks: no weight hides what is no number."""
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    kept = gl.arange(0, 64, gl.SliceLayout(1, COPY)) < valid
-    for chunk in gl.static_range(CHUNKS):
-        part = chunks.index(first + chunk)
-        part.store(gl.where(kept[:, None], part.load(COPY), 0.0))
-    fence_async_shared()
-    barrier()
 
 
 @gluon.jit
@@ -131,18 +64,6 @@ def leave_empty(out, lse, first_head, real_heads, split, splits, SPLIT: gl.const
 def barriers_of(shape: gl.constexpr):
     """Barriers in shared memory, of whatever shape."""
     return gl.allocate_shared_memory(gl.int64, shape, mbarrier.MBarrierLayout())
-
-
-def sources_of(query: Tensor, kv_cache: Tensor, heads: int) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """What is copied from: `query` [N, H, 576] by 64 numbers of `heads` heads, and the cache by those of a page."""
-    width, block_size, row_of_block = query.shape[2], kv_cache.shape[1], kv_cache.stride(0) // query.shape[2]
-    places, count = (len(kv_cache) - 1) * row_of_block + block_size, query.shape[0] * query.shape[1]
-    kind = gl.NVMMASharedLayout(128, 16, 2)
-    lines, given = kv_cache.as_strided((places, width), (width, 1)), query.contiguous().view(count, width)
-    return (
-        TensorDescriptor(given, [count, width], [width, 1], [heads, 64], kind),
-        TensorDescriptor(lines, [places, width], [width, 1], [min(block_size, TILE), 64], kind),
-    )
 
 
 def serves(query: Tensor, kv_cache: Tensor, rank: int) -> bool:

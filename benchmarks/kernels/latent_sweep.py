@@ -98,7 +98,7 @@ class Case:
             if (name := f"Hopper, {splits} splits") not in [known for known, _ in found]:
                 found.append((name, partial(self.hopper, splits)))
         if self.heads <= latent_few.HEADS:
-            for each in (0.5, 0.75, 1, 1.5, 2):  # programs of a multiprocessor
+            for each in (0.25, 0.5, 0.75, 1, 2):  # programs of a multiprocessor
                 splits = min(most, max(1, int(each * 132 / self.rows)))
                 if (name := f"Few, {splits} splits") not in [known for known, _ in found]:
                     found.append((name, partial(self.few, splits)))

@@ -103,7 +103,7 @@ SPILLS = {
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
     "latent_hopper._latent_hopper": 24,  # four of them in a loop, for addresses
-    "latent_few._latent_few": 4,  # none in a loop
+    "latent_few._latent_few": 4,  # by Triton 3.7, none in a loop; 3.6 needs none
     "latent_prefill._latent_prefill": 0,
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
