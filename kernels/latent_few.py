@@ -4,9 +4,6 @@ Heads are the columns of a warpgroup's products, and latents (of scores) and the
 16 heads need a quarter of the matrix unit's time that they need as rows. One warp fetches tiles of 64 latents by bulk
 copies; two warpgroups take every second tile each, from a place of its own, and join what they found at the end through
 that place. Softmax runs in base 2. Knows no layer.
-
-A bulk copy brings 512 numbers of 8 latents, as 8 chunks of 64 one behind the other. Products read 64 latents of 8 such
-copies where they lie (LATENTS, NUMBERS), so that a tile of pages of 16 takes 12 copies and not 36.
 """
 
 from __future__ import annotations
@@ -21,15 +18,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .attention import LOG2E
 from .barriers import barrier
 from .chain import await_previous, chained
+from .latent_copies import Sources, Views, clear_tail, fetch, sources_of, tile_layout
 from .latent_decode import LatentRows, join_parts, latents_of, part_of_row
 from .latent_tiles import (
     RANK,
@@ -45,32 +41,6 @@ __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 16
-
-
-def tile_layout(token: int) -> gl.SharedLinearLayout:
-    """A tile in shared memory whose dimension `token` counts its latents, and the other one their 512 numbers."""
-    places = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (0, 32)]  # (latent, number) for each bit of an address
-    places += [(1, 8), (2, 16), (4, 32)]  # eight latents of 128 bytes: copies mix 16 bytes by the latent's number
-    places += [(0, 64), (0, 128), (0, 256), (8, 0), (16, 0), (32, 0)]
-    return gl.SharedLinearLayout([list(place if token == 0 else place[::-1]) for place in places], [], 1024)
-
-
-class Sources(NamedTuple):
-    """What bulk copies read, of queries and of the cache: chunks of 64 numbers [8, rows, 64], and turned ones."""
-
-    query: Any
-    query_turned: Any
-    cache: Any
-    cache_turned: Any
-
-
-class Views(NamedTuple):
-    """Two places for tiles as products read them: [latents, numbers], [numbers, latents], 8 latents each, turned."""
-
-    latents: Any
-    numbers: Any
-    groups: Any
-    turned: Any
 
 
 class Left(NamedTuple):
@@ -90,50 +60,6 @@ class Place(NamedTuple):
 
 
 @gluon.jit
-def _row_of(part, position, row_of_block, BLOCK: gl.constexpr):
-    """The row of the cache that holds a token: one outside of it, which is read as zeros, for what is not in `part`."""
-    block = gl.load(part.table + position // BLOCK, mask=position < part.high, other=0)
-    return gl.where(position < part.high, block * row_of_block + position % BLOCK, 0x7FFF0000)
-
-
-@gluon.jit
-def _fetch(sources, queries, tiles, part, query_row, row_of_block, BLOCK: gl.constexpr):
-    """The fetching warp: the queries once, then tile after tile into whatever place is free."""
-    mbarrier.expect(queries.ready, 16 * 576 * 2)
-    tma.async_copy_global_to_shared(sources.query, [0, query_row, 0], queries.ready, queries.first)
-    tma.async_copy_global_to_shared(sources.query_turned, [query_row, 512], queries.ready, queries.turned)
-    for step in range((part.high - part.low + 63) // 64):
-        stage = step % 2
-        ready = tiles.ready.index(stage)
-        first = part.low + step * 64
-        rows = (  # read while the place is not free yet
-            _row_of(part, first, row_of_block, BLOCK), _row_of(part, first + 16, row_of_block, BLOCK),
-            _row_of(part, first + 32, row_of_block, BLOCK), _row_of(part, first + 48, row_of_block, BLOCK),
-        )  # fmt: skip
-        mbarrier.wait(tiles.free.index(stage), ((step // 2) & 1) ^ 1)
-        mbarrier.expect(ready, 64 * 576 * 2)
-        for page in gl.static_range(4):
-            row, place = rows[page], stage * 8 + page * 2
-            tma.async_copy_global_to_shared(sources.cache, [0, row, 0], ready, tiles.first.index(place))
-            tma.async_copy_global_to_shared(sources.cache, [0, row + 8, 0], ready, tiles.first.index(place + 1))
-            tma.async_copy_global_to_shared(
-                sources.cache_turned, [row, 512], ready, tiles.turned.index(stage * 4 + page)
-            )  # fmt: skip
-
-
-@gluon.jit
-def _clear_tail(groups, first, valid):
-    """Zeros what is behind the first `valid` latents of a tile: no weight hides what is no number."""
-    COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    line = gl.arange(0, 64, gl.SliceLayout(1, COPY))  # of eight chunks of a group of eight latents
-    for group in range(valid // 8, 8):
-        part = groups.index(first + group)
-        part.store(gl.where((group * 8 + line % 8 < valid)[:, None], part.load(COPY), 0.0))
-    fence_async_shared()
-    barrier()
-
-
-@gluon.jit
 def _tile(
     acc, peak, total, step, valid, query, query_turned, views, weights, tiles, scale,
     MASKED: gl.constexpr, KIND: gl.constexpr,
@@ -148,7 +74,7 @@ def _tile(
     if MASKED:
         position = gl.arange(0, 64, gl.SliceLayout(1, KIND))
         score = gl.where((position < valid)[:, None], score, float("-inf"))
-        _clear_tail(views.groups, stage * 8, valid)
+        clear_tail(views.groups, stage * 8, valid)
     new_peak = gl.maximum(peak, gl.max(score, 0))
     base = new_peak * scale
     weight = gl.exp2(score * scale - base[None, :])
@@ -296,24 +222,11 @@ def _latent_few(
                 queries, tiles, weights, left, part, scale, first, place, real_heads, SPLIT, KIND, LATENTS, NUMBERS,
             )),
             (_second, (queries, tiles, weights, left, part, scale, second, KIND, LATENTS, NUMBERS)),
-            (_fetch, (
+            (fetch, (
                 Sources(query, query_turned, lines, lines_turned), queries, tiles, part, first_head.to(gl.int32),
                 row_of_block, BLOCK,
             )),
         ], [4, 1], [192, 112])  # fmt: skip
-
-
-def _sources_of(query: Tensor, kv_cache: Tensor) -> Sources:
-    width, row_of_block = query.shape[2], kv_cache.stride(0) // query.shape[2]
-    places, count = (len(kv_cache) - 1) * row_of_block + kv_cache.shape[1], query.shape[0] * query.shape[1]
-    lines, given = kv_cache.as_strided((places, width), (width, 1)), query.contiguous().view(count, width)
-    chunks, plain = gl.NVMMASharedLayout(128, 16, 3), gl.NVMMASharedLayout(128, 16, 2)
-    return Sources(
-        TensorDescriptor(given, [8, count, 64], [64, width, 1], [8, HEADS, 64], chunks),
-        TensorDescriptor(given, [count, width], [width, 1], [HEADS, 64], plain),
-        TensorDescriptor(lines, [8, places, 64], [64, width, 1], [8, 8, 64], chunks),
-        TensorDescriptor(lines, [places, width], [width, 1], [16, 64], plain),
-    )
 
 
 def latent_decode(
@@ -339,7 +252,7 @@ def latent_decode(
         lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
     block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
     _latent_few[(splits, triton.cdiv(heads, HEADS), count)](
-        parts, lse, *_sources_of(query, kv_cache), latent, kv_cache, slots,
+        parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots,
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
         latent.stride(0), BLOCK=block_size, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
         LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4, **chained(query.device),

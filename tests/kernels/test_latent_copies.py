@@ -1,4 +1,4 @@
-"""Where the kernel of few heads says that bulk copies put a tile, against where they put it."""
+"""Where the Hopper kernel of few heads says that bulk copies put a tile, against where they put it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon")
 
-from frame.kernels.latent_few import tile_layout
+from frame.kernels.latent_copies import tile_layout
 
 
 def copied_to(latent: int, number: int) -> int:
