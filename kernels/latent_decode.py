@@ -20,8 +20,8 @@ from .attention import LOG2E, to_cache
 from .chain import await_previous, chained
 from .paged import limit_of
 
-#: The most parts that a row is read in.
-MAX_PARTS = 64
+#: The most parts that a row is read in by other kernels than that of few heads, and the most that can be joined.
+MAX_PARTS, MOST_JOINED = 64, 128
 
 
 class Latents(NamedTuple):
@@ -319,6 +319,6 @@ def join_parts(out: Tensor, parts: Tensor, lse: Tensor, sizes: Latents) -> None:
     # few parts in whole, many in quarters: reads of one round are on their way at once, those of the next one wait
     together, columns = (4, sizes.padded_rank) if splits <= 4 else (16, min(128, sizes.padded_rank))
     _join_parts[(count * heads, sizes.padded_rank // columns)](
-        out, parts, lse, splits, SIZES=sizes, MOST=MAX_PARTS, TOGETHER=together, COLUMNS=columns, num_warps=2,
+        out, parts, lse, splits, SIZES=sizes, MOST=MOST_JOINED, TOGETHER=together, COLUMNS=columns, num_warps=2,
         **chained(out.device),
     )  # fmt: skip

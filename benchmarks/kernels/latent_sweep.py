@@ -36,7 +36,7 @@ from benchmarks.kernels.latent_decode import (
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.ops import Ops
 from frame.kernels import latent_decode, latent_few, latent_hopper
-from frame.kernels.latent_decode import MAX_PARTS, LatentLaunch
+from frame.kernels.latent_decode import MAX_PARTS, MOST_JOINED, LatentLaunch
 from frame.plugins.attention.triton_latent import TritonLatent
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
@@ -99,7 +99,7 @@ class Case:
                 found.append((name, partial(self.hopper, splits)))
         if self.heads <= latent_few.HEADS:
             for each in (0.25, 0.5, 0.75, 1, 2):  # programs of a multiprocessor
-                splits = min(most, max(1, int(each * 132 / self.rows)))
+                splits = min(MOST_JOINED, self.length // 128, max(1, int(each * 132 / self.rows)))
                 if (name := f"Few, {splits} splits") not in [known for known, _ in found]:
                     found.append((name, partial(self.few, splits)))
         return found

@@ -30,7 +30,7 @@ RANK, WIDTH, SCALE = 512, 576, 192**-0.5
         ("latent_few", 12, 3, 32),
         ("latent_few", 8, 2, 16),
         ("latent_few", 1, 1, 128),
-        ("latent_few", 20, 64, 256),
+        ("latent_few", 20, 128, 256),
     ],
 )
 def test_sums(module: str, heads: int, splits: int, page: int, dtype: torch.dtype) -> None:
