@@ -20,8 +20,8 @@ from .attention import LOG2E, to_cache
 from .chain import await_previous, chained
 from .paged import limit_of
 
-#: The most parts that a row is read in.
-MAX_PARTS = 64
+#: The most parts that a row is read in by other kernels than that of few heads, and the most that can be joined.
+MAX_PARTS, MOST_JOINED = 64, 128
 
 
 class Latents(NamedTuple):
@@ -217,18 +217,21 @@ def _latent_decode(
 
 @triton.jit(do_not_specialize=["splits"])
 def _join_parts(
-    out, parts, lse, splits, SIZES: tl.constexpr, MOST: tl.constexpr, TOGETHER: tl.constexpr, CHAINED: tl.constexpr
-):
-    """One program: one head of a row. out = Σ 2^(lse_i - peak) part_i / Σ 2^(lse_i - peak); zeros without any part."""
-    RANK: tl.constexpr = SIZES.padded_rank
+    out, parts, lse, splits, SIZES: tl.constexpr, MOST: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """One program: some columns of a head of a row.
+
+    out = Σ 2^(lse_i - peak) part_i / Σ 2^(lse_i - peak); zeros without any part.
+    """
     await_previous(CHAINED)
     row = tl.program_id(0).to(tl.int64)
-    split, wide = tl.arange(0, MOST), tl.arange(0, SIZES.padded_rank)
+    split, wide = tl.arange(0, MOST), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     sizes = tl.load(lse + row * splits + split, split < splits, other=float("-inf"))
     peak = tl.max(sizes, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp2(sizes - base), 0)
-    acc = tl.zeros([RANK], tl.float32)
+    acc = tl.zeros([COLUMNS], tl.float32)
     for first in range(0, splits, TOGETHER):
         some = first + tl.arange(0, TOGETHER)
         weight = tl.exp2(tl.load(lse + row * splits + some, some < splits, other=float("-inf")) - base)
@@ -313,6 +316,9 @@ def latent_decode(
 def join_parts(out: Tensor, parts: Tensor, lse: Tensor, sizes: Latents) -> None:
     """Fills `out` [N, H, rank] from `parts` float32 [N, H, splits, rank] and `lse` [N, H, splits] in base 2."""
     count, heads, splits = lse.shape
-    _join_parts[(count * heads,)](
-        out, parts, lse, splits, SIZES=sizes, MOST=MAX_PARTS, TOGETHER=4, num_warps=2, **chained(out.device)
-    )
+    # few parts in whole, many in quarters: reads of one round are on their way at once, those of the next one wait
+    together, columns = (4, sizes.padded_rank) if splits <= 4 else (16, min(128, sizes.padded_rank))
+    _join_parts[(count * heads, sizes.padded_rank // columns)](
+        out, parts, lse, splits, SIZES=sizes, MOST=MOST_JOINED, TOGETHER=together, COLUMNS=columns, num_warps=2,
+        **chained(out.device),
+    )  # fmt: skip

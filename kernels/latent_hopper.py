@@ -8,8 +8,6 @@ the other weighs. Softmax runs in base 2. Knows no layer.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -24,30 +22,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .attention import LOG2E
 from .barriers import barrier
 from .chain import await_previous, chained
 from .latent_decode import LatentRows, join_parts, latents_of
+from .latent_tiles import (
+    RANK,
+    TILE,
+    Memory,
+    Part,
+    barriers_of,
+    leave_empty,
+    serves,
+    store_latent,
+)
 
-#: Heads and latents of a program's tiles, tiles on their way, and the parts of a latent that there is a kernel for.
-HEADS, TILE, STAGES, RANK, ROPE = 64, 64, 2, 512, 64
-_LOG2E = 1.4426950408889634
+__all__ = ["HEADS", "latent_decode", "serves"]
 
-
-class Memory(NamedTuple):
-    """Shared memory for queries or tiles, 64 numbers of each apart, and barriers: what is there, and what is free."""
-
-    first: Any
-    turned: Any
-    ready: Any
-    free: Any
-
-
-class Part(NamedTuple):
-    """The tokens from `low` to below `high` of a row, and its blocks."""
-
-    low: Any
-    high: Any
-    table: Any
+#: Heads of a program.
+HEADS = 64
 
 
 @gluon.jit
@@ -164,20 +157,6 @@ def _attend(
         gl.store(lse + (first_head + own) * stride_lse, peak * scale + gl.log2(total), mask=mask)
 
 
-@gluon.jit
-def _store_latent(cache, latent, place, turned_place, LINE: gl.constexpr):
-    """Stores a new latent, so that copies that begin behind it find it."""
-    wide = gl.arange(0, 512, LINE)
-    gl.store(cache + place + wide, gl.load(latent + wide))
-    narrow = gl.arange(0, 64, LINE)
-    gl.store(cache + turned_place + narrow, gl.load(latent + 512 + narrow))
-    # copies read memory another way than stores write it
-    gl.inline_asm_elementwise(
-        "fence.proxy.async; mov.u32 $0, $1;", "=r,r", [wide], dtype=gl.int32, is_pure=False, pack=1
-    )
-    barrier()
-
-
 @gluon.jit(do_not_specialize_on_alignment=["slots"])
 def _latent_hopper(
     out, lse, query_source, source, latent, cache, slots, rows, scale, heads, row_of_block, stride_latent,
@@ -195,29 +174,22 @@ def _latent_hopper(
     real_heads = heads - group * 64
     KIND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     if low >= high:
-        lane = gl.arange(0, 64, LINE)
-        if SPLIT:
-            empty = gl.full([64], float("-inf"), gl.float32, LINE)
-            gl.store(lse + (first_head + lane) * splits + split, empty, mask=lane < real_heads)
-        else:
-            wide = gl.arange(0, 512, LINE)
-            for head in range(gl.minimum(real_heads, 64)):
-                gl.store(out + (first_head + head) * 512 + wide, gl.zeros([512], out.dtype.element_ty, LINE))
+        leave_empty(out, lse, first_head, real_heads, split, splits, SPLIT, LINE)
     else:
         if high == seq_len:  # this part reads the newest token, so it stores it first
             slot = gl.load(slots + row)
             if slot >= 0:
                 place = (slot // BLOCK * row_of_block + slot % BLOCK) * 576
-                _store_latent(cache, latent + row.to(gl.int64) * stride_latent, place, place + 512, LINE)
+                store_latent(cache, latent + row.to(gl.int64) * stride_latent, place, place + 512, LINE)
         dtype: gl.constexpr = cache.dtype.element_ty
         PAGES: gl.constexpr = 64 // PAGE
         queries = Memory(
             gl.allocate_shared_memory(dtype, [8, 64, 64], KIND), gl.allocate_shared_memory(dtype, [1, 64, 64], KIND),
-            _barriers([1]), _barriers([1]),
+            barriers_of([1]), barriers_of([1]),
         )  # fmt: skip
         tiles = Memory(
             gl.allocate_shared_memory(dtype, [16 * PAGES, PAGE, 64], KIND),
-            gl.allocate_shared_memory(dtype, [2 * PAGES, PAGE, 64], KIND), _barriers([2, 1]), _barriers([2, 1]),
+            gl.allocate_shared_memory(dtype, [2 * PAGES, PAGE, 64], KIND), barriers_of([2, 1]), barriers_of([2, 1]),
         )  # fmt: skip
         mbarrier.init(queries.ready, count=1)
         for stage in gl.static_range(2):
@@ -244,25 +216,6 @@ def _latent_hopper(
                 query_source, source, queries, tiles, part, (first_head).to(gl.int32), row_of_block, BLOCK, PAGE,
             )),
         ], [4, 1], [232, 40])  # fmt: skip
-
-
-@gluon.jit
-def _barriers(shape: gl.constexpr):
-    return gl.allocate_shared_memory(gl.int64, shape, mbarrier.MBarrierLayout())
-
-
-def serves(query: Tensor, kv_cache: Tensor, rank: int) -> bool:
-    """Whether there is a kernel for such queries [N, H, rank + rope] and such a cache, on a Hopper GPU."""
-    whole = kv_cache.stride(2) == 1 and kv_cache.stride(1) == RANK + ROPE and kv_cache.stride(0) % (RANK + ROPE) == 0
-    return (
-        whole
-        and rank == RANK
-        and query.shape[2] == RANK + ROPE
-        and query.dtype == kv_cache.dtype
-        and query.dtype in (torch.bfloat16, torch.float16)
-        and kv_cache.shape[1] in (16, 32, 64, 128, 256)
-        and kv_cache.data_ptr() % 16 == 0
-    )
 
 
 def latent_decode(
@@ -294,7 +247,7 @@ def latent_decode(
     _latent_hopper[(splits, triton.cdiv(heads, HEADS), count)](
         parts, lse, TensorDescriptor(given, [count * heads, width], [width, 1], [HEADS, 64], kind),
         TensorDescriptor(lines, [places, width], [width, 1], [page, 64], kind), latent, kv_cache, slots,
-        LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * _LOG2E, heads, row_of_block,
+        LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
         latent.stride(0), BLOCK=block_size, PAGE=page, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
         num_warps=4, **chained(query.device),
     )  # fmt: skip

@@ -1,10 +1,12 @@
-"""Finds the quickest launch of latent attention of single tokens, among Triton's and those of the Hopper kernel.
+"""Finds the quickest launch of latent attention of single tokens, among Triton's and those of the Hopper kernels.
 
-    PYTHONPATH=src:. python benchmarks/kernels/latent_sweep.py [--seconds 110] [--heads 16,128] [--json FILE]
+    PYTHONPATH=src:. python benchmarks/kernels/latent_sweep.py [--seconds 110] [--heads 16,128] [--only Few]
+        [--json FILE]
 
 As `latent_decode.py`, whose layer, rows and rates these are: shares of the rate of a copy and of a product in the same
-run. "now" is what steps launch. Each launch is compared with the formula for its first row before it is timed. The
-targets are 0.75 of the copy rate with 16 heads, and half of the product rate with 128.
+run. "now" is what steps launch of Triton's; `--only` measures no more beside it than what has a name that begins so.
+Each launch is compared with the formula for its first row before it is timed. The targets are 0.75 of the copy rate
+with 16 heads, and half of the product rate with 128.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from benchmarks.kernels.latent_decode import (
 )
 from frame.core.interfaces.setup import BackendSetup
 from frame.core.ops import Ops
-from frame.kernels import latent_decode, latent_hopper
-from frame.kernels.latent_decode import MAX_PARTS, LatentLaunch
+from frame.kernels import latent_decode, latent_few, latent_hopper
+from frame.kernels.latent_decode import MAX_PARTS, MOST_JOINED, LatentLaunch
 from frame.plugins.attention.triton_latent import TritonLatent
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
@@ -71,6 +73,10 @@ class Case:
         """By the Hopper kernel."""
         return latent_hopper.latent_decode(self.absorbed, *self.given, scale=self.spec.scale, splits=splits)
 
+    def few(self, splits: int) -> Tensor:
+        """By the Hopper kernel for few heads."""
+        return latent_few.latent_decode(self.absorbed, *self.given, scale=self.spec.scale, splits=splits)
+
     def tried(self) -> list[tuple[str, Callable[[], Tensor]]]:
         """What is measured, by name: what steps launch first."""
         now = self.plan.decode
@@ -91,15 +97,22 @@ class Case:
             splits = min(most, max(1, waves * 132 // programs))
             if (name := f"Hopper, {splits} splits") not in [known for known, _ in found]:
                 found.append((name, partial(self.hopper, splits)))
+        if self.heads <= latent_few.HEADS:
+            for each in (0.25, 0.5, 0.75, 1, 2):  # programs of a multiprocessor
+                splits = min(MOST_JOINED, self.length // 128, max(1, int(each * 132 / self.rows)))
+                if (name := f"Few, {splits} splits") not in [known for known, _ in found]:
+                    found.append((name, partial(self.few, splits)))
         return found
 
 
-def measure(case: Case, rates: tuple[float, float], end: float) -> dict[str, Any]:
+def measure(case: Case, rates: tuple[float, float], end: float, only: str) -> dict[str, Any]:
     """Prints the best launches of a case."""
     num_bytes = case.rows * case.length * case.spec.width * 2
     operations = 2 * case.rows * case.length * case.heads * (2 * RANK + case.spec.rope_dim)
     times = []
     for name, call in case.tried():
+        if not name.startswith(("now", only)):
+            continue
         if time.monotonic() > end:
             print("no time", flush=True)
             break
@@ -129,6 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heads", default="16,128")
     parser.add_argument("--seconds", type=float, default=110)
+    parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begin, results = time.monotonic(), []
@@ -136,8 +150,9 @@ def main() -> None:
 
     def launch_all() -> None:
         for heads in counts:
-            for _, call in Case(heads, 64, 2048).tried():
-                call()
+            for name, call in Case(heads, 64, 2048).tried():
+                if name.startswith(("now", options.only)):
+                    call()
 
     rehearse(launch_all)
     print(f"{torch.cuda.get_device_name()}: compiled after {time.monotonic() - begin:.0f} s", flush=True)
@@ -146,7 +161,7 @@ def main() -> None:
     for heads in counts:
         for rows, length in DECODES:
             if time.monotonic() < begin + options.seconds:
-                results.append(measure(Case(heads, rows, length), rates, begin + options.seconds))
+                results.append(measure(Case(heads, rows, length), rates, begin + options.seconds, options.only))
                 if options.json:
                     options.json.write_text(json.dumps(results, indent=1))
 

@@ -99,6 +99,20 @@ def test_even_parts_of_rows_are_joined(splits: int, monkeypatch: pytest.MonkeyPa
     check(make_latent_case(small(), [(0, 1), (300, 1), (15, 1), (129, 1), (20, 3)]), padding_rows=2)
 
 
+@pytest.mark.parametrize(("splits", "rank"), [(2, 512), (5, 512), (17, 288), (128, 64)])
+def test_parts_are_weighed_by_their_sizes(splits: int, rank: int) -> None:
+    torch.manual_seed(splits)
+    parts = torch.randn(3, 2, splits, rank, device=DEVICE)
+    lse = 4 * torch.randn(3, 2, splits, device=DEVICE)
+    lse[0, 0, 1:] = lse[1] = float("-inf")
+    parts[lse == float("-inf")] = float("nan")  # nothing reads what has no weight
+    out = torch.full((3, 2, rank), 7.0, device=DEVICE)
+    sizes = kernels.latents_of(out.new_empty(1, 16, rank), out.new_empty(1, 16, 64))
+    kernels.join_parts(out, parts, lse, sizes)
+    weights = (lse * 0.6931471805599453).softmax(-1).nan_to_num()
+    torch.testing.assert_close(out, (weights[..., None] * parts.nan_to_num()).sum(2))
+
+
 @triton.jit
 def _even_parts(out, seq_len, splits):
     part = tl.arange(0, 64)

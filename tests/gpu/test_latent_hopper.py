@@ -1,8 +1,9 @@
-"""Latent attention by the Hopper kernel, against the formula; only on such a GPU."""
+"""Latent attention by the Hopper kernels, against the formula; only on such a GPU."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,13 +17,26 @@ RANK, WIDTH, SCALE = 512, 576, 192**-0.5
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "splits", "page"), [(16, 1, 16), (16, 4, 16), (128, 2, 64), (80, 1, 32), (1, 3, 128)]
+    ("module", "heads", "splits", "page"),
+    [
+        ("latent_hopper", 16, 1, 16),
+        ("latent_hopper", 16, 4, 16),
+        ("latent_hopper", 128, 2, 64),
+        ("latent_hopper", 80, 1, 32),
+        ("latent_hopper", 1, 3, 128),
+        ("latent_few", 16, 1, 16),
+        ("latent_few", 16, 4, 16),
+        ("latent_few", 16, 17, 64),
+        ("latent_few", 12, 3, 32),
+        ("latent_few", 8, 2, 16),
+        ("latent_few", 1, 1, 128),
+        ("latent_few", 20, 128, 256),
+    ],
 )
-def test_sums(heads: int, splits: int, page: int, dtype: torch.dtype) -> None:
+def test_sums(module: str, heads: int, splits: int, page: int, dtype: torch.dtype) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs Hopper")
-    from frame.kernels import latent_hopper
-
+    kernel = import_module(f"frame.kernels.{module}")
     torch.manual_seed(heads)
     lengths = [1000, 0, 1, 64, 129, 700, 4096]
     blocks = [-(-length // page) for length in lengths]
@@ -42,11 +56,11 @@ def test_sums(heads: int, splits: int, page: int, dtype: torch.dtype) -> None:
             cache[slots[row] // page, slots[row] % page] = float("nan")  # the launch stores the newest
     newest = torch.stack([own[-1] if len(own) else torch.zeros(WIDTH, dtype=dtype, device="cuda") for own in latents])
     query = torch.randn(len(lengths), heads, WIDTH, device="cuda").to(dtype)
-    assert latent_hopper.serves(query, cache, RANK)
+    assert kernel.serves(query, cache, RANK)
     numbers = torch.arange(len(lengths), dtype=torch.int32, device="cuda")
     lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     for _ in range(2):
-        found = latent_hopper.latent_decode(
+        found = kernel.latent_decode(
             query, newest, cache, slots, lens, numbers, table, scale=SCALE, splits=splits
         )  # fmt: skip
         for row, own in enumerate(latents):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from frame.core.interfaces.attention import (
     SharedPrefix,
 )
 from frame.interfaces import BackendSetup, ContextShare
-from frame.kernels import decode_narrow, latent_hopper
+from frame.kernels import decode_narrow, latent_few, latent_hopper
 from frame.kernels.decode_narrow import NarrowLaunch
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
@@ -187,15 +187,17 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
     for launch in (NarrowLaunch(1), NarrowLaunch(4), NarrowLaunch(16, groups=1)):
         found[f"narrow decodes, {launch.splits} splits, {launch.groups} groups"] = partial(narrow, launch)
     for heads, splits in ((16, 4), (128, 1), (128, 2)):
-        found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, heads, splits)
+        found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, latent_hopper, heads, splits)
+    for heads, splits in ((16, 1), (16, 4), (8, 4)):
+        found[f"latents of few heads ({heads}), Hopper, {splits} splits"] = partial(latents, latent_few, heads, splits)
     found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2), head_scales=True)
     return found
 
 
-def latents(heads: int, splits: int, rows: int = 8) -> None:
-    """Latent attention by the Hopper kernel."""
+def latents(kernel: ModuleType, heads: int, splits: int, rows: int = 8) -> None:
+    """Latent attention by a kernel for Hopper."""
     query, latent = _empty(rows, heads, 576, dtype=BF16), _empty(rows, 576, dtype=BF16)
-    latent_hopper.latent_decode(
+    kernel.latent_decode(
         query, latent, _empty(64, 16, 576, dtype=BF16), _empty(rows, dtype=torch.int64), _int32(rows), _int32(rows),
         _int32(rows, 512), scale=0.1, splits=splits,
     )  # fmt: skip

@@ -63,6 +63,7 @@ UNITS = {
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
     "latent_hopper._latent_hopper": {"HGMMA"},
+    "latent_few._latent_few": {"HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "latent_sparse._latent_sparse": {"HMMA", "HGMMA"},
     "latent_index._index_scores": {"HMMA", "HGMMA"},
@@ -102,6 +103,7 @@ SPILLS = {
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps
     "latent_decode._join_parts": 0,
     "latent_hopper._latent_hopper": 24,  # four of them in a loop, for addresses
+    "latent_few._latent_few": 4,  # by Triton 3.7, none in a loop; 3.6 needs none
     "latent_prefill._latent_prefill": 0,
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
@@ -147,7 +149,7 @@ SPILLS = {
 }
 #: Modules whose kernels read by bulk copies.
 COPIED = (
-    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.",
+    "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.", "latent_few.",
     "rounded_hopper.", "nibbles_hopper._nibbled",
 )  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
