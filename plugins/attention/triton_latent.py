@@ -29,9 +29,11 @@ from .triton import converts_e4m3
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
-#: A program of `frame.kernels.latent_hopper` computes for 64 heads: where there are no more than `FEW_HEADS`, that pays
-#: for up to `FEW_ROWS` rows of one token. Measured on an H200 (`benchmarks/kernels/latent_sweep.py`).
-FEW_HEADS, FEW_ROWS = 16, 16
+#: The Hopper kernels, for few heads and for more: heads of a program, and the most parts that a row is read in.
+HOPPER_KERNELS = (
+    ("latent_few", 16, decode_kernels.MOST_JOINED),
+    ("latent_hopper", 64, decode_kernels.MAX_PARTS),
+)
 
 
 @dataclass(frozen=True)
@@ -210,18 +212,18 @@ class TritonLatent(LatentBackend):
     def _by_hopper(
         self, absorbed: Tensor, kv_cache: Tensor
     ) -> tuple[Callable[..., Tensor], Callable[[int], int]] | None:
-        """The Hopper kernel, where it is the quicker one, and how many parts rows of a length have.
+        """The Hopper kernel for so many heads, and how many parts rows of a length have.
 
         A multiprocessor runs one program at a time.
         """
         count, heads, _ = absorbed.shape
-        if heads <= FEW_HEADS and count > FEW_ROWS:
-            return None
-        serves, kernel = (hopper_kernel(absorbed.device, "latent_hopper", name) for name in ("serves", "latent_decode"))
+        few, many = HOPPER_KERNELS
+        module, each, parts = few if heads <= few[1] else many
+        serves, kernel = (hopper_kernel(absorbed.device, module, name) for name in ("serves", "latent_decode"))
         if serves is None or kernel is None or not serves(absorbed, kv_cache, self.spec.rank):
             return None
-        most = max(1, self._multiprocessors // (count * -(-heads // 64)))
-        return kernel, lambda length: max(1, min(most, decode_kernels.MAX_PARTS, length // MIN_PART))
+        most = min(parts, self._multiprocessors // (count * -(-heads // each)))
+        return kernel, lambda length: max(1, min(most, length // MIN_PART))
 
     def _attend_long(
         self, layer: LatentParams, query: Tensor, latent: Tensor, kv_cache: Tensor, step: LatentStep, out: Tensor
