@@ -60,18 +60,13 @@ class LatentRows(NamedTuple):
 
 @dataclass(frozen=True)
 class LatentLaunch:
-    """Sizes of a launch: heads and latents of a tile, and the most parts that a row is read in.
-
-    Parts that are `even` differ by a tile at most, so that any number of programs shares a row; others are all as long
-    as the longest, but the last ones. Not chosen yet (`benchmarks/kernels/latent_sweep.py`).
-    """
+    """Sizes of a launch: heads and latents of a tile, and the most parts that a row is read in."""
 
     block_h: int
     block_n: int
     splits: int
     num_warps: int
     num_stages: int
-    even: bool = False
 
 
 def launch_for(num_heads: int, dtype: torch.dtype, splits: int = 1) -> LatentLaunch:
@@ -92,14 +87,13 @@ def _is_hopper() -> bool:
 
 
 @triton.jit
-def part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr, EVEN: tl.constexpr = False):
-    """[low, high) of the tokens of a row that part `split` reads; empty for parts that a short row does not need."""
-    if EVEN:
-        tiles = tl.cdiv(seq_len, BLOCK_N)
-        low, high = split * tiles // splits * BLOCK_N, (split + 1) * tiles // splits * BLOCK_N
-    else:
-        span = tl.cdiv(tl.cdiv(seq_len, splits), BLOCK_N) * BLOCK_N
-        low, high = split * span, split * span + span
+def part_of_row(seq_len, split, splits, BLOCK_N: tl.constexpr):
+    """[low, high) of the tokens of a row that part `split` reads; empty for parts that a short row does not need.
+
+    Parts differ by a tile at most, so that any number of programs shares a row.
+    """
+    tiles = tl.cdiv(seq_len, BLOCK_N)
+    low, high = split * tiles // splits * BLOCK_N, (split + 1) * tiles // splits * BLOCK_N
     return low, tl.minimum(high, seq_len)
 
 
@@ -166,7 +160,7 @@ def _latent_tile(
 def _latent_decode(
     out, lse, query, latent, cache, slots, rows, scale, stride_query, stride_head, stride_latent,
     SIZES: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    EVEN: tl.constexpr, CHAINED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: some heads of a row, one part of its tokens; all of them unless SPLIT."""
     RANK: tl.constexpr = SIZES.padded_rank
@@ -174,7 +168,7 @@ def _latent_decode(
     split, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     seq_len = tl.load(rows.seq_lens + row)
     splits = tl.num_programs(0)
-    low, high = part_of_row(seq_len, split, splits, BLOCK_N, EVEN)
+    low, high = part_of_row(seq_len, split, splits, BLOCK_N)
     head = group * BLOCK_H + tl.arange(0, BLOCK_H)
     real = head < HEADS
     wide, narrow = tl.arange(0, SIZES.padded_rank), tl.arange(0, SIZES.padded_rope)
@@ -306,7 +300,7 @@ def latent_decode(
         LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value,
         query.stride(0), query.stride(1), latent.stride(0),
         SIZES=sizes, HEADS=heads, BLOCK_H=launch.block_h, BLOCK_N=launch.block_n, SPLIT=splits > 1,
-        EVEN=launch.even, num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
+        num_warps=launch.num_warps, num_stages=launch.num_stages, **chained(query.device),
     )  # fmt: skip
     if splits > 1:
         join_parts(out, parts, lse, sizes)

@@ -177,7 +177,7 @@ def _latent_few(
     split, group, row = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     splits = gl.num_programs(0)
     seq_len = gl.load(rows.seq_lens + row)
-    low, high = part_of_row(seq_len, split, splits, 64, True)
+    low, high = part_of_row(seq_len, split, splits, 64)
     first_head = row.to(gl.int64) * heads + group * 16
     real_heads = gl.minimum(heads - group * 16, 16)
     LINES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)

@@ -15,7 +15,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,9 +88,6 @@ class Case:
             for splits in sorted({now.splits, *full}):
                 launch = LatentLaunch(now.block_h, block_n, splits, warps, stages)
                 found.append((str(launch), partial(self.plain, launch)))
-                if splits not in (1, now.splits) and self.length // block_n % splits:  # even parts are shorter ones
-                    launch = replace(launch, even=True)
-                    found.append((str(launch), partial(self.plain, launch)))
         programs = self.rows * -(-self.heads // latent_hopper.HEADS)
         for waves in (1, 2, 3, 4):
             splits = min(most, max(1, waves * 132 // programs))

@@ -29,11 +29,9 @@ from .triton import converts_e4m3
 WORKSPACE_BYTES = 128 << 20
 #: A part of a row shorter than this costs more to join than it saves.
 MIN_PART = 256
-#: The Hopper kernels, for few heads and for more: heads of a program, and the most parts that a row is read in.
-HOPPER_KERNELS = (
-    ("latent_few", 16, decode_kernels.MOST_JOINED),
-    ("latent_hopper", 64, decode_kernels.MAX_PARTS),
-)
+#: The Hopper kernels, for few heads and for more: heads of a program, and the most parts that a row is read in (128
+#: cost more to join than they save). Measured on an H200 (`benchmarks/kernels/latent_sweep.py`).
+HOPPER_KERNELS = (("latent_few", 16, 96), ("latent_hopper", 64, decode_kernels.MAX_PARTS))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,20 +81,11 @@ def test_layers_of_models(name: str, rows: list) -> None:
     check(make_latent_case(small(dtype=HALF, **LAYERS[name]), rows))
 
 
-@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 7, 8])
 def test_parts_of_rows_are_joined(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short rows have fewer parts than the launch, and none of length 0."""
     given = kernels.launch_for
     monkeypatch.setattr(kernels, "launch_for", lambda heads, dtype, _=1: given(heads, dtype, splits))
-    check(make_latent_case(small(), [(0, 1), (300, 1), (15, 1), (129, 1), (20, 3)]), padding_rows=2)
-
-
-@pytest.mark.parametrize("splits", [1, 7])
-def test_even_parts_of_rows_are_joined(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = kernels.launch_for
-    monkeypatch.setattr(
-        kernels, "launch_for", lambda heads, dtype, _=1: replace(given(heads, dtype, splits), even=True)
-    )
     check(make_latent_case(small(), [(0, 1), (300, 1), (15, 1), (129, 1), (20, 3)]), padding_rows=2)
 
 
@@ -116,7 +106,7 @@ def test_parts_are_weighed_by_their_sizes(splits: int, rank: int) -> None:
 @triton.jit
 def _even_parts(out, seq_len, splits):
     part = tl.arange(0, 64)
-    low, high = kernels.part_of_row(seq_len, part, splits, 64, True)
+    low, high = kernels.part_of_row(seq_len, part, splits, 64)
     tl.store(out + part, low)
     tl.store(out + 64 + part, high)
 
