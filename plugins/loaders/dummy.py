@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,22 @@ _CPU_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
 #: More rows than these are numbered on the device.
 _MANY_ROWS = 1 << 16
 _ALL = slice(None)
+#: Tensors of up to so many elements share values, of which there are at least so many (as a power of 2).
+_MOST_SHARED, _FEWEST_BITS = 1 << 22, 16
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class DummyLoader(WeightLoader):
-    """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place."""
+    """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place.
+
+    Small tensors, such as experts by the thousand, are copied each from its own place among values that all share: one
+    launch in the place of twenty.
+    """
 
     def __init__(self, setup: LoaderSetup, options: Any = None) -> None:
         super().__init__(setup, options)
         self._kept: dict[tuple[tuple[int, ...], tuple[range, ...], torch.device], Tensor] = {}
+        self._shared = cache(_values)
 
     def supports(self, folder: Path) -> str | None:
         del folder
@@ -58,13 +66,19 @@ class DummyLoader(WeightLoader):
         if not shape:  # one number
             part.fill_(near[0] if near else 1)
             return
+        near, key = near or _usual(name, part, shape), zlib.crc32(f"{self.setup.seed} {name}".encode())
+        if (count := prod(shape)) <= _MOST_SHARED:
+            values = self._shared(max(_FEWEST_BITS, count.bit_length() + 1), near, part.dtype, part.device)
+            start = key % (len(values) - count)
+            part.copy_(values[start : start + count].view(*shape)[tuple(index)])
+            return
         taken = [*index, *(_ALL,) * (len(shape) - len(index))]
         axes = zip(shape, taken, strict=True)
         *leading, columns = (range(size)[places] for size, places in axes)
         rows = self._numbered(shape[:-1], tuple(leading), part.device)
-        keys = _mix(torch.atleast_1d(rows + _wrapped(zlib.crc32(f"{self.setup.seed} {name}".encode()))))
+        keys = _mix(torch.atleast_1d(rows + _wrapped(key)))
         numbers = self._numbered(shape[-1:], (columns,), part.device)
-        _fill(part, keys.view(rows.shape), numbers, near or _usual(name, part, shape))
+        _fill(part, keys.view(rows.shape), numbers, near)
 
     def _numbered(self, sizes: Sequence[int], taken: tuple[range, ...], device: torch.device) -> Tensor:
         """int32 numbers, modulo 2^32, of the places that are taken of an array of these sizes.
@@ -107,14 +121,23 @@ def _fill(part: Tensor, keys: Tensor, columns: Tensor, near: tuple[float, float]
     chunk = _CPU_CHUNK if part.device.type == "cpu" else _DEVICE_CHUNK
     step = max(1, chunk // max(1, len(columns)))
     for target, some in zip(torch.atleast_2d(part).split(step), torch.atleast_1d(keys).split(step), strict=True):
-        bits = _mix(some[:, None] + columns)
-        if near is None:
-            target.copy_(bits)
-            continue
-        center, reach = near
-        values = bits.float().mul_(reach * 2.0**-31)
-        values = values.add_(center) if center else values
-        target.copy_(values if part.is_floating_point() else values.round_())
+        target.copy_(_scaled(_mix(some[:, None] + columns), near, part.is_floating_point()))
+
+
+def _values(num_bits: int, near: tuple[float, float] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """2 ** `num_bits` values, as of the row of a tensor; fewer are the first ones of more."""
+    bits = _mix(torch.arange(1 << num_bits, dtype=torch.int32, device=device))
+    return _scaled(bits, near, dtype.is_floating_point).to(dtype)
+
+
+def _scaled(bits: Tensor, near: tuple[float, float] | None, is_floating_point: bool) -> Tensor:
+    """Values that are `near` (center, reach), whole ones for integers; the bits where nothing is said."""
+    if near is None:
+        return bits
+    center, reach = near
+    values = bits.float().mul_(reach * 2.0**-31)
+    values = values.add_(center) if center else values
+    return values if is_floating_point else values.round_()
 
 
 def _mix(x: Tensor) -> Tensor:
