@@ -148,9 +148,18 @@ def test_each_of_many_experts_is_one_launch(near):
     assert not torch.equal(*found)
 
 
-@pytest.mark.parametrize("shape", [(48, 64), (2100, 2100)])
+def test_a_part_of_a_tensor_in_several_blocks_is_what_the_tensor_has():
+    loader, shape = DummyLoader(LoaderSetup(Path(), named=True)), (3, 70, 100_000)
+    whole = filled("experts.w", shape)
+    for index in ((slice(1, 3), slice(35, 66)), (slice(0, 3, 2), slice(1, 70, 3), slice(7, 90_000, 2))):
+        part = torch.empty(whole[index].shape)
+        loader.fill("experts.w", part, shape, index)
+        assert torch.equal(part, whole[index])
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (2100, 2100), (70_000, 128)])
 def test_rows_and_columns_differ(shape):
-    """Those of a large tensor, whose elements are made for it, and those of a small one."""
+    """In a tensor of one block, of two, and of three with many rows."""
     values = filled("experts.0.up_proj.weight", shape)
     assert len(values.unique(dim=0)) == shape[0]
     assert len(values.T.unique(dim=0)) == shape[1]
