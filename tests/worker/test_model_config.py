@@ -9,10 +9,10 @@ from transformers import AutoConfig
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.config.model_config import _REWRITTEN, ConfigReading, ModelConfig
+from frame.core.ops import Ops
 from frame.core.plugin_host.model_choice import read_model_config
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry
-from frame.core.ops import Ops
 from frame.interfaces import Build, Groups, ModelSetup, Provider
 from frame.layers.rotary import rope_parameters
 from frame.testing.checkpoints import make_checkpoint
