@@ -6,7 +6,7 @@ takes longer than everything else in the start of a small engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,13 +26,17 @@ class ConfigReading:
     `names` are usual names of values → what files of the family call these, `defaults` values that files leave out.
     `read_as` is the model type of transformers whose class completes files of types that transformers lacks, and old
     files that have the values of a text model beside a `vision_config`. In a
-    `plain_rope`, whole heads are turned by one table, so that `rope_theta` and `rope_scaling` of old files say it all.
+    `plain_rope`, one table turns all that is turned, so that `rope_theta` and `rope_scaling` of old files say it all;
+    where they have no scaling it is the family's `rope_scaling`.
+    Null is the value of names in `nullable`; of others it stands for a default that the class computes.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     read_as: str = ""
     plain_rope: bool = False
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    nullable: Sequence[str] = ()
 
 
 def _with_floats(value: Any) -> Any:
@@ -55,9 +59,10 @@ class ModelConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        # null stands for a default that the class computes
-        if self._values.get(name) is not None and name not in _REWRITTEN:
-            return self._values[name]
+        if name in self._values and name not in _REWRITTEN:
+            value = self._values[name]
+            if value is not None or name in self._reading.nullable:
+                return value
         old_rope = self._old_rope()
         if name == "rope_parameters" and old_rope is not None:
             return old_rope
@@ -70,7 +75,7 @@ class ModelConfig:
         values = self._values
         if not self._reading.plain_rope or "rope_parameters" in values or not values.get("rope_theta"):
             return None
-        scaling = dict(values.get("rope_scaling") or {})
+        scaling = dict(values.get("rope_scaling") or self._reading.rope_scaling)
         scaling.setdefault("rope_type", scaling.pop("type", "default"))
         return {**scaling, "rope_theta": values["rope_theta"]}
 

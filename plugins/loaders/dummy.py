@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,24 @@ from torch import Tensor
 
 from frame.interfaces import LazyTensor, LoaderSetup, WeightLoader
 
-#: Elements made at once: on a CPU as many as stay in its cache, on devices enough to keep them busy.
-_CPU_CHUNK, _DEVICE_CHUNK = 1 << 18, 1 << 24
-#: More rows than these are numbered on the device.
-_MANY_ROWS = 1 << 16
 _ALL = slice(None)
+#: Elements that are copied at once, at most: the rows of a larger tensor are filled in blocks.
+_MOST = (1 << 22) - 1
+#: At least so many values are shared, as a power of 2.
+_FEWEST_BITS = 16
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class DummyLoader(WeightLoader):
-    """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place."""
+    """Small random values, made on the parameter's device from the seed, the tensor's name and the element's place.
+
+    Each block of a tensor is copied from its own place among values that all share: one launch for each of thousands of
+    experts, where making its values would take twenty.
+    """
 
     def __init__(self, setup: LoaderSetup, options: Any = None) -> None:
         super().__init__(setup, options)
-        self._kept: dict[tuple[tuple[int, ...], tuple[range, ...], torch.device], Tensor] = {}
+        self._shared = cache(_made)
 
     def supports(self, folder: Path) -> str | None:
         del folder
@@ -58,32 +63,31 @@ class DummyLoader(WeightLoader):
         if not shape:  # one number
             part.fill_(near[0] if near else 1)
             return
-        taken = [*index, *(_ALL,) * (len(shape) - len(index))]
-        axes = zip(shape, taken, strict=True)
-        *leading, columns = (range(size)[places] for size, places in axes)
-        rows = self._numbered(shape[:-1], tuple(leading), part.device)
-        keys = _mix(torch.atleast_1d(rows + _wrapped(zlib.crc32(f"{self.setup.seed} {name}".encode()))))
-        numbers = self._numbered(shape[-1:], (columns,), part.device)
-        _fill(part, keys.view(rows.shape), numbers, near or _usual(name, part, shape))
+        near = near or _usual(name, part, shape)
+        self._copy(f"{self.setup.seed} {name}", part, shape, [*index, *(_ALL,) * (len(shape) - len(index))], near)
 
-    def _numbered(self, sizes: Sequence[int], taken: tuple[range, ...], device: torch.device) -> Tensor:
-        """int32 numbers, modulo 2^32, of the places that are taken of an array of these sizes.
-
-        Kept, since experts by the thousand have the same ones: to copy them to a device would wait for it each time.
-        """
-        key = tuple(sizes), taken, device
-        if (found := self._kept.get(key)) is None:
-            where = device if prod(map(len, taken)) > _MANY_ROWS else torch.device("cpu")
-            found = torch.zeros((), dtype=torch.int64, device=where)
-            for size, places in zip(sizes, taken, strict=True):
-                found = found[..., None] * size + torch.arange(places.start, places.stop, places.step, device=where)
-            found = self._kept[key] = found.to(torch.int32).to(device)
-        return found
-
-
-def _wrapped(number: int) -> int:
-    """The int32 that is equal modulo 2^32."""
-    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+    def _copy(
+        self, name: str, part: Tensor, shape: Sequence[int], taken: Sequence[slice], near: tuple[float, float] | None
+    ) -> None:
+        """Fills `part`, what is `taken` of a tensor of that shape, block after block of the tensor's rows."""
+        (num_rows, *inner), (rows, *others) = shape, taken
+        size, left = prod(inner), range(num_rows)[rows]
+        if size > _MOST:
+            for row, one in zip(left, part, strict=True):
+                self._copy(f"{name} {row}", one, inner, others, near)
+            return
+        block_rows = min(_MOST // size, num_rows)
+        count = block_rows * size
+        values = self._shared(max(_FEWEST_BITS, count.bit_length() + 1), near, part.dtype, part.device)
+        start = zlib.crc32(name.encode()) % (len(values) - count - num_rows // block_rows)
+        while left:
+            block, first = divmod(left[0], block_rows)
+            here = left[: len(range(left[0], (block + 1) * block_rows, left.step))]
+            place = start + block  # one further for each block, else rows of two blocks could be equal
+            source = values[place : place + count].view(block_rows, *inner)
+            target, part = part.split([len(here), len(left) - len(here)])
+            target.copy_(source[(slice(first, first + here[-1] - here[0] + 1, left.step), *others)])
+            left = left[len(here) :]
 
 
 def _usual(name: str, part: Tensor, shape: Sequence[int]) -> tuple[float, float] | None:
@@ -93,28 +97,20 @@ def _usual(name: str, part: Tensor, shape: Sequence[int]) -> tuple[float, float]
     return (0.0, 0.05) if len(shape) > 1 else (0.0, 0.01) if name.endswith("bias") else (1.0, 0.1)
 
 
-def _fill(part: Tensor, keys: Tensor, columns: Tensor, near: tuple[float, float] | None) -> None:
-    """part[…, c] = center + reach · u(keys[…], columns[c]), u in [-1, 1]; `keys` and `columns` int32.
+def _made(num_bits: int, near: tuple[float, float] | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """2 ** `num_bits` values, as of the row of a tensor; fewer are the first ones of more."""
+    bits = _mix(torch.arange(1 << num_bits, dtype=torch.int32, device=device))
+    return _scaled(bits, near, dtype.is_floating_point).to(dtype)
 
-    Without `near` the lowest bits of what u is made from.
-    """
-    if part.dim() > 2 and part.is_contiguous():
-        part, keys = part.flatten(0, -2), keys.flatten()
-    elif part.dim() > 2:
-        for one, its_keys in zip(part, keys, strict=True):
-            _fill(one, its_keys, columns, near)
-        return
-    chunk = _CPU_CHUNK if part.device.type == "cpu" else _DEVICE_CHUNK
-    step = max(1, chunk // max(1, len(columns)))
-    for target, some in zip(torch.atleast_2d(part).split(step), torch.atleast_1d(keys).split(step), strict=True):
-        bits = _mix(some[:, None] + columns)
-        if near is None:
-            target.copy_(bits)
-            continue
-        center, reach = near
-        values = bits.float().mul_(reach * 2.0**-31)
-        values = values.add_(center) if center else values
-        target.copy_(values if part.is_floating_point() else values.round_())
+
+def _scaled(bits: Tensor, near: tuple[float, float] | None, is_floating_point: bool) -> Tensor:
+    """Values that are `near` (center, reach), whole ones for integers; the bits where nothing is said."""
+    if near is None:
+        return bits
+    center, reach = near
+    values = bits.float().mul_(reach * 2.0**-31)
+    values = values.add_(center) if center else values
+    return values if is_floating_point else values.round_()
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A row is architecture → (file, or file:Class where the class has another name;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -209,6 +210,28 @@ _EXAONE = {
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation_function",
 }
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GPT_OSS = {
+    "plain_rope": True,
+    "rope_scaling": _YARN,
+    "defaults": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+}
+#: Files say by `first_k_dense_replace` which layers have experts.
+_DENSE_FIRST = {"mlp_layer_types": None, "mlp_bias": False}
+_NULLABLE = ["mlp_layer_types", "q_lora_rank"]
+_DEEPSEEK_V3 = {
+    "read_as": "deepseek_v3",
+    "plain_rope": True,
+    "defaults": {**_DENSE_FIRST, "rope_interleave": True},
+    "nullable": _NULLABLE,
+}
 _T5 = {"names": {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}}
 _BART = {
     "names": {
@@ -223,7 +246,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "MistralForCausalLM": {"plain_rope": True},
     "Gemma2ForCausalLM": {"plain_rope": True},
     "MixtralForCausalLM": {"plain_rope": True},
-    "GptOssForCausalLM": {"defaults": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}},
+    "GptOssForCausalLM": _GPT_OSS,
     "Qwen2MoeForCausalLM": {"plain_rope": True},
     "Qwen2ForCausalLM": _WINDOWS_OFF,
     "Qwen3ForCausalLM": _WINDOWS_OFF,
@@ -237,8 +260,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3VLForConditionalGeneration": {"defaults": {"tie_word_embeddings": False, "use_sliding_window": False}},
     "Glm4vForConditionalGeneration": _UNTIED,
     "Glm4vMoeForConditionalGeneration": {"defaults": {"tie_word_embeddings": False, "use_qk_norm": False}},
-    "DeepseekV3ForCausalLM": {"read_as": "deepseek_v3"},
-    "KimiK2ForCausalLM": {"read_as": "deepseek_v3"},
+    "DeepseekV2ForCausalLM": {"plain_rope": True, "defaults": _DENSE_FIRST, "nullable": _NULLABLE},
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
+    "KimiK2ForCausalLM": _DEEPSEEK_V3,
+    "Mamba2ForCausalLM": {"defaults": {"time_step_limit": [0.0, math.inf]}},
     "T5ForConditionalGeneration": _T5,
     "MT5ForConditionalGeneration": _T5,
     "UMT5ForConditionalGeneration": _T5,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frame.core.config.flat import from_flat
 from frame.core.plugin_host.registry import Registry
@@ -120,6 +121,49 @@ def test_a_part_without_elements_is_left():
     loader = DummyLoader(LoaderSetup(Path("."), named=True))
     loader.fill("x.weight", torch.empty(0, 4), (6, 4), (slice(3, 3), slice(None)))
     loader.fill("y.weight", torch.empty(2, 0), (2, 4), (slice(None), slice(4, 4)))
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, each a launch on a device."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("near", [None, (1.0, 0.5)])
+def test_each_of_many_experts_is_one_launch(near):
+    """Thousands are filled at a start."""
+    loader, part, shape = DummyLoader(LoaderSetup(Path(), named=True)), torch.empty(32, 64), (64, 128)
+    index, given = (slice(32, 64), slice(64, 128)), {} if near is None else {"near": near}
+    loader.fill("experts.0.up_proj.weight", part, shape, index, **given)
+    found = [part.clone()]
+    with Counted() as counted:
+        for expert in (1, 2, 3):
+            loader.fill(f"experts.{expert}.up_proj.weight", part, shape, index, **given)
+        assert counted.num == 3
+    found.append(part)
+    assert not torch.equal(*found)
+
+
+def test_a_part_of_a_tensor_in_several_blocks_is_what_the_tensor_has():
+    loader, shape = DummyLoader(LoaderSetup(Path(), named=True)), (3, 70, 100_000)
+    whole = filled("experts.w", shape)
+    for index in ((slice(1, 3), slice(35, 66)), (slice(0, 3, 2), slice(1, 70, 3), slice(7, 90_000, 2))):
+        part = torch.empty(whole[index].shape)
+        loader.fill("experts.w", part, shape, index)
+        assert torch.equal(part, whole[index])
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (2100, 2100), (70_000, 128)])
+def test_rows_and_columns_differ(shape):
+    """In a tensor of one block, of two, and of three with many rows."""
+    values = filled("experts.0.up_proj.weight", shape)
+    assert len(values.unique(dim=0)) == shape[0]
+    assert len(values.T.unique(dim=0)) == shape[1]
+    assert abs(values.mean()) < 0.002
 
 
 def test_many_short_rows_are_filled_at_once():

@@ -3,15 +3,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from frame.core.config.checkpoint import read_checkpoint
 from frame.core.config.flat import from_flat
 from frame.core.config.model_config import _REWRITTEN, ConfigReading, ModelConfig
+from frame.core.ops import Ops
 from frame.core.plugin_host.model_choice import read_model_config
 from frame.core.plugin_host.offers import Offer, PluginError
 from frame.core.plugin_host.registry import Registry
-from frame.interfaces import Provider
+from frame.interfaces import Build, Groups, ModelSetup, Provider
 from frame.layers.rotary import rope_parameters
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.families import FAMILIES
@@ -55,7 +57,8 @@ OLD_ROPES = [
 
 OLD_NAMES = {
     "llama": "Llama", "qwen2": "Qwen2", "qwen2_moe": "Qwen2Moe", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe",
-    "mistral": "Mistral", "mixtral": "Mixtral", "gemma2": "Gemma2",
+    "mistral": "Mistral", "mixtral": "Mixtral", "gemma2": "Gemma2", "gpt_oss": "GptOss", "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
 }  # fmt: skip
 
 
@@ -94,6 +97,33 @@ def test_numbers_of_gpt_oss_that_its_files_leave_out_are_known_without_transform
     assert read(tmp_path, model_type="gpt_oss", architectures=["GptOssForCausalLM"], swiglu_limit=2.0).swiglu_limit == 2
 
 
+YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+#: Family → what published files of it say of positions, in the spelling of before `rope_parameters`, and otherwise.
+PUBLISHED = {
+    "gpt-oss": {"rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": False}},
+    "deepseek-v2": {"rope_theta": 10000, "rope_scaling": YARN},
+    "deepseek-v2-lite": {"rope_theta": 10000, "rope_scaling": YARN, "q_lora_rank": None},
+    "deepseek-v3": {"rope_theta": 50000.0, "rope_scaling": YARN, "model_type": "kimi_k2"},
+    "mamba2": {},
+}
+#: What they were published without.
+LATER = ("rope_parameters", "rope_interleave", "mlp_layer_types", "mlp_bias", "time_step_limit")
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_models_of_published_files_are_built_without_transformers(family, tmp_path):
+    """Each process that builds one would import it, which takes seconds where files are slow to open."""
+    values = json.loads((make_checkpoint(tmp_path, family) / "config.json").read_text())
+    config = read(tmp_path, **{name: values[name] for name in values.keys() - {*LATER}} | PUBLISHED[family])
+    kind = torch.float32
+    build = Build(
+        config=config, dtype=kind, device=torch.device("cpu"), ops=Ops(), groups=Groups.single(), kv_dtype=kind,
+        device_type="cpu", max_model_len=64,
+    )  # fmt: skip
+    Registry.load().make("model", config.architectures[0], ModelSetup(build))
+    assert "complete" not in vars(config)
+
+
 def test_a_type_that_transformers_lacks_is_completed_by_the_class_that_its_model_names(tmp_path):
     config = read(tmp_path, model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"], n_routed_experts=8)
     assert (config.model_type, config.n_routed_experts) == ("kimi_k2", 8)
@@ -122,6 +152,13 @@ def test_numbers_that_json_lacks_are_read_as_transformers_writes_them():
     config = ModelConfig({"model_type": "bamba", "time_step_limit": [0.0, {"__float__": "Infinity"}]})
     assert config.time_step_limit == [0.0, float("inf")]
     assert config.mamba_d_conv == 4, "transformers' class is given them too"
+
+
+def test_null_is_a_value_where_a_family_says_so(tmp_path):
+    config = read(tmp_path, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"], q_lora_rank=None)
+    assert config.q_lora_rank is None
+    assert "complete" not in vars(config)
+    assert read(tmp_path, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"]).q_lora_rank == 1536
 
 
 def test_an_unknown_model_type_has_what_its_file_says():

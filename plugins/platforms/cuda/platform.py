@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -47,6 +47,9 @@ from .laps import Laps
 from .memory import CudaMemory
 from .ops import CudaOps
 from .streams import CudaStreams
+
+if TYPE_CHECKING:
+    from .compile.absent_cuda import CompilingAhead
 
 logger = logging.getLogger("frame.platforms.cuda")
 
@@ -197,7 +200,7 @@ class CudaKernels(Kernels):
 
     def __init__(self, platform: CudaPlatform) -> None:
         self._platform = platform
-        self._ahead: Callable[[], bool] | None = None
+        self._ahead: CompilingAhead | None = None
         self._start: KnownStart | None = None
         self._known = False
 
@@ -220,28 +223,32 @@ class CudaKernels(Kernels):
                     import_module(f"frame.kernels.{name}")
             read_triton()()  # so that the forked process has the hash too
             properties = torch.cuda.get_device_properties(self._platform.device)
-            self._ahead = CompilingAhead(self._platform, properties, rehearse).wait
+            self._ahead = CompilingAhead(self._platform, properties, rehearse)
 
     def prepare(self, run: TrialRun) -> None:
         """Compiles the kernels of all steps at once, then runs the steps, so that libraries choose their algorithms.
 
-        While another process compiles, the steps run without Triton's kernels; those of an earlier start that was as
-        this one are loaded when they are launched. Last, products are measured that no earlier start has measured.
+        While another process compiles, the steps run without Triton's kernels. Where it has done so by now, or an
+        earlier start was as this one, kernels are loaded when they are launched. Last, products are measured that no
+        earlier start has measured.
         """
         ahead, self._ahead = self._ahead, None
-        laps, whole = Laps(), False
+        found = " of an earlier start" if self._known else ""
+        if ahead is not None and ahead.has_ended() and ahead.wait():
+            found = " compiled while weights were loaded"
+        laps, whole = Laps(), bool(found)
         with without_lines():
-            if self._known:
+            if found:
                 read_triton()()  # else two threads would hash the files
                 laps.end("hash of Triton's files")
             else:
                 with self._platform.unconnected():
-                    whole = compile_kernels(run, ahead)
+                    whole = compile_kernels(run, None if ahead is None else ahead.wait)
                 laps.end("compiled")
-            run(brief=self._known)
+            run(brief=bool(found))
             laps.end("steps")
             self._platform.settle_products()
             laps.end("products")
-        logger.info("kernels%s: %s", " of an earlier start" if self._known else "", laps)
+        logger.info("kernels%s: %s", found, laps)
         if whole and self._start is not None:
             self._start.note()

@@ -65,6 +65,13 @@ def compiling(worker, work=None):
     return CompilingAhead(worker.platform, H200, work or partial(rehearse, worker))
 
 
+class At:
+    """A process that compiles: still at it, or at its end, where it succeeded or not."""
+
+    def __init__(self, end=False, succeeds=True):
+        self.has_ended, self.wait = (lambda: end), (lambda: succeeds)
+
+
 def note(folder, compile_kernel):
     """Instead of compiling: its name, and what it was to be compiled for."""
     cells = dict(zip(compile_kernel.__code__.co_freevars, compile_kernel.__closure__, strict=True))
@@ -238,7 +245,7 @@ def test_what_stands_in_for_a_module_lets_it_in_when_asked_for_more(monkeypatch)
 def test_only_the_first_engine_of_a_process_compiles_ahead_in_a_fork(worker, monkeypatch):
     """In a process that has a context, torch's calls fail in a fork: "CUDA error: initialization error"."""
     started = []
-    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: started.append(1) or SimpleNamespace(wait=lambda: True))
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: started.append(1) or At())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
     monkeypatch.setattr(CudaKernels, "_compiled_ahead", False)
     for _ in range(2):
@@ -250,7 +257,7 @@ def test_a_start_as_an_earlier_one_looks_for_no_kernels(worker, monkeypatch, tmp
     """Until the configuration, the device or a library is another one."""
     ran, forked, chip = [], [], ["NVIDIA H200"]
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: forked.append(1) or SimpleNamespace(wait=lambda: True))
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: forked.append(1) or At())
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: chip[0])
     monkeypatch.setattr(CudaPlatform, "settle_products", lambda _: None)
@@ -288,3 +295,28 @@ def test_a_start_as_an_earlier_one_looks_for_no_kernels(worker, monkeypatch, tmp
     for note in tmp_path.glob("frame-start-*"):
         note.unlink()
     assert start("a") == [False, False]
+
+
+def test_no_kernel_is_looked_for_where_all_are_compiled_by_then(worker, monkeypatch, tmp_path):
+    """Steps load them from Triton's cache, as in a start that is as an earlier one; such a start comes next."""
+    ran, forks = [], []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(absent, "CompilingAhead", lambda *_: forks.pop())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: H200.name)
+    monkeypatch.setattr(CudaPlatform, "settle_products", lambda _: None)
+
+    def start(key, *processes):
+        monkeypatch.setattr(CudaKernels, "_compiled_ahead", False)
+        platform = copy(worker.platform)
+        platform.setup = replace(platform.setup, steps_key=key)
+        forks[:], ran[:] = processes, ()
+        kernels = CudaKernels(platform)
+        kernels.compile_ahead(lambda _: None)
+        kernels.prepare(lambda *, brief=False: ran.append(brief))
+        return list(ran)
+
+    assert start("failed", At(end=True, succeeds=False)) == [False, False]
+    assert start("at it", At()) == [False, False]
+    assert start("done", At(end=True)) == [True]
+    assert start("done") == [True], "which needs no process"

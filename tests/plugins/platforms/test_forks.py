@@ -91,6 +91,13 @@ def test_a_group_tells_how_it_ended_and_has_an_end_itself() -> None:
     assert not ForkedGroup(lambda: 1 // 0, LONG).wait()
     assert not ForkedGroup(lambda: time.sleep(LONG), 0.2).wait()
     stopped = ForkedGroup(lambda: time.sleep(LONG), LONG)
+    assert not stopped.has_ended()
     stopped.stop()
+    assert stopped.has_ended()
     assert not stopped.wait()
+    asked, end = ForkedGroup(lambda: None, LONG), time.monotonic() + 60
+    while not asked.has_ended() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert asked.has_ended()
+    assert asked.wait(), "asked again, how it ended"
     assert children() == before

@@ -61,6 +61,10 @@ class CompilingAhead:
             gc.unfreeze()
         self._start = time.monotonic()
 
+    def has_ended(self) -> bool:
+        """Whether the process has ended; does not wait."""
+        return self._group.has_ended()
+
     def wait(self) -> bool:
         """Waits for the process to end and returns whether it succeeded."""
         start = time.monotonic()

@@ -87,20 +87,26 @@ class ForkedGroup:
         with suppress(OSError):  # the child calls it too; the first call counts
             os.setpgid(self._leader[0], self._leader[0])
         self._end = time.monotonic() + seconds
+        self._succeeded = False
         weakref.finalize(self, _stop, self._leader)
 
-    def wait(self) -> bool:
-        """Waits for the child to end and returns whether it succeeded. Called once."""
-        while self._leader:
+    def has_ended(self) -> bool:
+        """Whether the child has ended; does not wait."""
+        if self._leader:
             found, status = os.waitpid(self._leader[0], os.WNOHANG)
             if found:
                 self._leader.clear()
-                return status == 0
+                self._succeeded = status == 0
+        return not self._leader
+
+    def wait(self) -> bool:
+        """Waits for the child to end and returns whether it succeeded."""
+        while not self.has_ended():
             if time.monotonic() > self._end:
                 self.stop()
             else:
                 time.sleep(_POLL_SECONDS)
-        return False
+        return self._succeeded
 
     def stop(self) -> None:
         """Kills the child and its children."""
