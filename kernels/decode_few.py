@@ -30,8 +30,9 @@ class FewLaunch:
     """Sizes of one launch: keys of a tile, most splits of a row's keys, none of them shorter than `min_span` keys.
 
     With `early` a program reads keys of steps before this one before it waits for the kernels before it. The caller
-    then promises that a kernel which is not chained lies between this one and all that wrote `seq_lens`, `slot_mapping`,
-    `block_table` or earlier tokens' keys and values. `lets_in`: the next kernel may begin before this one has waited.
+    then promises that a kernel which is not chained lies between this one and all that wrote `seq_lens`,
+    `slot_mapping`, `block_table` or earlier tokens' keys and values. `lets_in`: the next kernel may begin before this
+    one has waited.
     """
 
     block_n: int
@@ -43,7 +44,7 @@ class FewLaunch:
 
 
 def fits(head_dim: int, groups: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
-    """Whether the kernel serves layers of such heads; it knows no ALiBi, soft cap, shared prefix or share of a context."""
+    """Whether the kernel serves such heads; it knows no ALiBi, soft cap, shared prefix or share of a context."""
     return dtype == kv_dtype and dtype.itemsize == 2 and head_dim <= 128 and groups <= 16
 
 
@@ -89,7 +90,9 @@ def _join_few(
         peak = new_peak
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
-        out + head[:, None] * LAYER.head_dim + dim[None, :], acc.to(out.dtype.element_ty), real[:, None] & within[None, :]
+        out + head[:, None] * LAYER.head_dim + dim[None, :],
+        acc.to(out.dtype.element_ty),
+        real[:, None] & within[None, :],
     )
 
 
@@ -203,7 +206,7 @@ def decode_attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As `decode.decode_attention`, for layers that `fits` names; what `launch.early` asks of the caller stands there."""
+    """As `decode.decode_attention`, for layers that `fits` names; see `FewLaunch` for what the caller promises."""
     num_rows, num_heads, head_dim = query.shape
     kv_heads = kv_cache.shape[3]
     if num_rows == 0:
