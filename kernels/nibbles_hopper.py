@@ -15,7 +15,7 @@ several share a tile, the last of them to end adds the sums up, always in the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -50,8 +50,10 @@ _WARPGROUPS, _OUTPUTS = 2, 64
 #: those that multiply later, which get what the fetching warp leaves.
 _REGISTERS = {1: (144, 192), 2: (168, 232)}
 _FETCHING_REGISTERS = 40
-#: Shared memory of the steps on their way; from so many outputs on tiles are wide.
-_RING_BYTES, _WIDE_OUTPUTS = 192 << 10, 1 << 14
+#: Shared memory of the steps on their way; from so many outputs on tiles are wide; steps that sharing a tile costs.
+_RING_BYTES, _WIDE_OUTPUTS, _SHARED_STEPS = 192 << 10, 1 << 14, 6
+#: Elements of a large weight; weights of few inputs and so many outputs, too, are multiplied quickly.
+_LARGE, _SHORT_DEPTH, _LEAST_SHORT_OUTPUTS = 72 << 20, 1024, 4096
 #: Four bytes to those of their lower and upper four bits.
 _NIBBLES = tl.constexpr("""{
 .reg .b32 up;
@@ -523,11 +525,29 @@ def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | 
     )
 
 
-def tile_for(outputs: int, rows: int, width: int) -> NibbleTile:
-    """What estimates choose: wide tiles, which read the halves less often, where all programs have some of them."""
+def tile_for(outputs: int, depth: int, rows: int, width: int, programs: int) -> NibbleTile:
+    """The tile that suits a product, of groups that let `width` columns be added up, on so many multiprocessors.
+
+    Measured on an H200 (`benchmarks/kernels/nibbles_sweep.py`): wide tiles read the halves less often; sharing tiles
+    costs what `_SHARED_STEPS` steps take.
+    """
     own = 2 if rows > 32 and outputs >= _WIDE_OUTPUTS and width == CHUNK else 1
     chunks = 2 if own == 1 and width == CHUNK else 1
-    return NibbleTile(own, chunks, min(12, _RING_BYTES // (chunks * chunk_bytes(own, room_for(rows)))))
+    tile = NibbleTile(own, chunks, min(12, _RING_BYTES // (chunks * chunk_bytes(own, room_for(rows)))))
+    tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(depth, CHUNK * chunks)
+    whole = triton.cdiv(tiles, programs) * steps <= tiles * steps / programs + _SHARED_STEPS
+    return replace(tile, whole=whole)
+
+
+def pays(outputs: int, depth: int, rows: int) -> bool:
+    """Whether `product` is quicker than the kernels that decode to 16 bits: for large weights.
+
+    Measured on an H200 for 9 to 64 rows (`benchmarks/kernels/nibbles_sweep.py`).
+    """
+    size = outputs * depth
+    if rows > 16 and outputs >= _LEAST_SHORT_OUTPUTS and depth <= _SHORT_DEPTH:
+        return True
+    return size >= _LARGE or (size >= _LARGE * 3 // 4 and (rows > 16 or outputs > depth))
 
 
 def chunk_bytes(own: int, room: int) -> int:
@@ -555,22 +575,23 @@ def split_product(
     halves, x_sums, factors = split
     outputs, (double, depth), groups = len(codes), halves.shape, scales.shape[-1]
     width, room = width_of(block[1], depth), double // 2
-    tile = tile or tile_for(outputs, rows, width)
+    most = num_multiprocessors(halves.device)
+    tile = tile or tile_for(outputs, depth, rows, width, most)
     tiles, steps = triton.cdiv(outputs, tile.outputs), triton.cdiv(depth, CHUNK * tile.chunks)
-    programs = min(tiles if tile.whole else tiles * steps, num_multiprocessors(halves.device))
+    programs = min(tiles if tile.whole else tiles * steps, most)
     each = triton.cdiv(tiles, programs) * steps if tile.whole else triton.cdiv(tiles * steps, programs)
     programs = triton.cdiv(tiles * steps, each)
     out = torch.empty((rows, outputs), dtype=dtype, device=halves.device)
     kept = (programs + tiles) * tile.outputs * room if each % steps else 1
     sums = torch.empty(kept, dtype=torch.float32, device=halves.device)
-    most, registers = _REGISTERS[tile.own]
+    limit, registers = _REGISTERS[tile.own]
     _nibbled[(programs,)](
         _source(halves, double, width), x_sums, factors, _source(codes.view(torch.uint8), tile.outputs, CHUNK // 2),
         scales, zeros, bias, out, sums, arrivals(halves.device, _WARPGROUPS * tiles), rows, outputs, groups,
         depth // width, steps, each, tiles * steps,
         OWN=tile.own, CHUNKS=tile.chunks, STAGES=tile.stages, ROWS=room, GROUP=block[1] if groups > 1 else 0,
         WIDTH=width, ZEROS=zeros is not None, BIAS=bias is not None, REGISTERS=registers, FETCHING=_FETCHING_REGISTERS,
-        num_warps=4, **_layouts(width, room), **({} if INTERPRETED else {"maxnreg": most}), **chained(halves.device),
+        num_warps=4, **_layouts(width, room), **({} if INTERPRETED else {"maxnreg": limit}), **chained(halves.device),
     )  # fmt: skip
     return out
 

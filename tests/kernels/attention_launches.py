@@ -19,7 +19,8 @@ from frame.core.interfaces.attention import (
     SharedPrefix,
 )
 from frame.interfaces import BackendSetup, ContextShare
-from frame.kernels import decode_narrow, latent_few, latent_hopper
+from frame.kernels import decode_few, decode_narrow, latent_few, latent_hopper
+from frame.kernels.decode_few import FewLaunch
 from frame.kernels.decode_narrow import NarrowLaunch
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.attention.triton_options import TritonOptions
@@ -190,8 +191,39 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
         found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, latent_hopper, heads, splits)
     for heads, splits in ((16, 1), (16, 4), (8, 4)):
         found[f"latents of few heads ({heads}), Hopper, {splits} splits"] = partial(latents, latent_few, heads, splits)
+    for name, (heads, kv_heads, dim, more) in FEW_LAYERS.items():
+        for launch in FEW_LAUNCHES:
+            if launch.num_warps != 16 or dim == 64:
+                found[f"few decodes, {name}, {launch}"] = partial(few, launch, heads, kv_heads, dim, **more)
     found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2), head_scales=True)
     return found
+
+
+#: Query heads, KV heads, their size, and what else the layer has, by name.
+FEW_LAYERS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "4 heads a KV head": (32, 8, 128, {}),
+    "8 heads a KV head": (32, 4, 128, {}),
+    "2 heads a KV head": (16, 8, 128, {}),
+    "head of 64, window, sinks": (64, 8, 64, {"window": 128, "sinks": True}),
+    "head of 64, sinks": (64, 8, 64, {"sinks": True}),
+}
+#: The kinds that `benchmarks/kernels/few_decodes.py` measures.
+FEW_LAUNCHES = (
+    FewLaunch(64, 8), FewLaunch(128, 8), FewLaunch(64, 8, 16, 128), FewLaunch(128, 8, 16, 256),
+    FewLaunch(128, 8, 16, 256, early=False, lets_in=False), FewLaunch(32, 4, 32, 64), FewLaunch(128, 16, 16, 256),
+)  # fmt: skip
+
+
+def few(
+    launch: FewLaunch, heads: int, kv_heads: int, dim: int, rows: int = 2, *, window: int = 0, sinks: bool = False
+) -> None:
+    """Decodes that read cached keys before they wait."""
+    query, key = (_empty(rows, count, dim, dtype=BF16) for count in (heads, kv_heads))
+    decode_few.decode_attention(
+        query, key, key, _empty(2, 64, 16, kv_heads, dim, dtype=BF16), _empty(rows, dtype=torch.int64), _int32(rows),
+        _int32(rows, 512), scale=0.1, out=query, launch=launch, arrivals=_int32(kv_heads * rows), window=window,
+        sinks=_empty(heads, dtype=BF16) if sinks else None,
+    )  # fmt: skip
 
 
 def latents(kernel: ModuleType, heads: int, splits: int, rows: int = 8) -> None:

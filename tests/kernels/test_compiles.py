@@ -60,6 +60,7 @@ UNITS = {
     "experts_hopper._grouped": {"HGMMA"},
     "decode._decode_attention_kernel": {"HMMA", "HGMMA"},
     "decode_narrow._narrow_decode": {"HMMA"},
+    "decode_few._few_decodes": {"HMMA"},
     "attention._paged_attention_kernel": {"HMMA", "HGMMA"},
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
     "latent_hopper._latent_hopper": {"HGMMA"},
@@ -98,6 +99,7 @@ SPILLS = {
     "prefill._prefill_attention_kernel": 0,
     "decode._decode_attention_kernel": 96,
     "decode_narrow._narrow_decode": 0,
+    "decode_few._few_decodes": 0,
     "attention._paged_attention_kernel": 111,  # deterministic, 8-bit caches: one warp fills its registers
     "cascade._prefix_attention_kernel": 8,
     "latent_decode._latent_decode": 40,  # of 64 heads, whose sums fill the registers of 8 warps

@@ -165,10 +165,10 @@ class WorkerStart:
         self._timed("kernels", partial(opened.steps.kernels.prepare, trial.run))
         sized = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
         captures = not (sized or isinstance(opened.steps.graphs, EagerGraphs))
-        reserved = self._timed("captures tried", trial.reserve) if captures else 0
+        reserved = self._measured("captures tried", trial.reserve) if captures else 0
         del trial  # and its cache
         if platform.memory().needs_profile:
-            self._timed("largest step", lambda: profile_step(config, checkpoint, loaded, platform))
+            self._measured("largest step", lambda: profile_step(config, checkpoint, loaded, platform))
         if cache.kv_cache_memory_bytes is not None:
             return cache.kv_cache_memory_bytes
         sizes = config.scheduler.max_num_seqs, checkpoint.max_model_len
@@ -181,6 +181,9 @@ class WorkerStart:
 
     def _timed(self, stage: str, work: Callable[[], T]) -> T:
         self._progress(stage)
+        return self._measured(stage, work)
+
+    def _measured(self, stage: str, work: Callable[[], T]) -> T:
         start = time.perf_counter()
         value = work()
         self._stages.append((stage, time.perf_counter() - start))

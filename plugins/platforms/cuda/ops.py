@@ -55,6 +55,7 @@ from frame.ops import (
 
 from ..options import HopperProducts
 from .products.choice import Products
+from .products.halved import halved
 from .products.rounded import product as rounded_product, ringed
 
 #: Rows that other kernels than `ringed` do not round although they may, as that takes a launch more and saves no time.
@@ -264,6 +265,8 @@ class CudaOps(Ops):
         block = (1, packed.shape[-1] * 8 // scales.shape[-1])
         is_few = self._reads_codes(x) and len(x) <= quantized.FEW_ROWS
         if is_few and self._has_kernels(packed, scales, block):
+            if (out := halved(x, packed, scales, block, zeros, bias)) is not None:
+                return out
             return coded_rows.few_rows(x, packed, scales, block, zeros, bias)
         return super().packed_linear(x, packed, scales, zeros, bias)
 
