@@ -52,7 +52,8 @@ _KERNELS = "benchmarks/kernels"
 PARTS = (
     Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py") + " -n 3", 500, devices=2),
     Part("new-kernels", gpu_tests("tests/gpu/test_latent*.py tests/gpu/test_state_kernels.py "
-                                  "tests/gpu/test_coded_experts.py tests/gpu/test_coded_few.py tests/gpu/test_nibble_kernels.py "
+                                  "tests/gpu/test_coded_experts.py tests/gpu/test_coded_few.py "
+                                  "tests/gpu/test_nibble_kernels.py "
                                   "tests/gpu/test_coded_fragments.py tests/gpu/test_coded_ring.py "
                                   "tests/gpu/test_rounded_hopper.py tests/gpu/test_nibbles_hopper.py "
                                   "tests/gpu/test_expert_adapter_kernels.py tests/gpu/test_quantized_kernels.py "
@@ -61,7 +62,8 @@ PARTS = (
                                    "tests/gpu/test_pooling.py tests/gpu/test_cascade_engine.py") + " -n 4", 400),
     Part("kernel-tests", gpu_tests("tests/gpu/test_sampling*_kernels.py tests/gpu/test_step_kernels.py "
                                    "tests/gpu/test_layer_kernels.py tests/gpu/test_attention.py "
-                                   "tests/gpu/test_attention_fp8.py tests/gpu/test_decode_narrow.py tests/gpu/test_decode_few.py "
+                                   "tests/gpu/test_attention_fp8.py tests/gpu/test_decode_narrow.py "
+                                   "tests/gpu/test_decode_few.py "
                                    "tests/gpu/test_linear_invariant.py "
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
