@@ -32,9 +32,9 @@ class FirstRank(HostGroup):
 
 def test_products_follow_the_times_of_the_first_worker():
     shape = Shape(64, 32, False, torch.bfloat16)
-    theirs = {shape: {1: {"cublas": 2.0, "rows": 1.0}}}
+    theirs = {one: {1: {"cublas": 2.0, "rows": 1.0}} for one in (shape, Shape(8, 16, True, torch.float32))}
     ours = {shape: {1: {"cublas": 1.0, "rows": 2.0}}}
-    assert unpacked(packed(theirs), [shape]) == theirs
+    assert unpacked(packed(theirs)) == theirs
     products = Products(torch.device("cpu"), measure=lambda *_: ours)
     products._met = {shape: torch.empty(64, 32)}
     products.settle(8, Agreement(FirstRank(packed(theirs))).first)

@@ -55,7 +55,7 @@ class Products:
         self._settled = True
         met, self._met = self._met, {}
         times = agree(packed(self._measure(met, self._device, max_rows)))
-        self._table.update(unpacked(times, met))
+        self._table.update(unpacked(times))  # also shapes that only the other one met before: they may come yet
         self._chosen.clear()
 
     def _choose(self, key: _Key, x: Tensor, weight: Tensor) -> tuple[Product, str]:

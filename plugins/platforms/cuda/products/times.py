@@ -72,13 +72,17 @@ def measured(met: Mapping[Shape, Tensor], device: torch.device, max_rows: int) -
 
 def packed(table: Table) -> bytes:
     """A table as JSON, for other workers."""
-    return msgspec.json.encode({str(shape): points for shape, points in table.items()})
+    return msgspec.json.encode(
+        [(one.outputs, one.inputs, one.gated, str(one.dtype).removeprefix("torch."), table[one]) for one in table]
+    )
 
 
-def unpacked(data: bytes, shapes: Iterable[Shape]) -> Table:
-    """The times that a worker `packed`, of those of `shapes` that it measured."""
-    known = msgspec.json.decode(data, type=dict[str, dict[int, dict[str, float]]])
-    return {shape: known[str(shape)] for shape in shapes if str(shape) in known}
+def unpacked(data: bytes) -> Table:
+    """The table that a worker `packed`."""
+    rows = msgspec.json.decode(data, type=list[tuple[int, int, bool, str, dict[int, dict[str, float]]]])
+    return {
+        Shape(outputs, inputs, gated, getattr(torch, dtype)): points for outputs, inputs, gated, dtype, points in rows
+    }
 
 
 def points_of(shape: Shape, max_rows: int) -> list[int]:
