@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build
+from frame.layers.rotary import table_device
 
 
 class NoPositions(nn.Module):
@@ -43,13 +44,14 @@ class SinePositions(nn.Module):
 
     def __init__(self, build: Build, divisor: float, *, offset: int = 0, zeroed: int = -1) -> None:
         super().__init__()
-        places = torch.arange(offset, build.max_model_len + offset, dtype=torch.float32, device=build.device)
-        pairs = torch.arange(build.config.hidden_size // 2, dtype=torch.float32, device=build.device)
+        device = table_device(build.device)
+        places = torch.arange(offset, build.max_model_len + offset, dtype=torch.float32, device=device)
+        pairs = torch.arange(build.config.hidden_size // 2, dtype=torch.float32, device=device)
         angles = torch.outer(places, torch.exp(pairs * (-math.log(10000.0) / divisor)))
         table = torch.cat((angles.sin(), angles.cos()), dim=-1)
         if 0 <= zeroed < len(table):
             table[zeroed] = 0
-        self.register_buffer("table", table.to(build.dtype), persistent=False)
+        self.register_buffer("table", table.to(build.device, build.dtype), persistent=False)
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """hidden [T, hidden_size], positions int64 [T] → their sum."""

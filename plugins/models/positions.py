@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build
+from frame.layers.rotary import table_device
 
 Norms = tuple[nn.Module, nn.Module]
 
@@ -45,9 +46,9 @@ class ScaledQueries(nn.Module):
     def __init__(self, build: Build, rotary: nn.Module, beta: float, length: int) -> None:
         super().__init__()
         self.rotary = rotary
-        positions = torch.arange(build.max_model_len, dtype=torch.float32, device=build.device)
+        positions = torch.arange(build.max_model_len, dtype=torch.float32, device=table_device(build.device))
         scales = 1 + beta * torch.log(1 + torch.floor(positions / length))
-        self.register_buffer("scales", scales.to(build.dtype), persistent=False)
+        self.register_buffer("scales", scales.to(build.device, build.dtype), persistent=False)
 
     def forward(
         self, positions: Tensor, query: Tensor, key: Tensor, norms: Norms | None = None

@@ -1,5 +1,7 @@
 """Divisions that a model does not allow are refused before anything is loaded, with the sizes that work."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -80,3 +82,19 @@ def test_models_that_cannot_be_divided_into_stages(tmp_path):
     config = from_flat({"model": str(tmp_path)})
     with pytest.raises(ConfigError, match="model BertForSequenceClassification cannot be divided into stages; use 1"):
         check_layout(config, Mesh(pipeline=2), read_checkpoint(config), Registry.load())
+
+
+_SKETCH = """
+import sys
+from pathlib import Path
+from tests.parallel.test_layout import check
+check(Path(sys.argv[1]), 2)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_what_takes_seconds_to_import_is_not_imported_for_it(tmp_path, family):
+    make_checkpoint(tmp_path, family)
+    found = subprocess.run([sys.executable, "-c", _SKETCH, tmp_path], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

@@ -217,6 +217,14 @@ def frequency_axes(sections: Any, num_frequencies: int, *, mixed: bool) -> Tenso
     return axes
 
 
+def table_device(device: torch.device) -> torch.device:
+    """Where tables for a device are computed: there, but on the CPU for one without memory.
+
+    What tensors without memory do is written in Python in torch, whose import takes one to three seconds.
+    """
+    return torch.device("cpu") if device.type == "meta" else device
+
+
 class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by angles that grow with their positions. `layer_type` picks the settings of one type.
 
@@ -242,10 +250,11 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.ops, self.interleaved = build.ops, interleaved
         frequencies, scale = rope_frequencies(build.config, head_dim, build.max_model_len, layer_type, partial, base)
-        positions = torch.arange(build.max_model_len, dtype=torch.float32, device=build.device)
-        angles = torch.outer(positions, frequencies.to(build.device))
+        device = table_device(build.device)
+        positions = torch.arange(build.max_model_len, dtype=torch.float32, device=device)
+        angles = torch.outer(positions, frequencies.to(device))
         table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
-        self.register_buffer("cos_sin", table, persistent=False)
+        self.register_buffer("cos_sin", table.to(build.device), persistent=False)
         parameters, axes = rope_parameters(build.config, layer_type), None
         if (sections := parameters.get("mrope_section")) is not None:
             mixed = bool(parameters.get("mrope_interleaved", mixed_axes))
