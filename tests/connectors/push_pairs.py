@@ -101,7 +101,11 @@ class Pairs(ConnectorSuite):
 
     def arrived(self, engine, *engines, rank=0):
         """Steps other engines until a prompt is there that no request of this one has claimed."""
-        self.until(lambda: any(prompt.arrived for prompt in [*inbox(engine, rank)._prompts.values()]), *engines)
+        self.until(lambda: self.has_arrived(engine, rank), *engines)
+
+    def has_arrived(self, engine, rank=0):
+        """Whether a prompt is there that no request of this engine has claimed."""
+        return any(prompt.arrived for prompt in [*inbox(engine, rank)._prompts.values()])
 
     def given_back(self, engine, arena):
         """Has what nobody claims expire, and waits until nothing lies in an engine's memory for what came."""

@@ -348,7 +348,8 @@ def test_what_one_rank_lacks_is_computed(pairs, rank):
     there, here = pairs.engine(layout, ranks=2), pairs.engine(layout, ranks=2)
     held = inbox(here, rank).arena.take(1 << 18)
     pairs.prefill(there, here, "p", pairs.prompt(40))
-    pairs.arrived(here, there, rank=1 - rank)
+    # the other rank has it, unless it was told first that nothing is to be sent
+    pairs.until(lambda: pairs.has_arrived(here, 1 - rank) or pairs.told(there, "unsent_prompts"), there)
     assert pairs.decode(here, "d", pairs.prompt(40)) == 0  # it does not wait for what the other rank has
     pairs.rest(there, here)
     pairs.until(lambda: inbox(here, 1 - rank).arena.used_bytes == 0)
