@@ -503,6 +503,17 @@ def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_us
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
+def test_a_worker_that_gives_up_its_memory_names_no_read_that_ended_with_it(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    slow_reads(here, monkeypatch, lambda handle: "PROC")
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    worker = here.workers.made[0].transfer
+    assert list(worker.pending_loads()) == ["d"]
+    worker.register({})
+    assert not list(worker.pending_loads())
+
+
 @pytest.mark.parametrize("ended", ["fails", "aborted"])
 def test_a_request_that_ends_with_its_load_leaves_the_blocks_to_the_read(pairs, monkeypatch, ended):
     policy = {"kv_load_failure_policy": "fail"} if ended == "fails" else {}

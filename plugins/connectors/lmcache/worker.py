@@ -54,9 +54,8 @@ class LMCacheWorker(LoadingWorker):
         self._units: dict[bytes, Unit] = {}  # by the hash of the last grain
         self._places: dict[bytes, list[tuple[bytes, int]]] = {}  # where this step's blocks belong: unit, grain of it
         self._lock = threading.Lock()
-        self._waiting: dict[
-            int, int
-        ] = {}  # bytes of whole units, by the number of their storing, until they are stored
+        #: bytes of whole units, by the number of their storing, until they are stored
+        self._waiting: dict[int, int] = {}
         self._num_stores = 0
         self._stored = [0, 0]  # units that the server took, and those that it did not, since the last step
 

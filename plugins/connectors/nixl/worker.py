@@ -197,6 +197,8 @@ class NixlWorker(ConnectorWorker):
         if self._agent is not None:
             self._agent.close()
             self._agent, self._direct = None, (0, 0.0)
+            self._loads.clear()  # their reads have ended with the agent, which tells nobody any more
+            self._lost.clear()
         for mark in (*self._giving.values(), *(loading.put for loading in self._putting)):
             with suppress(Exception):
                 mark.wait()

@@ -182,6 +182,25 @@ def test_kernels_that_the_parent_has_launched_are_not_launched(worker, tmp_path,
     assert [file for file in tmp_path.iterdir() if file.name.startswith("_rms_norm-")]
 
 
+@pytest.mark.parametrize("shares", [1, 2])
+def test_a_kernel_that_nobody_compiled_is_told_by_its_end(worker, monkeypatch, tmp_path, shares):
+    """Else a start would look for no kernels, and the first request that launches it would wait for its compiler."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(absent, "num_shares", lambda _: shares)
+    monkeypatch.setattr(rehearsal, "leave", lambda compile_kernel: compile_kernel())
+
+    def fail():
+        raise ValueError("no kernel")
+
+    def work(last):
+        mode = rehearsal._async_compile.active_mode.get()
+        for number in range(shares):
+            mode.submit(f"{number}", last if number == shares - 1 else list, lambda kernel: None)
+
+    assert not compiling(worker, lambda _: work(fail)).wait()
+    assert compiling(worker, lambda _: work(list)).wait()
+
+
 def test_dropping_it_ends_the_process(worker):
     ahead = compiling(worker, lambda platform: time.sleep(LONG))
     (child,) = ahead._group._leader

@@ -84,7 +84,9 @@ def _compile(platform: Platform, properties: Any, rehearse: Callable[[Platform],
     logging.disable(logging.INFO)
     try:
         with without_lines(), absent_cuda(platform.local_rank, properties):
-            compile_in_forks(partial(rehearse, platform), num_shares(num_processors()))
+            mode = compile_in_forks(partial(rehearse, platform), num_shares(num_processors()))
+        if mode.num_failed:  # the worker would take all kernels for compiled, and its start for a known one
+            raise RuntimeError(f"{mode.num_failed} kernels were not compiled")
     except Exception as error:
         logger.warning("kernels are compiled once the weights are loaded and not meanwhile: %r", error)
         raise

@@ -58,7 +58,10 @@ class CompileMode:
     """Implements Triton's asynchronous compile mode: notes the kernels that are missing and launches none.
 
     `lacks` is called once for each of them, with its key in Triton's cache and the function that compiles it.
+    `num_failed` of them were not compiled by the processes that were to do so.
     """
+
+    num_failed = 0
 
     def __init__(self, lacks: Callable[[str, Compile], None]) -> None:
         self._lacks = lacks
@@ -108,7 +111,7 @@ def compile_in_forks(run: Callable[[], None], shares: int = 1) -> CompileMode:
     """
     others = Forks(seconds=ALL_SECONDS, all_seconds=ALL_SECONDS, limit=max(1, shares - 1))
     for share in range(1, shares):
-        others.start(partial(_compile_share, run, share, shares))
+        others.start(partial(_compile_share_whole, run, share, shares))
     try:
         mode = _compile_share(run, 0, shares)
     except BaseException:
@@ -140,7 +143,14 @@ def _compile_share(run: Callable[[], None], share: int, shares: int) -> CompileM
         raise
     finally:
         forks.wait()
+    mode.num_failed = forks.num_failed
     return mode
+
+
+def _compile_share_whole(run: Callable[[], None], share: int, shares: int) -> None:
+    """As `_compile_share`; raises `RuntimeError` where a kernel was not compiled, for who started this process."""
+    if failed := _compile_share(run, share, shares).num_failed:
+        raise RuntimeError(f"{failed} kernels were not compiled")
 
 
 def rehearse(run: Callable[[], None], ahead: Callable[[], bool] | None = None) -> bool:
