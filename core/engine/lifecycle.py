@@ -44,7 +44,7 @@ class Lifecycle:
         self.finished_ids: list[str] = []
         self.finished_counts: Counter[str] = Counter()
         self.num_preemptions = 0
-        self._abandoned_until = 0.0
+        self._abandoned_until: dict[str, float] = {}  # by id, the first to end first
         self._draining: dict[int, Request] = {}  # by slot: finished, named by unanswered steps
 
     @property
@@ -109,6 +109,7 @@ class Lifecycle:
     def loaded(self, request: Request) -> None:
         """Called when a load ended: the request is queued with its blocks; a finished one gives them back."""
         (self.loading if request.request_id in self.loading else self.abandoned).pop(request.request_id)
+        self._abandoned_until.pop(request.request_id, None)
         request.transfer.load(False)
         if request.state is RequestState.FINISHED:
             self._settle(request)
@@ -130,18 +131,22 @@ class Lifecycle:
             request.state = RequestState.WAITING
             self.waiting.add(request)
         self.abandoned[request.request_id] = owner
-        self._abandoned_until = time.monotonic() + ABANDONED_SECONDS
+        self._abandoned_until[request.request_id] = time.monotonic() + ABANDONED_SECONDS
 
     def await_abandoned(self, missed: bool) -> bool:
-        """Whether a step without tokens may free blocks: those of abandoned loads that end, or are given up.
+        """Whether a step without tokens may free blocks: those of abandoned loads that end.
 
         Nobody waits for them unless requests are unfinished or the caller has `missed` blocks.
         """
-        if not (self.abandoned and (missed or self.requests)):
-            return False
-        if time.monotonic() >= self._abandoned_until:
-            self.give_up_abandoned()
-        return True
+        return bool(self.abandoned) and (missed or bool(self.requests))
+
+    def give_up_late(self) -> None:
+        """Frees the blocks of loads that were abandoned longer ago than any load takes."""
+        while self._abandoned_until:
+            name, latest = next(iter(self._abandoned_until.items()))
+            if time.monotonic() < latest:
+                return
+            self.loaded(self.abandoned[name])
 
     def give_up_abandoned(self) -> None:
         """Called once no abandoned load can be under way: their blocks are free."""

@@ -173,6 +173,7 @@ class Scheduler:
             return None
         if self.quarantine.active:
             self._isolate()
+        lifecycle.give_up_late()
         self._kv.checkpoints.save()
         draft = self._draft(rows, admits)
         if draft.undecided and not (empty or lifecycle.launched or draft.counts.any() or self.has_transfers()):
