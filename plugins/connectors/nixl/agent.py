@@ -28,7 +28,7 @@ from .messages import MARGIN_SECONDS, AgentFacts, LayerMemory
 
 logger = logging.getLogger("frame.connectors.nixl")
 
-#: Seconds between two looks: at reads, at those past NIXL, which cost no call of it, and for notices.
+#: Seconds between two looks: at reads, at copies past NIXL, which cost no call of it, and for notices.
 _READ_POLL, _COPY_POLL, _NOTICE_POLL = 0.0002, 0.00003, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
@@ -192,10 +192,11 @@ class Agent:
         self._shut()
 
     def _read_pause(self) -> float:
-        """Short while a read waits for nothing but events of the device: what waits for it gains as much."""
+        """Short while a copy past NIXL goes on, some milliseconds: what waits for it gains as much."""
         if all(read.given_up for read in self._reads):
             return _NOTICE_POLL
-        return _READ_POLL if any(read.handle is not None for read in self._reads) else _COPY_POLL
+        by_nixl = any(read.handle is not None for read in self._reads)
+        return _COPY_POLL if not by_nixl and any(read.copy is not None for read in self._reads) else _READ_POLL
 
     def _nothing(self) -> None:
         pass
