@@ -289,10 +289,8 @@ def latent_decode(
     out = torch.empty(shape, dtype=query.dtype, device=query.device)
     if count == 0:
         return out
-    parts, lse, splits = out, out, launch.splits
-    if splits > 1:
-        parts = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=query.device)
-        lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
+    splits = launch.splits
+    parts, lse = room_for_parts(out, splits)
     first, turned = parts_of(kv_cache, rank, query.dtype)
     sizes = latents_of(first, turned)
     _latent_decode[(splits, triton.cdiv(heads, launch.block_h), count)](
@@ -305,6 +303,17 @@ def latent_decode(
     if splits > 1:
         join_parts(out, parts, lse, sizes)
     return out
+
+
+def room_for_parts(out: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Room for what `join_parts` joins: sums float32 [N, H, splits, rank], log-sum-exps [N, H, splits]; `out` for one."""
+    if splits == 1:
+        return out, out
+    (count, heads, rank), device = out.shape, out.device
+    return (
+        torch.empty((count, heads, splits, rank), dtype=torch.float32, device=device),
+        torch.empty((count, heads, splits), dtype=torch.float32, device=device),
+    )
 
 
 def join_parts(out: Tensor, parts: Tensor, lse: Tensor, sizes: Latents) -> None:

@@ -26,7 +26,7 @@ from .attention import LOG2E
 from .barriers import barrier
 from .chain import await_previous, chained
 from .latent_copies import Sources, Views, clear_tail, fetch, sources_of, tile_layout
-from .latent_decode import LatentRows, join_parts, latents_of, part_of_row
+from .latent_decode import LatentRows, join_parts, latents_of, part_of_row, room_for_parts
 from .latent_tiles import (
     RANK,
     Memory,
@@ -246,10 +246,7 @@ def latent_decode(
     out = torch.empty((count, heads, RANK), dtype=query.dtype, device=query.device)
     if count == 0:
         return out
-    parts = lse = out
-    if splits > 1:
-        parts = torch.empty((count, heads, splits, RANK), dtype=torch.float32, device=query.device)
-        lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
+    parts, lse = room_for_parts(out, splits)
     block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
     _latent_few[(splits, triton.cdiv(heads, HEADS), count)](
         parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots,

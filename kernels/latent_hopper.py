@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from .attention import LOG2E
 from .barriers import barrier
 from .chain import await_previous, chained
-from .latent_decode import LatentRows, join_parts, latents_of
+from .latent_decode import LatentRows, join_parts, latents_of, room_for_parts
 from .latent_tiles import (
     RANK,
     TILE,
@@ -235,10 +235,7 @@ def latent_decode(
     out = torch.empty((count, heads, RANK), dtype=query.dtype, device=query.device)
     if count == 0:
         return out
-    parts = lse = out
-    if splits > 1:
-        parts = torch.empty((count, heads, splits, RANK), dtype=torch.float32, device=query.device)
-        lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
+    parts, lse = room_for_parts(out, splits)
     block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
     places = (len(kv_cache) - 1) * row_of_block + block_size
     page, kind = min(block_size, TILE), gl.NVMMASharedLayout(128, 16, 2)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .attention import LOG2E
 from .chain import await_previous, chained
-from .latent_decode import LatentLaunch, LatentRows, join_parts, latents_of, part_of_row
+from .latent_decode import LatentLaunch, LatentRows, join_parts, latents_of, part_of_row, room_for_parts
 
 #: Tokens whose rows one program finds.
 _FOUND = 128
@@ -159,10 +159,8 @@ def latent_sparse(
     out = torch.empty((count, heads, rank), dtype=query.dtype, device=query.device)
     if count == 0:
         return out
-    parts, lse, splits = out, out, launch.splits
-    if splits > 1:
-        parts = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=query.device)
-        lse = torch.empty((count, heads, splits), dtype=torch.float32, device=query.device)
+    splits = launch.splits
+    parts, lse = room_for_parts(out, splits)
     sizes = latents_of(kv_cache[..., :rank], kv_cache[..., rank:])
     _latent_sparse[(splits, triton.cdiv(heads, launch.block_h), count)](
         parts, lse, query, kv_cache, LatentRows(seen, table_rows, block_table, block_table.stride(0)), chosen,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.linear_invariant import microseconds as timed
 from frame.core.interfaces.attention import AttentionSpec, GroupBatch, LayerParams
 from frame.core.ops import attention as reference
 from frame.interfaces import BackendSetup
@@ -222,23 +222,10 @@ def ways(case: Case) -> Iterator[tuple[str, Attend]]:
 
 def microseconds(call: Callable[[], Tensor]) -> float:
     """The median time of a layer, replayed from a graph."""
-    call()
     if INTERPRETED:
-        return 1.0
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
         call()
-    graph.replay()
-    times = []
-    for _ in range(REPEATS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return float(statistics.median(times)) * 1e3 / LAYERS
+        return 1.0
+    return timed([call], REPEATS) / LAYERS
 
 
 def measure(case: Case, end: float, wrong: list[str]) -> dict[str, float]:

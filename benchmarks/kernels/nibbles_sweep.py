@@ -37,7 +37,7 @@ from benchmarks.kernels.coded_sweep import (
 )
 from benchmarks.kernels.ring_sweep import LAYERS, SHAPES
 from frame.kernels import activation, coded_rows, halves, nibbles_hopper, norm
-from frame.kernels.nibbles_hopper import NibbleTile
+from frame.kernels.nibble_tiles import NibbleTile
 
 ROWS = (64, 32, 16, 9)
 #: By the rows of a tile.

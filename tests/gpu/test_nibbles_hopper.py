@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from frame.core.ops import quantized as references
-from frame.kernels import halves, nibbles_hopper
-from frame.kernels.nibbles_hopper import NibbleTile
+from frame.kernels import halves, nibble_tiles, nibbles_hopper
+from frame.kernels.nibble_tiles import NibbleTile
 from frame.plugins.quantization.packing import pack_nibbles
 from tests.gpu.chains import check_chain
 from tests.gpu.test_coded_fragments import weight
@@ -67,7 +67,7 @@ def test_products(
         monkeypatch.setattr(nibbles_hopper, "num_multiprocessors", lambda _: programs)
     codes, scales, zero = weight(torch.int32, outputs, depth, (1, group), zeros)
     block, exact = (1, group), references.dequantize_packed(codes, scales, zero)
-    assert nibbles_hopper.fits(codes, scales, block, zero, rows)
+    assert nibble_tiles.fits(codes, scales, block, zero, rows)
     torch.manual_seed(outputs)
     for kind in ("usual", "outliers", "small"):
         x = rows_of(kind, rows, depth)
@@ -132,7 +132,7 @@ def test_chains() -> None:
 
 def test_what_it_takes() -> None:
     codes, scales, zero = weight(torch.int32, 32, 1024, (1, 128), zeros=True)
-    fits = nibbles_hopper.fits
+    fits = nibble_tiles.fits
     assert fits(codes, scales, (1, 128), zero, 64)
     assert fits(codes, scales, (1, 128), None, 9)
     assert not fits(codes, scales, (1, 128), zero, 65)

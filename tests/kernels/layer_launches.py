@@ -52,8 +52,8 @@ from frame.kernels.experts_hopper import GroupedTile
 from frame.kernels.linear_hopper import HopperTile
 from frame.kernels.linear_invariant import linear_invariant, linear_silu_mul_invariant, tiled_product
 from frame.kernels.linear_rows import RowsTile
+from frame.kernels.nibble_tiles import NibbleTile
 from frame.kernels.nibbles import Nibbles
-from frame.kernels.nibbles_hopper import NibbleTile
 from frame.kernels.rounded_hopper import TILE, RoundedTile
 from frame.ops import AdapterWeights, CodedWeights, ExpertAdapters, SlotGroups
 from frame.plugins.gguf.blocks import TABLES

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from frame.kernels.hopper import hopper_kernel
+from frame.kernels.nibble_tiles import fits, pays
 
 #: From so many rows on `nibbles_hopper` is taken: fewer read the nibbles as quickly in one launch.
 _LEAST_HALVED_ROWS = 9
@@ -20,10 +21,7 @@ def halved(
     """`nibbles_hopper.product`, where there is one for the weight and so many rows, and it is the quicker one."""
     if len(x) < _LEAST_HALVED_ROWS or x.dtype != torch.bfloat16:
         return None
-    names = "fits", "pays", "product"
-    fits, pays, product = (hopper_kernel(x.device, "nibbles_hopper", name) for name in names)
-    if fits is None or pays is None or product is None or not fits(packed, scales, block, zeros, len(x)):
+    if not fits(packed, scales, block, zeros, len(x)) or not pays(len(packed), packed.shape[1] * 8, len(x)):
         return None
-    if not pays(len(packed), packed.shape[1] * 8, len(x)):
-        return None
-    return product(x, packed, scales, block, zeros, bias)
+    product = hopper_kernel(x.device, "nibbles_hopper", "product")
+    return None if product is None else product(x, packed, scales, block, zeros, bias)
