@@ -485,7 +485,7 @@ def product(
     x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None,
     bias: Tensor | None = None, tile: NibbleTile | None = None,
 ) -> Tensor:  # fmt: skip
-    """x Wᵀ + b for bfloat16 x [rows, K], its columns contiguous, and nibbles int32 [N, K / 8] that `fits`.
+    """x Wᵀ + b for bfloat16 x [rows, K], its columns contiguous, and nibbles int32 [N, K / 8] that `nibble_tiles.fits`.
 
     Two launches. The device and the tile decide in which order steps are added up.
     """
