@@ -306,7 +306,7 @@ def latent_decode(
 
 
 def room_for_parts(out: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Room for `join_parts`: sums float32 [N, H, splits, rank], log-sum-exps [N, H, splits]; twice `out` for one part."""
+    """Room for `join_parts`: sums float32 [N, H, splits, rank], log-sum-exps [N, H, splits]; `out` where it is one."""
     if splits == 1:
         return out, out
     (count, heads, rank), device = out.shape, out.device

@@ -39,7 +39,7 @@ class NibbleTile:
 
 
 def fits(codes: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None, rows: int) -> bool:
-    """Whether `nibbles_hopper` takes the weight and the rows: whole chunks of nibbles, in groups of 32, 64 or chunks."""
+    """Whether `nibbles_hopper` takes the weight and the rows: whole chunks of nibbles, groups of 32, 64 or chunks."""
     depth = codes.shape[-1] * 8
     return (
         0 < rows <= MOST_ROWS
