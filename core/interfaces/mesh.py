@@ -58,6 +58,10 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
             return (rank,)
         return tuple(other for base in _run(rank, self.data, stage) for other in _run(base, inner, 1))
 
+    def engine_ranks(self, rank: int) -> tuple[int, ...]:
+        """The ranks of the engine that `rank` is in, in order."""
+        return _run(rank, self.engine_size, 1)
+
     def index(self, axis: Axis, rank: int) -> int:
         """The place of `rank` in its group of `axis`."""
         return self.ranks(axis, rank).index(rank)

@@ -66,7 +66,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
-        self.agreement = Agreement()
+        self.agreement = self._captures_alike = Agreement()
         self._pieces: PiecewiseGraphs | None = None
         self._collectives: CudaCollectives | None = None
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
@@ -137,7 +137,9 @@ class CudaPlatform(Platform):
         )
         mesh, rank = placement.mesh, placement.rank
         if len(alike := mesh.ranks("tensor", rank)) > 1:  # other stages launch other products
-            self.agreement = Agreement(collectives.host("agreement", alike))
+            self.agreement = self._captures_alike = Agreement(collectives.host("agreement", alike))
+        if len(engine := mesh.engine_ranks(rank)) > len(alike):
+            self._captures_alike = Agreement(collectives.host("captures", engine))
         return collectives
 
     @contextmanager
@@ -187,7 +189,7 @@ class CudaPlatform(Platform):
             shares_prefixes=self.setup.shares_prefixes,
             serves_adapters=self.setup.serves_adapters,
             sums=self.setup.placement.mesh.tensor > 1,
-            agree=lambda number: self.agreement.most(number),
+            agree=lambda number: self._captures_alike.most(number),
         )
         return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
 

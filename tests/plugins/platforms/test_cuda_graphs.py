@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
-from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
+from frame.plugins.platforms.cuda.graphs.cuda_graphs import CAPTURE_PASSES, LEAST_BYTES, CudaGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import WORTHWHILE, PiecewiseGraphs, tokens_of_launching
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_graphs import step_of
@@ -25,10 +25,13 @@ from tests.plugins.platforms.tape import TapeCapturer
 SIZES = [1, 2, 4, 8, 16, 32]
 
 
-class Small(nn.Linear):
-    """What `prepare` asks of a model."""
+class Weights(nn.Linear):
+    """What `prepare` asks of a model; `num_bytes` are not there, they only count."""
 
     whole_prompts = segments = False
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes // 4 - 1, 1, device="meta")
 
 
 class Ones:
@@ -47,7 +50,8 @@ class Ones:
 class Device:
     """Runs dummy steps as a runner does; `captured` are the graphs that were asked for, in order.
 
-    `prompts` are the tokens up to which steps with prompts are captured, by `tape`.
+    `prompts` are the tokens up to which steps with prompts are captured, by `tape`. `most_padding` rows may be padded
+    to, over steps, before a served step waits for a capture; or that follows from `layer_bytes`.
     """
 
     def __init__(
@@ -57,6 +61,9 @@ class Device:
         deterministic: bool = False,
         prompts: int = 0,
         tape: TapeCapturer | None = None,
+        most_padding: int = 0,
+        layer_bytes: int = 24,
+        sums: bool = False,
         **options: object,
     ) -> None:
         self.capturer, self.tape = FakeCapturer(*sizes), tape or TapeCapturer()
@@ -68,9 +75,11 @@ class Device:
             pieces=PiecewiseGraphs(self.tape),
             max_tokens=prompts,
             deterministic=deterministic,
+            sums=sums,
         )
         self.shapes = CudaShapes(self.graphs)
-        self.graphs.prepare(Small(2, 2), self.shapes)
+        layer_bytes = int(CAPTURE_PASSES * WORTHWHILE / most_padding) if most_padding else layer_bytes
+        self.graphs.prepare(Weights(layer_bytes), self.shapes)
         self.captured: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:
@@ -153,7 +162,7 @@ def test_batches_above_512_are_not_captured() -> None:
 
 
 def test_until_a_size_is_captured_the_next_larger_one_serves_and_it_is_the_next() -> None:
-    device = Device().start()
+    device = Device(most_padding=1).start()
     assert [device.serve(rows) for rows in (1, 3, 4, 64, 65)] == ["decode-1", "decode-4", "decode-4", "decode-64", None]
     assert [device.serve(rows) for rows in (5, 20, 5)] == ["decode-64"] * 3
     device.capture()
@@ -328,28 +337,55 @@ def test_they_are_not_captured_between_steps_that_are_served() -> None:
     assert device.finish() == names([32], "pieces")
 
 
-def test_between_served_steps_only_a_batch_that_is_padded_by_much_has_its_size_captured() -> None:
-    device = Device(graph_sizes=[1, 2, 4, 16, 30]).start()
-    assert device.captured == names([64, 4, 2, 1])
-    device.serve(60)
-    device.capture()
-    assert device.captured == names([64, 4, 2, 1]), "64 rows for 60 are few more"
-    device.serve(29)
+def test_between_served_steps_a_size_is_captured_once_padding_has_cost_as_much() -> None:
+    device = Device(graph_sizes=[1, 2, 4, 16, 30], most_padding=100).start()
+    for _ in range(2):
+        assert device.serve(29) == "decode-64"
+        device.capture()
+    assert device.captured == names([64, 4, 2, 1]), "twice 34 rows too many, where a capture takes as long as 100 rows"
+    assert device.serve(29) == "decode-64"
     device.capture()
     assert device.captured[4:] == names([30])
-    device = Device(graph_sizes=[1, 2, 4, 57]).start()
-    device.serve(57)
-    device.capture()
-    assert device.captured == names([64, 4, 2, 1]), "64 rows for 57 are few more, too"
-    device.capture()
-    assert device.captured[4:] == names([57]), "while nothing is served, all are"
-    device = Device(graph_sizes=[1, 2, 4, 30, 57]).start()
-    device.serve(29)
-    device.serve(57)
-    for _ in range(3):
+    assert device.serve(29) == "decode-30"
+    for _ in range(7):
+        assert device.serve(9) == "decode-30"
         device.capture()
-        device.serve(64)
-    assert device.captured[4:] == names([30]), "and not the one that was asked for last"
+    assert device.captured[4:] == names([30]), "seven times 14 rows too many, counted since the last capture"
+    device.serve(9)
+    device.capture()
+    assert device.captured[4:] == names([30, 16])
+
+
+def test_padding_is_counted_by_kind_and_not_where_the_best_size_serves() -> None:
+    device = Device(graph_sizes=[1, 2, 4, 16, 30], most_padding=100).start()
+    for _ in range(40):
+        for rows in (63, 31, 3):  # of sizes that are there
+            device.serve(rows)
+            device.capture()
+    assert device.captured == names([64, 4, 2, 1])
+    device.serve(50, shared=True)
+    device.capture()
+    assert device.captured[4:] == names([64], "shared"), "a batch that no graph serves waits for no sum"
+    for _ in range(2):
+        device.serve(29)
+        device.serve(29, shared=True)
+        device.capture()
+    assert device.captured[5:] == []
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_capture_waits_for_as_many_padded_rows_as_are_computed_in_its_time(sums: bool) -> None:
+    steps = {}
+    for layer_bytes in (500 << 20, 2000 << 20):
+        device = Device(graph_sizes=[1, 2, 4, 30], layer_bytes=layer_bytes, sums=sums).start()
+        while "decode-30" not in device.captured:
+            device.serve(30)
+            device.capture()
+            steps[layer_bytes] = steps.get(layer_bytes, 0) + 1
+        assert (
+            (steps[layer_bytes] - 1) * 34 <= 5 * tokens_of_launching(layer_bytes, sums=sums) < steps[layer_bytes] * 34
+        )
+    assert steps[500 << 20] > 3 * steps[2000 << 20]
 
 
 def test_dropped_pieces_are_wanted_again() -> None:

@@ -23,15 +23,15 @@ from frame.weight_offload.null import moves_weights
 
 from ...options import CudaOptions
 from .capture import CapturedGraph
-from .piecewise import PiecewiseGraphs, read_bytes, sizes_for
+from .piecewise import PiecewiseGraphs, read_bytes, sizes_for, tokens_of_launching
 from .shapes import MAX_ROWS, decode_shape, kind_of, name_of, prompt_shape
 
 logger = logging.getLogger("frame.platforms.cuda")
 
 #: The driver gives out memory in pieces of this size, so that a capture which seems to take none may take some.
 LEAST_BYTES = 2 << 20
-#: Rows of a graph for each row of a batch, up to which the graph of the best size waits until nothing else is to do.
-MOST_PADDING = 1.125
+#: A capture holds up a served step about as long as the host launches so many forward passes: on an H200 4 to 6.
+CAPTURE_PASSES = 5
 #: Says to other workers that a capture failed, in place of the bytes that it took.
 _FAILED = 1 << 62
 
@@ -50,11 +50,13 @@ class CudaGraphs(Graphs, Compiler):
     """Graphs by batch size and kind of step, all in one memory pool.
 
     Before the first request the largest size and the small ones are captured, of the engine's own kind (`deterministic`
-    or not); the others while nothing else is to do, or between steps for a batch that is padded by much. A batch runs
-    at the next larger size that is captured; the size that it would rather have is captured next. Where there is none
-    it runs eagerly. Ordinary steps of other shapes run in pieces, which are captured when a step needs them, or when
-    all else is, but not between steps that are served: that may take too long. `limit` rows and `max_tokens` tokens
-    are the most of a step. Workers of one engine must capture alike: `agree` returns the largest number that any gives.
+    or not); the others while nothing else is to do. A batch runs at the next larger size that is captured; the size
+    that it would rather have is captured next: between steps once padding has cost as much as a capture does, so that
+    both together cost at most twice what either would. Where there is no size it runs eagerly. Ordinary steps of other
+    shapes run in pieces, which are captured when a step needs them, or when all else is, but not between steps that are
+    served: that may take too long. `limit` rows and `max_tokens` tokens are the most of a step. Workers of one engine
+    must capture alike, also those of other pipeline stages, which receive as many rows as were padded to: `agree`
+    returns the largest number that any gives.
     `sums`: layers are summed over workers.
     """
 
@@ -89,7 +91,8 @@ class CudaGraphs(Graphs, Compiler):
         self._capturing: StepShape | None = None
         self._began = False  # steps before the first `capture` are those of a warm-up
         self._served = False  # a step since the last `capture`
-        self._urgent: StepShape | None = None  # what a batch that has no graph, or is padded by much, wants
+        self._urgent: StepShape | None = None  # what a batch wants that has no graph, or whose padding has cost much
+        self._most_padding = 0  # rows, added up over steps: what they take is what a capture takes
         self.drop()
 
     def drop(self) -> None:
@@ -105,14 +108,16 @@ class CudaGraphs(Graphs, Compiler):
             self._draws.clear()
             self._capturer.forget()
         self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are captured, ascending
+        self._padding: dict[str, int] = {}  # by kind: rows beyond the best size, of all steps since the last capture
 
     def prepare(self, model: Model, shapes: Shapes) -> Model:
-        """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
+        """Implements `Compiler`: from the model's weights follows which graphs are worth their capture."""
         del shapes
+        num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
+        layer_bytes = self._agree(read_bytes(model) // num_layers)
+        self._most_padding = int(CAPTURE_PASSES * tokens_of_launching(layer_bytes, sums=self._sums))
         if not (model.whole_prompts or model.segments or moves_weights(model)):
-            num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
-            weights_bytes, sums = self._agree(read_bytes(model)), self._sums
-            self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)
+            self._pieces.sizes = sizes_for(layer_bytes, self._max_tokens, sums=self._sums)
         return model
 
     def decode(self, rows: int, deterministic: bool, shared: bool, adapted: bool = False) -> StepShape | None:
@@ -120,12 +125,15 @@ class CudaGraphs(Graphs, Compiler):
         if rows > self.sizes[-1]:
             return None
         best = self.sizes[bisect_left(self.sizes, rows)]
-        ready = self._ready.get(kind_of(deterministic, shared, adapted), [])
+        kind = kind_of(deterministic, shared, adapted)
+        ready = self._ready.get(kind, [])
         place = bisect_left(ready, rows)
         if place == len(ready) or ready[place] != best:
             wanted = decode_shape(best, deterministic, shared, adapted)
             self._want(wanted)
-            if place == len(ready) or ready[place] > MOST_PADDING * rows:
+            padding = self._padding.get(kind, 0) + (0 if place == len(ready) else ready[place] - best)
+            self._padding[kind] = padding
+            if place == len(ready) or padding > self._most_padding:
                 self._urgent = wanted
         return None if place == len(ready) else decode_shape(ready[place], deterministic, shared, adapted)
 
@@ -194,8 +202,8 @@ class CudaGraphs(Graphs, Compiler):
     def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
         """Captures the shape asked for last (at the start: the largest, then small ones); False when there was none.
 
-        If a step was served since the last call, it captures only for a batch that has no graph or is padded by much:
-        other requests wait meanwhile, up to 0.1 s for a model of 14B, and steps without requests come.
+        If a step was served since the last call, it captures only for a batch that has no graph, or when padding has
+        cost as much: other requests wait meanwhile, up to 0.1 s for a model of 14B, and steps without requests come.
         """
         self._began = True
         served, self._served = self._served, False
@@ -221,8 +229,9 @@ class CudaGraphs(Graphs, Compiler):
     def _next(self, served: bool) -> StepShape | None:
         """The shape to capture now; `served`: whether a step was served since the last call."""
         urgent, self._urgent = self._urgent, None
-        if urgent in self._todo:
+        if urgent is not None and urgent in self._todo:
             self._todo.remove(urgent)
+            self._padding[kind_of(urgent.deterministic, urgent.shared, urgent.adapted)] = 0
             return urgent
         if self._todo and not served:
             return self._todo.pop()
