@@ -63,7 +63,7 @@ PARTS = (
     Part("kernel-tests", gpu_tests("tests/gpu/test_sampling*_kernels.py tests/gpu/test_step_kernels.py "
                                    "tests/gpu/test_layer_kernels.py tests/gpu/test_attention.py "
                                    "tests/gpu/test_attention_fp8.py tests/gpu/test_decode_narrow.py "
-                                   "tests/gpu/test_decode_few.py "
+                                   "tests/gpu/test_decode_few.py tests/gpu/test_attention_few.py "
                                    "tests/gpu/test_linear_invariant.py "
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "
