@@ -43,7 +43,7 @@ CODES = (
             id="slow cases",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
+        pytest.param(["cascade_engine", "few_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_under_the_interpreter(names: Sequence[str], kept: str) -> None:
