@@ -58,7 +58,7 @@ def serves_few(spec: AttentionSpec, wanted: bool | None) -> bool:
     if not decode_few.fits(spec.head_dim, spec.num_heads // spec.num_kv_heads, spec.dtype, spec.kv_dtype):
         return False
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return bool(wanted) or interpreted or is_hopper(torch.device(spec.device_type))
+    return bool(wanted) or interpreted or (torch.cuda.is_available() and is_hopper(torch.device(spec.device_type)))
 
 
 def few_launch(spec: AttentionSpec, batch: GroupBatch, multiprocessors: int, *, always: bool) -> FewLaunch | None:
@@ -69,7 +69,7 @@ def few_launch(spec: AttentionSpec, batch: GroupBatch, multiprocessors: int, *, 
     The launch is `early` in captured steps alone. These write their inputs, then plan, then run their layers, and no
     hook of a connector is called between (`LayerHooks.decode_steps`). So a launch in `plan` that is not chained lies
     behind all that wrote what the kernel reads before it waits; the caller makes it. It does not rest on a model's
-    first launches: those of a later pipeline stage are all chained. In other steps hooks may write the cache between
+    first launches: those of a later pipeline stage may all be chained. In other steps hooks may write the cache between
     two layers, and the kernel waits first.
     """
     rows = len(batch.host_query_lens)

@@ -32,6 +32,7 @@ SMALL, USUAL, ANY = FewLaunch(128, 8, 1, 0, lets_in=False), FewLaunch(32, 4, 1, 
 
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(triton_few, "is_hopper", lambda device: True)
 
 
