@@ -59,11 +59,12 @@ PARTS = (
                                   "tests/gpu/test_expert_adapter_kernels.py tests/gpu/test_quantized_kernels.py "
                                   "tests/gpu/test_codebook_kernels.py tests/gpu/test_linear_rows.py") + " -n 8", 400),
     Part("engine-tests", gpu_tests("tests/gpu/test_engine.py tests/gpu/test_encoder_decoders.py "
-                                   "tests/gpu/test_pooling.py tests/gpu/test_cascade_engine.py") + " -n 4", 400),
+                                   "tests/gpu/test_pooling.py tests/gpu/test_cascade_engine.py "
+                                   "tests/gpu/test_few_engine.py") + " -n 4", 400),
     Part("kernel-tests", gpu_tests("tests/gpu/test_sampling*_kernels.py tests/gpu/test_step_kernels.py "
                                    "tests/gpu/test_layer_kernels.py tests/gpu/test_attention.py "
                                    "tests/gpu/test_attention_fp8.py tests/gpu/test_decode_narrow.py "
-                                   "tests/gpu/test_decode_few.py "
+                                   "tests/gpu/test_decode_few.py tests/gpu/test_attention_few.py "
                                    "tests/gpu/test_linear_invariant.py "
                                    "tests/gpu/test_prefill_attention.py "
                                    "tests/gpu/test_expert_kernels.py tests/gpu/test_adapter_kernels.py "

@@ -96,18 +96,20 @@ def _join_few(
     )
 
 
-@triton.jit(do_not_specialize=["min_span"])
+# `early` differs between a step that is tried before its capture and the capture, in which nothing may be compiled.
+@triton.jit(do_not_specialize=["min_span", "early"])
 def _few_decodes(
-    out, parts, tokens, cache, rows, scores, min_span,
+    out, parts, tokens, cache, rows, scores, min_span, early,
     LAYER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEADS: tl.constexpr, SPLITTING: tl.constexpr,
-    EARLY: tl.constexpr, LETS_IN: tl.constexpr, CHAINED: tl.constexpr,
+    LETS_IN: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program: the token of a row, the heads of one KV head, one split of the keys."""
     DIM: tl.constexpr = LAYER.dim
     if CHAINED and LETS_IN:
         gdc_launch_dependents()
-    if CHAINED and not EARLY:
-        gdc_wait()
+    if CHAINED:
+        if early == 0:
+            gdc_wait()
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq_len = tl.load(rows.seq_lens + row)
     low = 0
@@ -136,8 +138,8 @@ def _few_decodes(
     sink = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if scores.sinks is not None:
         sink = tl.load(scores.sinks + head, real & (split == 0), other=float("-inf")).to(tl.float32) * LOG2E
-    if CHAINED and EARLY:
-        gdc_wait()
+    if CHAINED:
+        gdc_wait()  # at once where the program has waited
     if CHAINED and not LETS_IN:
         gdc_launch_dependents()
     token = row.to(tl.int64)
@@ -224,9 +226,9 @@ def decode_attention(
         out, (partial, lse, arrivals),
         Projected(query, key, value, query.stride(0), key.stride(0), value.stride(0)), paged_cache(kv_cache),
         Rows(slot_mapping, seq_lens, block_table, block_table.stride(0), None),
-        scores_of(scale, 0.0, sinks, None, 1.0, 1.0), launch.min_span,
+        scores_of(scale, 0.0, sinks, None, 1.0, 1.0), launch.min_span, int(launch.early),
         LAYER=layer, BLOCK_M=16, BLOCK_N=launch.block_n, HEADS=triton.next_power_of_2(layer.groups),
-        SPLITTING=Splitting(launch.splits > 1, room, TOGETHER), EARLY=launch.early, LETS_IN=launch.lets_in,
+        SPLITTING=Splitting(launch.splits > 1, room, TOGETHER), LETS_IN=launch.lets_in,
         num_warps=launch.num_warps, num_stages=1, **chained(query.device),
     )  # fmt: skip
     return out

@@ -1,16 +1,18 @@
 """Finds the quickest decode attention for a few rows, in the chain of launches that it stands in.
 
     PYTHONPATH=src:. python -m benchmarks.kernels.few_decodes [--seconds 40] [--shapes llama-8b,gpt-oss] [--json FILE]
+    PYTHONPATH=src:. python -m benchmarks.kernels.few_decodes --long --seconds 55 --shapes llama-8b,gpt-oss
 
 Six layers of query-key-value product, rotary, attention and output product (bf16), chained in a replayed graph, over
 pages of 16 at random places. A number is a layer's microseconds more than those of the same layer without attention,
-whose own are said first. "captured" is what steps launch, which plan for the longest row that a graph may meet;
-"exact" is planned for the rows as they are; "no rotary" has attention as captured, of heads that nobody turned. The
-others are launches of `frame.kernels.decode_few`: tile x warps / most splits >= keys of the shortest split, "late"
-where cached keys are read after the wait, "shut" where the next kernel begins after it. Each fits all lengths, as a
-captured step must. Its result and what it stored are compared with the formula before it is timed; what is wrong is
-said and not timed. Kernels are compiled side by side before. The process ends with 1 where something was wrong, and
-measures nothing more after `--seconds`.
+whose own are said first. "captured" is what captured steps launch with `few_decodes` off, which plan for the longest
+row that a graph may meet, the longest of `--contexts`; "asked" is the same with `few_decodes` on; "exact" is planned
+for the rows as they are; "no rotary" has attention as captured, of heads that nobody turned. The others are launches of
+`frame.kernels.decode_few`: tile x warps / most splits >= keys of the shortest split, "late" where cached keys are read
+after the wait, "shut" where the next kernel begins after it. Each fits all lengths, as a captured step must. `--long`
+has other launches and contexts of up to 131,072 tokens: 26 GB for Llama 8B, 13 for gpt-oss. Its result and what it
+stored are compared with the formula before it is timed; what is wrong is said and not timed. Kernels are compiled side
+by side before. The process ends with 1 where something was wrong, and measures nothing more after `--seconds`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from frame.kernels import decode_few
 from frame.kernels.decode_few import FewLaunch
 from frame.ops import Ops
 from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.attention.triton_options import TritonOptions
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 from frame.plugins.platforms.cuda.ops import CudaOps
 
@@ -46,8 +49,10 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 #: The interpreter multiplies bfloat16 as if its bits were integers.
 DTYPE = torch.float16 if INTERPRETED else torch.bfloat16
 LAYERS, PAGE, REPEATS = 6, 16, 15
-#: The most rows and tokens of each; captured steps plan for so many tokens.
-ROWS, CONTEXT = 8, 4096
+#: The most rows.
+ROWS = 8
+#: Tokens of rows, without and with `--long`.
+CONTEXTS, LONG_CONTEXTS = "64,160,288,512,1024,4096", "1024,4096,16384,32768,131072"
 MULTIPROCESSORS = 132
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -80,17 +85,18 @@ def random(*shape: int) -> Tensor:
 
 
 class Model:
-    """Six layers of a shape, with room for the most rows."""
+    """Six layers of a shape, with room for the most rows of `longest` tokens, for which captured steps plan."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, longest: int) -> None:
+        self.longest = longest
         self.shape, self.ops = shape, Ops() if INTERPRETED else CudaOps()
         heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.dim
         self.joined = [random((heads + 2 * kv_heads) * dim, shape.hidden) / shape.hidden**0.5 for _ in range(LAYERS)]
         self.output = [random(shape.hidden, heads * dim) / (heads * dim) ** 0.5 for _ in range(LAYERS)]
-        blocks = CONTEXT // PAGE
+        blocks = -(-longest // PAGE)
         self.caches = [random(2, ROWS * blocks, PAGE, kv_heads, dim) for _ in range(LAYERS)]
         self.blocks = torch.randperm(ROWS * blocks, device=DEVICE).int().view(ROWS, blocks)
-        self.angles, self.start = torch.rand(CONTEXT, dim, device=DEVICE), random(ROWS, shape.hidden)
+        self.angles, self.start = torch.rand(longest, dim, device=DEVICE), random(ROWS, shape.hidden)
         sinks = torch.randn(heads, device=DEVICE) if shape.sinks else None
         specs = [
             AttentionSpec(
@@ -100,7 +106,10 @@ class Model:
             for index in range(2)
         ]  # fmt: skip
         self.layers = [LayerParams(spec, sinks=sinks) for spec in specs]
-        self.backends = [TritonAttention(BackendSetup(spec, Ops())) for spec in specs]
+        self.backends = {
+            few: [TritonAttention(BackendSetup(spec, Ops()), TritonOptions(few_decodes=few)) for spec in specs]
+            for few in (False, True)
+        }
 
     def run(self, attend: Attend, rows: int, positions: Tensor, layers: int = LAYERS, *, turns: bool = True) -> Tensor:
         """The layers one after the other."""
@@ -124,10 +133,13 @@ class Case:
         last = context - 1
         self.slots = self.table[:, last // PAGE].long() * PAGE + last % PAGE
         self.positions = torch.full((rows,), last, device=DEVICE)
+        longest = model.longest
         self.plans = {
-            name: [backend.plan(self._batch(longest)) for backend in model.backends]
-            for name, longest in (("captured", CONTEXT), ("exact", context))
+            name: [backend.plan(self._batch(tokens)) for backend in model.backends[few]]
+            for name, few, tokens in (("captured", False, longest), ("exact", False, context), ("asked", True, longest))
         }
+        # early, as in a capture: no step writes these lengths and blocks
+        self.plans["asked"] = [replace(one, few=replace(one.few, early=True)) for one in self.plans["asked"]]
         self.arrivals = torch.zeros(ROWS * model.shape.kv_heads, dtype=torch.int32, device=DEVICE)
         shape = model.shape
         self.given = [random(rows, heads, shape.dim) for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
@@ -144,7 +156,7 @@ class Case:
         """By what a plan chose."""
         which, model = index % 2, self.model
         given = query, key, value, model.caches[index], self.plans[name][which]
-        out = model.backends[which].forward(model.layers[which], *given)
+        out = model.backends[name == "asked"][which].forward(model.layers[which], *given)
         return (out if isinstance(out, Tensor) else out[0]).flatten(1)
 
     def few(self, launch: FewLaunch, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -189,6 +201,16 @@ def most_splits(rows: int, kv_heads: int) -> int:
     return min(16, 1 << (max(1, MULTIPROCESSORS // (rows * kv_heads)).bit_length() - 1))
 
 
+def long_candidates(shape: Shape, rows: int) -> list[FewLaunch]:
+    """Launches for rows that may be very long: two programs for each multiprocessor, and more."""
+    splits = sorted({max(2, 2 * most_splits(rows, shape.kv_heads)), 32, 64})
+    tiles = ((32, 4, 64), (32, 8, 64), (64, 4, 128), (64, 8, 128), (128, 8, 256))
+    found = [FewLaunch(keys, warps, most, span) for keys, warps, span in tiles for most in splits]
+    if shape.dim == 64:
+        found += [replace(one, lets_in=False) for one in found if one.block_n == 128]
+    return found
+
+
 def candidates(shape: Shape, rows: int) -> list[FewLaunch]:
     """Launches for rows of any length."""
     most = most_splits(rows, shape.kv_heads)
@@ -212,11 +234,11 @@ def told(launch: FewLaunch) -> str:
     return words + (" late" if not launch.early else "") + (" shut" if not launch.lets_in else "")
 
 
-def ways(case: Case) -> Iterator[tuple[str, Attend]]:
+def ways(case: Case, *, long: bool) -> Iterator[tuple[str, Attend]]:
     """What is compared, by name."""
-    yield "captured", partial(case.planned, "captured")
-    yield "exact", partial(case.planned, "exact")
-    for launch in candidates(case.model.shape, case.rows):
+    for name in case.plans:
+        yield name, partial(case.planned, name)
+    for launch in (long_candidates if long else candidates)(case.model.shape, case.rows):
         yield told(launch), partial(case.few, launch)
 
 
@@ -228,12 +250,12 @@ def microseconds(call: Callable[[], Tensor]) -> float:
     return timed([call], REPEATS) / LAYERS
 
 
-def measure(case: Case, end: float, wrong: list[str]) -> dict[str, float]:
+def measure(case: Case, end: float, wrong: list[str], *, long: bool) -> dict[str, float]:
     """Times by way; "nothing" is the layer without attention, of which the others tell what they add."""
     run = partial(case.model.run, rows=case.rows, positions=case.positions)
     expected = [case.expected(index) for index in range(2)]
     found = {"nothing": microseconds(partial(run, case.nothing))}
-    for name, attend in ways(case):
+    for name, attend in ways(case, long=long):
         if time.monotonic() > end:
             break
         try:
@@ -267,10 +289,10 @@ def table(name: str, rows: int, found: dict[int, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def launch_all(cases: dict[tuple[str, int, int], Case]) -> None:
+def launch_all(cases: dict[tuple[str, int, int], Case], *, long: bool) -> None:
     """Every kernel once."""
     for case in cases.values():
-        for attend in (case.nothing, *(attend for _, attend in ways(case))):
+        for attend in (case.nothing, *(attend for _, attend in ways(case, long=long))):
             case.model.run(attend, case.rows, case.positions, layers=2)
 
 
@@ -280,7 +302,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--rows", default="1,2,4,8", help=f"Up to {ROWS}.")
-    parser.add_argument("--contexts", default="64,160,288,512,1024,4096", help=f"Tokens of a row, up to {CONTEXT}.")
+    parser.add_argument("--long", action="store_true", help="Launches and contexts of long rows.")
+    parser.add_argument("--contexts", help=f"Tokens of a row; by default {CONTEXTS} or {LONG_CONTEXTS}.")
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--json", type=Path, help="File for the results.")
     options = parser.parse_args()
@@ -288,8 +311,9 @@ def main() -> None:
     end = begin + options.seconds
     wrong: list[str] = []
     results: list[dict[str, Any]] = []
-    rows, contexts = ([int(part) for part in text.split(",")] for text in (options.rows, options.contexts))
-    models = {name: Model((SHAPES | SMALL)[name]) for name in options.shapes.split(",")}
+    given = options.contexts or (LONG_CONTEXTS if options.long else CONTEXTS)
+    rows, contexts = ([int(part) for part in text.split(",")] for text in (options.rows, given))
+    models = {name: Model((SHAPES | SMALL)[name], max(contexts)) for name in options.shapes.split(",")}
     cases = {
         (name, count, context): Case(model, count, context)
         for count in rows
@@ -298,7 +322,7 @@ def main() -> None:
     }
     compiled = {key: case for key, case in cases.items() if key[2] in (contexts[0], contexts[-1])}
     if not INTERPRETED:
-        rehearse(partial(launch_all, compiled))
+        rehearse(partial(launch_all, compiled, long=options.long))
     device = "interpreted" if INTERPRETED else torch.cuda.get_device_name()
     print(f"{device}: compiled after {time.monotonic() - begin:.0f} s", flush=True)
     for count in rows:
@@ -306,7 +330,7 @@ def main() -> None:
             found = {}
             for context in contexts:
                 if time.monotonic() < end:
-                    found[context] = measure(cases[name, count, context], end, wrong)
+                    found[context] = measure(cases[name, count, context], end, wrong, long=options.long)
                     results.append({"shape": name, "rows": count, "context": context, "microseconds": found[context]})
             if found:
                 print(table(name, count, found), flush=True)

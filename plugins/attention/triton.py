@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from frame.interfaces import AttentionBackend, AttentionSpec, BackendSetup, GroupBatch, LayerParams, PrefixCosts
-from frame.kernels import attention as kernels, cascade, decode as decode_kernel
+from frame.kernels import attention as kernels, cascade, decode as decode_kernel, decode_few
 from frame.kernels.decode import DecodeLaunch
-from frame.kernels.hopper import is_hopper
+from frame.kernels.decode_few import FewLaunch
 from frame.kernels.row_order import longest_first
 
 from .reasons import Capabilities, reasons
+from .triton_few import few_launch, serves_few
+from .triton_narrow import narrow_kernel, narrow_launch
 from .triton_options import TritonOptions
 from .triton_wide import WidePages, attend_wide, wide_pages
 
@@ -40,8 +42,6 @@ PREFIX_LAUNCH_BYTES, PREFIX_TILE, PREFIX_WIDE_TILE = 85e6, 1.42, 2.5
 MAX_PREFIX_GROUPS = 8
 #: Programs for each multiprocessor, up to which rows are split until about two programs run on each.
 FEW = 0.25
-#: The same for decodes over a cache of e4m3 by a kernel of their own.
-MIN_NARROW_SPLIT = 256
 #: Few new tokens of long rows: parts of their keys are no shorter, and make so many programs for each multiprocessor.
 MIN_PROMPT_SPLIT, PROMPT_PROGRAMS = 256, 2
 #: Prompts shorter than this leave most of the Hopper kernel's tiles of queries empty.
@@ -80,34 +80,12 @@ SPLIT_RULES = (
 
 
 @dataclass(frozen=True)
-class NarrowRule:
-    """As `SplitRule`, of decodes over a cache of e4m3 by `frame.kernels.decode_narrow`; 0: 256 keys."""
-
-    programs: float
-    parts: int
-    min_span: int = 0
-
-
-#: Measured on an H200 as `SPLIT_RULES` (`benchmarks/kernels/narrow_sweep.py`): about eight programs, of one warp each,
-#: run on a multiprocessor at once.
-NARROW_RULES = (
-    NarrowRule(0.3, 32),
-    NarrowRule(0.6, 16),
-    NarrowRule(1.2, 8),
-    NarrowRule(2.2, 4),
-    NarrowRule(4.3, 4, 1024),
-    NarrowRule(8.6, 2, 2048),
-    NarrowRule(float("inf"), 1),
-)
-
-
-@dataclass(frozen=True)
 class TritonPlan:
     """The batch, and what attends to its rows: `decode` to the first `num_decodes`, which have one token each.
 
     The rest takes the launch `mixed`, or the Hopper kernel if that is None, over `pages` where the cache has 8 bits.
     `covers_all`: rows own every token. Where `prefix` is given, decodes attend to the tokens that they share together.
-    `order` is that of `decode`'s rows. Where `narrow` is given, it attends to decodes in the place of `decode`.
+    `order` is that of `decode`'s rows. `narrow` or `few`, where one is given, attends to decodes in its place.
     """
 
     batch: GroupBatch
@@ -119,6 +97,7 @@ class TritonPlan:
     order: Tensor | None = None
     pages: WidePages | None = None
     narrow: Any = None
+    few: FewLaunch | None = None
 
 
 class TritonAttention(AttentionBackend):
@@ -135,7 +114,9 @@ class TritonAttention(AttentionBackend):
         self.shares_prefixes = self.prefix_costs is not None
         self._prefill = _hopper_kernel(spec, options or TritonOptions())
         self._widens = spec.kv_dtype != spec.dtype
-        self._narrow = _narrow_kernel(spec)
+        self._narrow = narrow_kernel(spec)
+        self._always_few = (options or TritonOptions()).few_decodes
+        self._serves_few = serves_few(spec, self._always_few)
         # Captured steps keep the one that they were captured with.
         self._arrivals: list[Tensor] = []
 
@@ -183,10 +164,12 @@ class TritonAttention(AttentionBackend):
             if not fast or (self._widens and pages is None):
                 mixed = self.prompt_launch(lens[num_decodes:], batch.host_seq_lens[num_decodes:])
         covers_all = covers_all or num_decodes == batch.num_tokens
-        order, narrow = self._order(batch, num_decodes), None
+        narrow, few = None, self._plan_few(batch, num_decodes)
+        order = self._order(batch, num_decodes) if few is None else None
         if num_decodes and self._narrow and prefix is None and not (spec.deterministic or batch.deterministic):
-            narrow = self._narrow_launch(self._narrow, num_decodes, int(batch.host_seq_lens[:num_decodes].max()))
-        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order, pages, narrow)
+            longest = int(batch.host_seq_lens[:num_decodes].max())
+            narrow = narrow_launch(self._narrow, self._share(num_decodes), longest)
+        return TritonPlan(batch, num_decodes, decode, mixed, covers_all, prefix, order, pages, narrow, few)
 
     def forward(
         self, layer: LayerParams, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, plan: TritonPlan
@@ -212,6 +195,22 @@ class TritonAttention(AttentionBackend):
                 key_scale=layer.key_scale,
                 value_scale=layer.value_scale,
                 order=plan.order,
+            )
+        elif plan.few is not None:
+            decode_few.decode_attention(
+                query[:n],
+                key[:n],
+                value[:n],
+                kv_cache,
+                batch.slot_mapping[:n],
+                batch.seq_lens[:n],
+                batch.block_table[:n],
+                scale=layer.spec.scale,
+                window=layer.spec.window,
+                sinks=layer.sinks,
+                out=out[:n],
+                launch=plan.few,
+                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
             )
         elif plan.decode is not None:
             decode_kernel.decode_attention(
@@ -300,12 +299,13 @@ class TritonAttention(AttentionBackend):
         launch = decode_kernel.launch_for(spec.head_dim, groups, spec.dtype, splits, long_tiles=long_tiles)
         return replace(launch, min_span=rule.min_span if splits > 1 else 0)
 
-    def _narrow_launch(self, narrow: Any, num_rows: int, max_seq_len: int) -> Any:
-        share = self._share(num_rows)
-        rule = next(rule for rule in NARROW_RULES if share <= rule.programs)
-        parts = max(1, min(rule.parts, max_seq_len // (rule.min_span or MIN_NARROW_SPLIT)))
-        splits = 1 << (parts.bit_length() - 1)
-        return narrow.NarrowLaunch(splits, rule.min_span if splits > 1 else 0)
+    def _plan_few(self, batch: GroupBatch, num_decodes: int) -> FewLaunch | None:
+        if not self._serves_few or num_decodes != len(batch.host_query_lens):
+            return None
+        few = few_launch(self.spec, batch, self._multiprocessors, always=bool(self._always_few))
+        if few is not None and few.early:  # the launch that the promise asks for, see `few_launch`
+            self._arrivals_for(num_decodes * self.spec.num_kv_heads, batch.seq_lens.device).zero_()
+        return few
 
     def prompt_launch(self, query_lens: np.ndarray, seq_lens: np.ndarray) -> kernels.Launch:
         """Sizes for rows of several new tokens, int [rows], and of all tokens. Few programs divide the keys of rows."""
@@ -381,22 +381,6 @@ def _hopper_kernel(spec: AttentionSpec, options: TritonOptions) -> Callable[...,
     if persistent is None:
         persistent = spec.head_dim <= 128
     return partial(prefill.prefill_attention, persistent=persistent)
-
-
-def _narrow_kernel(spec: AttentionSpec) -> Any:
-    """The module of decodes over a cache of e4m3 for this layer on this device; None where there is none."""
-    plain = not (spec.window or spec.soft_cap or spec.sinks or spec.alibi or spec.returns_lse)
-    if not plain or spec.context.ranks > 1:
-        return None
-    try:
-        from frame.kernels import decode_narrow
-    except ImportError:
-        return None
-    groups = spec.num_heads // spec.num_kv_heads
-    if not decode_narrow.fits(spec.head_dim, groups, spec.block_size, spec.dtype, spec.kv_dtype):
-        return None
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return decode_narrow if interpreted or is_hopper(torch.device(spec.device_type)) else None
 
 
 def _num_multiprocessors(device_type: str) -> int:

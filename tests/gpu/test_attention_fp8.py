@@ -10,8 +10,9 @@ import torch
 
 from frame.core.ops import Ops, attention as reference
 from frame.interfaces import BackendSetup
-from frame.plugins.attention import triton as triton_attention, triton_wide
-from frame.plugins.attention.triton import NarrowRule, TritonAttention
+from frame.plugins.attention import triton as triton_attention, triton_narrow, triton_wide
+from frame.plugins.attention.triton import TritonAttention
+from frame.plugins.attention.triton_narrow import NarrowRule
 from tests.plugins.attention.batches import check, make_case, spec_of, split_rows
 
 pytestmark = pytest.mark.gpu
@@ -90,8 +91,8 @@ def test_several_splits_and_heads_of_128(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_decodes_by_a_kernel_of_their_own_where_rules_say_so(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not INTERPRETED and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs Hopper")
-    monkeypatch.setattr(triton_attention, "NARROW_RULES", (NarrowRule(1e9, splits),))
-    monkeypatch.setattr(triton_attention, "MIN_NARROW_SPLIT", 32)
+    monkeypatch.setattr(triton_narrow, "NARROW_RULES", (NarrowRule(1e9, splits),))
+    monkeypatch.setattr(triton_narrow, "MIN_NARROW_SPLIT", 32)
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
     given = {"device_type": DEVICE, "dtype": dtype, "kv_dtype": torch.float8_e4m3fn, "head_dim": 128, "block_size": 16}
     for rows in ([(150, 1), (0, 1), (31, 1)], [(90, 1), (0, 5)]):

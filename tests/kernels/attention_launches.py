@@ -195,6 +195,12 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
         for launch in FEW_LAUNCHES:
             if launch.num_warps != 16 or dim == 64:
                 found[f"few decodes, {name}, {launch}"] = partial(few, launch, heads, kv_heads, dim, **more)
+    for name in ("usual", "sinks", "window, sinks, head of 64", "head of 80", "16 heads a KV head", "float16"):
+        found[f"few decodes as planned, {name}"] = partial(attend, layer(**LAYERS[name]), [(1000, 1)])
+        rows = [(32768, 1)] * 4
+        found[f"few decodes as planned, {name}, long rows"] = partial(
+            attend, layer(**LAYERS[name]), rows, few_decodes=True
+        )
     found["narrow decodes, scales of heads"] = partial(narrow, NarrowLaunch(2), head_scales=True)
     return found
 
@@ -211,6 +217,7 @@ FEW_LAYERS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 FEW_LAUNCHES = (
     FewLaunch(64, 8), FewLaunch(128, 8), FewLaunch(64, 8, 16, 128), FewLaunch(128, 8, 16, 256),
     FewLaunch(128, 8, 16, 256, early=False, lets_in=False), FewLaunch(32, 4, 32, 64), FewLaunch(128, 16, 16, 256),
+    FewLaunch(64, 4, 64, 128), FewLaunch(32, 8, 64, 64),
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ SAMPLING = ("sampling_kernels", "sampling_filter_kernels", "sampling_logits_kern
 DEVICES = ("all_reduce_kernels", "peer_copies", "expert_exchange_kernels", "block_copies")
 FORMATS = (
     "attention_fp8", "latent", "latent_sparse", "state_kernels", "adapter_kernels", "expert_adapter_kernels",
-    "decode_narrow", "decode_few",
+    "decode_narrow", "decode_few", "attention_few",
 )  # fmt: skip
 CODES = (
     "codebook_kernels", "quantized_kernels", "coded_experts", "nibble_kernels", "coded_fragments", "coded_ring",
@@ -43,7 +43,7 @@ CODES = (
             id="slow cases",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["cascade_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
+        pytest.param(["cascade_engine", "few_engine"], "gpu", id="an engine", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_under_the_interpreter(names: Sequence[str], kept: str) -> None:

@@ -1,5 +1,8 @@
 """Steps before the first request: they reach every feature, and leave nothing that a request could see."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +136,35 @@ def test_a_thorough_warm_up_meets_what_attention_launches_for_any_number_of_rows
         for rows in range(1, most + 1):
             for length in (1, 100, 300, 700, 1500, 3000, 8192):
                 assert launches(rows, length) <= met, (multiprocessors, rows, length)
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+@pytest.mark.parametrize("window", [0, 128, 1024])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_thorough_warm_up_meets_what_attention_launches_for_few_rows(head_dim, window, wanted):
+    few = pytest.importorskip("frame.plugins.attention.triton_few")
+    f16 = torch.bfloat16
+
+    def kinds(rows, length, kv_heads, multiprocessors, most):
+        spec = AttentionSpec(32, kv_heads, head_dim, 1.0, f16, f16, 16, "cpu", window=window)
+        lens = np.full(rows, length or most, np.int32)
+        batch = SimpleNamespace(
+            host_query_lens=np.ones(rows, np.int32), host_seq_lens=lens, max_query_len=1, deterministic=False,
+            prefix=None, seq_lens=torch.from_numpy(lens),
+        )  # fmt: skip
+        one = few.few_launch(spec, batch, multiprocessors, always=bool(wanted))
+        # the room for parts is one size up to 16 splits, and one above
+        return one and (one.block_n, one.num_warps, one.lets_in, one.splits > 1, one.splits > 16)
+
+    for multiprocessors in (78, 114, 132, 148):
+        for kv_heads in (2, 4, 8, 16):
+            for most in (512, 2048, 8192, 131072):
+                sizes = kv_heads, multiprocessors, most
+                steps = warm_up._more_decodes(16, most)
+                met = {kinds(one.padded_rows, one.max_seq_len, *sizes) for one in steps}
+                for rows in range(1, 17):
+                    for length in (1, 100, 300, 700, 1500, 3000, 6000, 100_000):
+                        assert kinds(rows, min(length, most), *sizes) in {*met, None}, (rows, length, *sizes)
 
 
 def test_decodes_of_a_thorough_warm_up_are_no_longer_than_requests():
