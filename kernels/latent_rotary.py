@@ -1,4 +1,4 @@
-"""What latent attention does between its products and its attention, in one launch: the latent's norm, both turned parts.
+"""What latent attention does between its products and attention itself, in one launch: a norm, and two turned parts.
 
 The reference is `Ops.latent_rotary`. Of a query only the part that turns is read and written, in place, and each latent
 once. Knows no layer.

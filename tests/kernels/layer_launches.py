@@ -270,8 +270,8 @@ def rotations(
 
 
 def turned_latents(
-    tokens: int, heads: int, dtype: torch.dtype = BF16, *, turned: int = 64, interleaved: bool = True, offset: float = 0.0,
-    scale: float = 1.0, rank: int = 512, axes: int = 0,
+    tokens: int, heads: int, dtype: torch.dtype = BF16, *, turned: int = 64, interleaved: bool = True,
+    offset: float = 0.0, scale: float = 1.0, rank: int = 512, axes: int = 0,
 ) -> None:  # fmt: skip
     """Latents with 64 numbers that turn or more, and those of the queries, behind a latent of queries."""
     query, latent = _empty(tokens, heads, 192, dtype=dtype), _empty(tokens, 1536 + rank + 64, dtype=dtype)[:, 1536:]

@@ -285,7 +285,7 @@ class RotaryEmbedding(nn.Module):
     def latents(self, positions: Tensor, query: Tensor, latent: Tensor, norm: RMSNorm, scale: float = 1.0) -> Tensor:
         """Turns the end of `query` [T, H, nope + rope] in place; gives what latent attention stores of `latent`.
 
-        Of `latent` [T, rank + rope] the first part is normalised by `norm` and multiplied with `scale`, the rest turned.
+        Of `latent` [T, rank + rope] the first part is normalised by `norm` and multiplied with `scale`; the rest turns.
         """
         places = self._places(positions)
         return self.ops.latent_rotary(query, latent, norm.given, places, self.cos_sin, self.interleaved, scale)
