@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep
-from frame.layers import RotaryEmbedding, normed_linear
+from frame.layers import RMSNorm, RotaryEmbedding, normed_linear
 
 #: The norms of latents have this, whatever `rms_norm_eps` says.
 LATENT_EPS = 1e-6
@@ -50,7 +50,7 @@ class LatentAttentionBlock(nn.Module):
             self.query = build.linear(f"{prefix}.q_b_proj", self.query_rank, heads * width, shard="column")
         else:
             self.query = build.linear(f"{prefix}.q_proj", hidden_size, heads * width, shard="column")
-        self.latent_norm = build.norm(f"{prefix}.kv_a_layernorm", self.rank, eps=LATENT_EPS)
+        self.latent_norm = RMSNorm(build, f"{prefix}.kv_a_layernorm", self.rank, LATENT_EPS)
         self.attention = build.latent_attention(
             prefix,
             heads,
