@@ -18,8 +18,10 @@ from .chain import await_previous, chained
 #: As `frame.core.ops.layers.Positions`.
 Positions = Tensor | tuple[Tensor, Tensor]
 
-#: From so many tokens on, a program takes more heads: warps of WARP_HEADS each, so that a row's bits stay the same.
-MANY_TOKENS, WARP_HEADS = 512, 4
+#: Heads of a warp: the same for any number of tokens, on which no row's bits depend.
+WARP_HEADS = 4
+#: From so many tokens on, a program has so many warps.
+MANY_TOKENS, MANY_WARPS = 512, 2
 
 
 class Heads(NamedTuple):
@@ -170,7 +172,7 @@ def _launch(
     query_out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     key_out = torch.empty(key.shape, dtype=key.dtype, device=key.device)
     if tokens:
-        warps = 2 if tokens >= MANY_TOKENS else 1
+        warps = MANY_WARPS if tokens >= MANY_TOKENS else 1
         heads = warps * WARP_HEADS
         rest = dim - 2 * half
         places, axes = (positions, None) if isinstance(positions, Tensor) else positions

@@ -1,13 +1,13 @@
 """Time of what latent attention does between its products and attention itself: one launch against one for each step.
 
-    python -m benchmarks.kernels.latent_parts [--tokens 1,64,512,8192] [--ways op,chain,rotary] [--json FILE]
+    python -m benchmarks.kernels.latent_parts [--tokens 1,64,512,8192] [--ways op,chain,rotary] [--sweep] [--json FILE]
 
 DeepSeek V2-Lite, and V3 on one device and on one of eight. `op` is `Ops.latent_rotary` of the CUDA platform, `chain`
 the norm of the latents, the turned parts of queries and latents and the two tensors joined from them, `rotary` the
 second of these alone; a line of Llama's heads, whose halves turn, has that only. `copy` is what a copy of as many bytes
 as the op must read and write takes. The op is first compared with its reference. Medians of calls that are replayed
-from a CUDA graph: of few tokens everything stays in the L2 cache. Elsewhere than on a GPU only the comparison is made,
-by Triton's interpreter.
+from a CUDA graph: of few tokens everything stays in the L2 cache. `--sweep` tries other sizes of programs. Elsewhere
+than on a GPU only the comparison is made, by Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
 from benchmarks.kernels.paged_rows import microseconds
+from frame.kernels import latent_rotary, rotary
 from frame.ops import Ops
 from frame.plugins.platforms.cuda.ops import CudaOps
 
@@ -36,6 +37,8 @@ RANK, ROPE, NOPE, POSITIONS, EPS = 512, 64, 128, 16384, 1e-6
 #: Model → heads, numbers of the queries' latent.
 MODELS = {"V2-Lite": (16, 0), "V3": (128, 1536), "V3 of 8": (16, 1536)}
 TOKENS, WAYS = "1,64,512,8192", ("op", "chain", "rotary")
+#: What `--sweep` tries: most heads and warps of a program of the op, warps of a program that turns many tokens.
+PROGRAMS, WARPS = ((4, 1), (8, 1), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4), (64, 4)), (1, 2, 4)
 #: Query and key heads of Llama 8B, and their size.
 LLAMA = 32, 8, 128
 
@@ -128,12 +131,27 @@ def llama(tokens: int, ops: Ops) -> dict[str, float]:
     return {"rotary": float(microseconds(lambda: ops.rotary(*given))), "copy": copied(moved)}
 
 
+def sweep(tokens: int, heads: int, before: int, ops: Ops) -> dict[str, float]:
+    """Microseconds by the size of a program, of the op and of the kernel that only turns."""
+    inputs, found = Inputs.made(tokens, heads, before), dict[str, float]()
+    kept = latent_rotary.MOST_HEADS, latent_rotary.NUM_WARPS, rotary.MANY_WARPS
+    for most, warps in PROGRAMS:
+        latent_rotary.MOST_HEADS, latent_rotary.NUM_WARPS = most, warps
+        found[f"op, {most} heads and {warps} warps"] = float(microseconds(lambda: inputs.op(ops)))
+    for warps in WARPS if tokens >= rotary.MANY_TOKENS else ():
+        rotary.MANY_WARPS = warps
+        found[f"rotary, {warps} warps"] = float(microseconds(lambda: inputs.turned(ops)))
+    latent_rotary.MOST_HEADS, latent_rotary.NUM_WARPS, rotary.MANY_WARPS = kept
+    return found
+
+
 @torch.inference_mode()
 def main() -> None:
     """Prints a line for each model and number of tokens."""
     parser = argparse.ArgumentParser(description="What latent attention does before attention itself.")
     parser.add_argument("--tokens", default=TOKENS, help="Numbers of tokens, with commas between them.")
     parser.add_argument("--ways", default=",".join(WAYS), help="What to time, with commas between them.")
+    parser.add_argument("--sweep", action="store_true", help="Try other sizes of programs.")
     parser.add_argument("--json", type=Path, help="File for the results.")
     options = parser.parse_args()
     ways, ops, results = options.ways.split(","), CudaOps(), []
@@ -147,6 +165,9 @@ def main() -> None:
             results.append({"model": name, "tokens": tokens, **found})
             times = ", ".join(f"{way} {found[way]:7.1f} µs" for way in (*ways, "copy") if way in found)
             print(f"{name:8} {tokens:5} tokens: {times}", f"off by {found.get('off', 0.0):.1e}", flush=True)
+            if options.sweep and DEVICE == "cuda" and name in MODELS:
+                for way, time in sweep(tokens, *MODELS[name], ops).items():
+                    print(f"  {way}: {time:.1f} µs", flush=True)
     if options.json:
         name = torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE
         options.json.write_text(json.dumps({"device": name, "torch": torch.__version__, "cases": results}, indent=1))
