@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..interfaces.experts import SILU, Gating
 from . import adapters, attention, layers, logits, quantized, sampling, states, step
-from .layers import NO_BIASES, ExpertBiases, Norm, RowParts
+from .layers import NO_BIASES, ExpertBiases, Norm, Positions, RowParts
 from .quantized import CodedWeights
 
 
@@ -35,6 +36,23 @@ class Ops:
     gelu_tanh_mul = staticmethod(layers.gelu_tanh_mul)
     norm_rotary = staticmethod(layers.norm_rotary)
     rotary = staticmethod(layers.rotary)
+
+    def latent_rotary(
+        self, query: Tensor, latent: Tensor, norm: Norm, positions: Positions, cos_sin: Tensor,
+        interleaved: bool = False, scale: float = 1.0,
+    ) -> Tensor:  # fmt: skip
+        """What latent attention reads: `latent` [T, rank + rope] with its first part normalised and the rest turned.
+
+        `norm` has a weight [rank]; what it gives is multiplied with `scale`. The last `rope` features of `query`
+        [T, H, nope + rope] are turned as by `rotary`, in place.
+        """
+        first, key = latent.split([len(norm[0]), latent.shape[1] - len(norm[0])], -1)
+        part = query[..., query.shape[2] - key.shape[1] :]
+        first = self.rms_norm(first, *norm)
+        turned, key = self.rotary(part, key.unsqueeze(1), positions, cos_sin, interleaved)
+        part.copy_(turned)
+        return torch.cat((first if scale == 1.0 else first * scale, key.squeeze(1)), -1)
+
     lookup = staticmethod(layers.lookup)
     linear = staticmethod(layers.linear)
     linear_into = staticmethod(layers.linear_into)

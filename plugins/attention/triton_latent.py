@@ -71,13 +71,17 @@ class Expanded:
 
 @dataclass(frozen=True)
 class LatentStep:
-    """The batch. Its first `num_decodes` rows have one token each; what is behind them is `few` or `long`."""
+    """The batch. Its first `num_decodes` rows have one token each; what is behind them is `few` or `long`.
+
+    Unless the rows cover all tokens, those that no row owns are padding.
+    """
 
     batch: GroupBatch
     num_decodes: int
     decode: LatentLaunch | None
     few: Absorbed | None
     long: Expanded | None
+    covers_all: bool = False
 
 
 class TritonLatent(LatentBackend):
@@ -124,6 +128,7 @@ class TritonLatent(LatentBackend):
             decode,
             self._few(batch, few) if few.any() else None,
             self._long(batch, first, long, cached) if long.any() else None,
+            covers_all=int(lens.sum()) == batch.num_tokens,
         )
 
     def _few(self, batch: GroupBatch, chosen: np.ndarray) -> Absorbed:
@@ -172,7 +177,8 @@ class TritonLatent(LatentBackend):
         batch: GroupBatch = step.batch
         if step.decode is not None and n == len(query):
             return self._decode(layer, query, latent, kv_cache, step)
-        out = query.new_zeros(*query.shape[:2], spec.value_dim)
+        make = query.new_empty if step.covers_all else query.new_zeros
+        out = make((*query.shape[:2], spec.value_dim))
         if step.few is not None or step.long is not None:
             # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
             write_latents(latent[n:], kv_cache, batch.slot_mapping[n:], spec.rank)

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from frame.interfaces import Build, ForwardStep
-from frame.layers import RotaryEmbedding, normed_linear
+from frame.layers import RMSNorm, RotaryEmbedding, normed_linear
 
 #: The norms of latents have this, whatever `rms_norm_eps` says.
 LATENT_EPS = 1e-6
@@ -51,7 +50,7 @@ class LatentAttentionBlock(nn.Module):
             self.query = build.linear(f"{prefix}.q_b_proj", self.query_rank, heads * width, shard="column")
         else:
             self.query = build.linear(f"{prefix}.q_proj", hidden_size, heads * width, shard="column")
-        self.latent_norm = build.norm(f"{prefix}.kv_a_layernorm", self.rank, eps=LATENT_EPS)
+        self.latent_norm = RMSNorm(build, f"{prefix}.kv_a_layernorm", self.rank, LATENT_EPS)
         self.attention = build.latent_attention(
             prefix,
             heads,
@@ -71,17 +70,14 @@ class LatentAttentionBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(its part of norm(hidden + residual), hidden + residual); all [T, hidden_size]."""
         joined, normed, residual = normed_linear(norm, self.inputs, hidden, residual)
-        of_query, latent, rope_key = joined.split([self.query_rank, self.rank, self.rope], -1)
+        of_query, latent = joined.split([self.query_rank, self.rank + self.rope], -1)
         small = self.query_norm(of_query) if self.query_rank else None
         query = self.query(normed if small is None else small).unflatten(-1, (-1, self.nope + self.rope))
-        latent = self.latent_norm(latent)
-        if self.scales != (1.0, 1.0):
-            query, latent = query * self.scales[0], latent * self.scales[1]
+        if self.scales[0] != 1.0:
+            query = query * self.scales[0]
         if self.temperature is not None:
             query = query * self.temperature(positions)[:, None, None].to(query.dtype)
-        nope, rope = query.split([self.nope, self.rope], -1)
-        rope, turned = self.rotary(positions, rope, rope_key.unsqueeze(1))
-        query, latent = torch.cat((nope, rope), -1), torch.cat((latent, turned.squeeze(1)), -1)
+        latent = self.rotary.latents(positions, query, latent, self.latent_norm, self.scales[1])
         chosen = None if self.choose is None else self.choose(normed, small, positions, step)
         return self.output(self.attention(query, latent, step, chosen)), residual
 

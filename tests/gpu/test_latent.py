@@ -167,6 +167,19 @@ def test_padding_stores_nothing() -> None:
     check(make_latent_case(small(), DECODES), captured=True, bound=400)
 
 
+def test_nothing_is_filled_where_rows_cover_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unfilled(TritonLatent):
+        def forward(self, *given: Any) -> torch.Tensor:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "new_zeros", None)
+                return super().forward(*given)
+
+    case = make_latent_case(small(), [(5, 1), (90, 4), (0, 40)])
+    out = case.run(TritonLatent, padding_tokens=2)
+    assert torch.equal(out[45:], torch.zeros_like(out[45:]))
+    assert torch.equal(case.run(Unfilled), out[:45])
+
+
 def test_rows_that_only_the_device_knows_the_length_of() -> None:
     """The host's lengths are bounds where drafts are in flight."""
     check(make_latent_case(small(), [(40, 1), (60, 4), (20, 3)]), bound=5)

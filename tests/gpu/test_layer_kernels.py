@@ -10,6 +10,7 @@ import torch
 from frame.core.ops import Ops, attention, layers
 from frame.kernels import (
     activation as activation_kernels,
+    latent_rotary as latent_rotary_kernels,
     linear as linear_kernels,
     merge as merge_kernels,
     norm as norm_kernels,
@@ -101,6 +102,67 @@ def test_rotary_on_three_axes(normed: bool, interleaved: bool, dim: int, turned:
         expected = layers.rotary(query, key, positions, table, interleaved)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "turned", "offset", "scale"),
+    [(9, 5, 32, 0.0, 1.0), (3, 20, 24, 1.0, 0.37), (1, 1, 16, 0.0, 1.0)],
+)
+def test_latent_and_turned_parts_in_one_pass(
+    dtype: torch.dtype, interleaved: bool, tokens: int, heads: int, turned: int, offset: float, scale: float
+) -> None:
+    """Latents of 40 numbers and 32 more behind others; each row's queries lie among those of another product."""
+    fused = random(tokens, 90 + 40 + 32, dtype=dtype)
+    query = random(tokens, (heads + 1) * 56, dtype=dtype)[:, : heads * 56].unflatten(1, (heads, 56))
+    angles = torch.rand(50, turned // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
+    given = (
+        (random(40, dtype=dtype), 1e-6, offset),
+        torch.randint(0, 50, (tokens,)).to(DEVICE),
+        table,
+        interleaved,
+        scale,
+    )
+    expected_query = query.clone()
+    expected = Ops().latent_rotary(expected_query, fused[:, 90:], *given)
+    close(latent_rotary_kernels.latent_rotary(query, fused[:, 90:], *given), expected)
+    close(query, expected_query)
+    assert torch.equal(query[..., :24], expected_query[..., :24])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_latent_turned_on_three_axes(apart: bool) -> None:
+    query, latent = random(9, 5, 48, dtype=torch.float32), random(9, 40 + 32, dtype=torch.float32)
+    table = random(50, 32, dtype=torch.float32)
+    whole = torch.randint(0, 50, (3, 11)).to(DEVICE)
+    rows = whole[:, :9] if apart else whole[:1, :9].expand(3, -1)
+    positions = rows, torch.randint(0, 3, (16,), dtype=torch.int32).to(DEVICE)
+    given = latent, (random(40, dtype=torch.float32), 1e-6, 0.0), positions, table
+    expected_query = query.clone()
+    expected = Ops().latent_rotary(expected_query, *given)
+    close(latent_rotary_kernels.latent_rotary(query, *given), expected)
+    close(query, expected_query)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_number_of_tokens_changes_no_bits_of_turned_heads(
+    dtype: torch.dtype, interleaved: bool, normed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of many tokens takes more heads."""
+    fused = random(9, 22 * 80, dtype=dtype).unflatten(1, (22, 80))
+    query, key, weights = fused[:, :19], fused[:, 19:21], (random(80, dtype=dtype), random(80, dtype=dtype))
+    angles = torch.rand(50, 32) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1).to(DEVICE)
+    norm = (weights, 1e-6, 0.0) if normed else ()
+    turn = rotary_kernels.norm_rotary if normed else rotary_kernels.rotary
+    given = query, key, *norm, torch.randint(0, 50, (9,)).to(DEVICE), table, interleaved
+    few = turn(*given)
+    monkeypatch.setattr(rotary_kernels, "MANY_TOKENS", 9)
+    assert all(torch.equal(one, other) for one, other in zip(few, turn(*given), strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -28,6 +28,7 @@ from frame.kernels import (
     few_adapters,
     join,
     joined_adapters,
+    latent_rotary,
     linear,
     linear_hopper,
     linear_rows,
@@ -266,6 +267,20 @@ def rotations(
     weights = (_empty(dim, dtype=dtype), _empty(dim, dtype=dtype))
     rotary.rotary(query, key, positions, table, interleaved)
     rotary.norm_rotary(query, key, weights, 1e-6, offset, positions, table, interleaved)
+
+
+def turned_latents(
+    tokens: int, heads: int, dtype: torch.dtype = BF16, *, turned: int = 64, interleaved: bool = True,
+    offset: float = 0.0, scale: float = 1.0, rank: int = 512, axes: int = 0,
+) -> None:  # fmt: skip
+    """Latents with 64 numbers that turn or more, and those of the queries, behind a latent of queries."""
+    query, latent = _empty(tokens, heads, 192, dtype=dtype), _empty(tokens, 1536 + rank + 64, dtype=dtype)[:, 1536:]
+    positions: Any = _empty(tokens, dtype=torch.int64)
+    if axes:
+        positions = positions.expand(axes, -1), _empty(turned // 2, dtype=torch.int32)
+    norm = _empty(rank, dtype=dtype), 1e-6, offset
+    table = _empty(4096, turned, dtype=F32)
+    latent_rotary.latent_rotary(query, latent, norm, positions, table, interleaved, scale)
 
 
 def gates(dtype: torch.dtype = BF16) -> None:
@@ -606,6 +621,14 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["rotary, interleaved"] = partial(rotations, 64, 128, 128, interleaved=True)
     found["rotary, three axes"] = partial(rotations, 64, 128, 128, axes=3)
     found["rotary, offset"] = partial(rotations, 64, 256, 256, offset=1.0)
+    for heads in (4, 16, 20, 128):
+        found[f"latents and {heads} heads turned"] = partial(turned_latents, 64, heads)
+    found["latents and 16 heads turned, halves"] = partial(turned_latents, 64, 16, interleaved=False, scale=0.5)
+    found["latents and 16 heads turned, three axes"] = partial(turned_latents, 64, 16, rank=256, axes=3)
+    found["latents and 16 heads turned, a part"] = partial(turned_latents, 64, 16, turned=24, offset=1.0)
+    for dtype in (F16, F32):
+        found[f"latents and 16 heads turned, {dtype}"] = partial(turned_latents, 64, 16, dtype)
+    found["rotary, interleaved, 4096 tokens"] = partial(rotations, 4096, 64, 64, interleaved=True)
     for num_experts, top_k in ((8, 2), (160, 6), (512, 10)):
         found[f"{top_k} of {num_experts} experts"] = partial(choices, num_experts, top_k)
     found["routers of families"] = routers

@@ -23,6 +23,7 @@ from frame.kernels import (
     filters,
     join,
     joined_adapters,
+    latent_rotary,
     logits,
     logprobs,
     merge,
@@ -83,6 +84,7 @@ class CudaOps(Ops):
     gelu_tanh_mul = staticmethod(activation.gelu_tanh_mul)
     norm_rotary = staticmethod(rotary.norm_rotary)  # before the function `rotary` hides the module
     rotary = staticmethod(rotary.rotary)
+    latent_rotary = staticmethod(latent_rotary.latent_rotary)
     merge_parts = staticmethod(merge.merge_parts)
     route = staticmethod(routing.route)
     place_experts = staticmethod(routing.place_experts)

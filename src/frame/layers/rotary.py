@@ -270,9 +270,7 @@ class RotaryEmbedding(nn.Module):
         `norms` (of queries, of keys) normalise each head before; two `RMSNorm`s that differ only in their weights do so
         in one op with the rotation. Two `HeadsNorm`s normalise all heads together, with one sum over ranks.
         """
-        places: Positions = positions[0]
-        if self.axes is not None and len(positions) > 1:
-            places = positions, self.axes
+        places = self._places(positions)
         if norms is not None:
             first, second = norms
             if isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and first.alike(second):
@@ -283,3 +281,16 @@ class RotaryEmbedding(nn.Module):
             else:
                 query, key = first(query), second(key)
         return self.ops.rotary(query, key, places, self.cos_sin, self.interleaved)
+
+    def latents(self, positions: Tensor, query: Tensor, latent: Tensor, norm: RMSNorm, scale: float = 1.0) -> Tensor:
+        """Turns the end of `query` [T, H, nope + rope] in place; gives what latent attention stores of `latent`.
+
+        Of `latent` [T, rank + rope] the first part is normalised by `norm` and multiplied with `scale`; the rest turns.
+        """
+        places = self._places(positions)
+        return self.ops.latent_rotary(query, latent, norm.given, places, self.cos_sin, self.interleaved, scale)
+
+    def _places(self, positions: Tensor) -> Positions:
+        if self.axes is not None and len(positions) > 1:
+            return positions, self.axes
+        return positions[0]

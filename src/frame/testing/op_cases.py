@@ -82,6 +82,13 @@ def _rotary_on_axes(draw: Draw, interleaved: bool) -> Arguments:
     return (query, key, (draw.ints(64, 3, 7, dtype=torch.int64), axes), cos_sin), named
 
 
+def _latent_rotary(draw: Draw, turned: int, offset: float = 0.0, **named: Any) -> Arguments:
+    """Latents of 24 numbers and 16 more, of which `turned` turn, beside those of a query in one product's result."""
+    query, latent = draw.floats(7, 3, 36), draw.floats(7, 60)[:, 20:]
+    table = torch.randn(64, turned, generator=torch.Generator().manual_seed(1))
+    return (query, latent, (draw.floats(24), 1e-6, offset), draw.ints(64, 7, dtype=torch.int64), table), named
+
+
 def _norm_rotary(draw: Draw, interleaved: bool) -> Arguments:
     (query, key, positions, cos_sin), named = _rotary(draw, interleaved, 32)
     return (query, key, (draw.floats(32), draw.floats(32)), 1e-6, 1.0, positions, cos_sin), named
@@ -345,6 +352,8 @@ CASES: Mapping[str, Sequence[Callable[[Draw], Arguments]]] = {
     "rotary": [lambda d: _rotary(d, False, 32), lambda d: _rotary(d, False, 16), lambda d: _rotary(d, True, 32),
                lambda d: _rotary_on_axes(d, False), lambda d: _rotary_on_axes(d, True)],
     "norm_rotary": [lambda d: _norm_rotary(d, False), lambda d: _norm_rotary(d, True)],
+    "latent_rotary": [lambda d: _latent_rotary(d, 16), lambda d: _latent_rotary(d, 16, interleaved=True, scale=0.37),
+                      lambda d: _latent_rotary(d, 8, 1.0), lambda d: _latent_rotary(d, 12, interleaved=True)],
     "lookup": [lambda d: ((d.ints(24, 5), d.floats(24, 32)), {})],
     "linear": [lambda d: ((d.floats(5, 32), d.floats(24, 32)), {}),
                lambda d: ((d.floats(2, 3, 32), d.floats(24, 32), d.floats(24)), {})],

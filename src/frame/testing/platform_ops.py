@@ -137,6 +137,9 @@ def _row_ops(ops: Ops, draw: Draw, device: torch.device) -> dict[str, Callable[[
         "gelu_tanh_mul": lambda rows: ops.gelu_tanh_mul(gates[rows]),
         "map_rows": lambda rows: ops.map_rows(torch.tanh, x[rows]),
         "rotary": lambda rows: ops.rotary(heads[rows], heads[rows], positions[rows], table)[0],
+        "latent_rotary": lambda rows: ops.latent_rotary(
+            heads[rows].clone(), gates[rows], (scale, 1e-6, 0.0), positions[rows], table[:, :8]
+        ),
         "route": lambda rows: ops.route(logits[rows], routed)[0],
         "fused_experts": lambda rows: ops.fused_experts(x[rows], gate_up, down, weights[rows], ids[rows]),
     }
