@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
 )
 
+from . import latent_turns
 from .attention import LOG2E
 from .chain import await_previous, chained
 from .latent_columns import Place, find, leave, store_joined, take
@@ -34,11 +35,14 @@ from .latent_tiles import (
     serves,
     store_latent,
 )
+from .linear_invariant import num_multiprocessors
 
 __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 16
+#: Whether programs serve parts in turn where there are more than multiprocessors, and draw them: no GPU has timed either.
+IN_TURN, DRAWS = False, False
 
 
 class Left(NamedTuple):
@@ -161,20 +165,35 @@ def latent_decode(
     *,
     scale: float,
     splits: int,
+    in_turn: bool | None = None,
+    draws: bool = DRAWS,
 ) -> Tensor:
-    """As `latent_decode.latent_decode`, of what `serves` is true of; a row is read in up to `splits` parts."""
+    """As `latent_decode.latent_decode`, of what `serves` is true of; a row is read in up to `splits` parts.
+
+    `in_turn` parts are served by one program a multiprocessor, which `draws` them as `latent_turns.launch` says; None:
+    as the number of parts and `IN_TURN` say. Neither changes a bit.
+    """
     count, heads, width = query.shape
     out = torch.empty((count, heads, RANK), dtype=query.dtype, device=query.device)
     if count == 0:
         return out
     parts, lse = room_for_parts(out, splits)
-    block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
-    _latent_few[(splits, triton.cdiv(heads, HEADS), count)](
-        parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots,
-        LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
-        latent.stride(0), BLOCK=block_size, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
-        LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4, **chained(query.device),
-    )  # fmt: skip
+    rows = LatentRows(seq_lens, table_rows, block_table, block_table.stride(0))
+    groups = triton.cdiv(heads, HEADS)
+    if in_turn is None:
+        in_turn = IN_TURN and splits * groups * count > num_multiprocessors(query.device)
+    if in_turn:
+        latent_turns.launch(
+            parts, lse, query, latent, kv_cache, slots, rows, scale=scale, splits=splits, draws=draws
+        )  # fmt: skip
+    else:
+        block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
+        _latent_few[(splits, groups, count)](
+            parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots, rows, scale * LOG2E.value, heads,
+            row_of_block, latent.stride(0), BLOCK=block_size, SPLIT=splits > 1,
+            LINE=gl.BlockedLayout([4], [32], [4], [0]), LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4,
+            **chained(query.device),
+        )  # fmt: skip
     if splits > 1:
         join_parts(out, parts, lse, latents_of(kv_cache[..., :RANK], kv_cache[..., RANK:]))
     return out

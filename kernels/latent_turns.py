@@ -79,7 +79,7 @@ def _heads_of(item, work):
 
 
 @gluon.jit
-def _length_of(rows, item, work):
+def _row_of(rows, item, work):
     """(Length, row of the block table) of the row of a part; zeros behind the last one."""
     row, there = item // work.splits // work.groups, item < work.items
     return gl.load(rows.seq_lens + row, mask=there, other=0), gl.load(rows.table_rows + row, mask=there, other=0)
@@ -107,7 +107,7 @@ def _hear(queries, told, turn):
 
 @gluon.jit
 def _following(counter, item, items, DRAWS: gl.constexpr):
-    """The program's next part: one that it draws, or the next of its share.
+    """The part behind part `item`: one that the program draws, or the next of its share.
 
     Each part that is served draws once, so the last number is known; the program that draws it resets the counter.
     """
@@ -115,10 +115,8 @@ def _following(counter, item, items, DRAWS: gl.constexpr):
         drawn = gl.atomic_add(counter, 1, sem="relaxed")
         if drawn == items - 1:
             gl.store(counter, 0)
-        following = drawn + gl.num_programs(0)
-    else:
-        following = item + gl.num_programs(0)
-    return following
+        item = drawn
+    return item + gl.num_programs(0)
 
 
 @gluon.jit
@@ -128,18 +126,17 @@ def _fetch(
 ):  # fmt: skip
     """The fetching warp: chooses parts and fetches their queries and tiles, as far ahead as there are places."""
     item, turn, begun = gl.program_id(0), 0, 0
-    seq_len, table_row = _length_of(rows, item, work)
+    seq_len, table_row = _row_of(rows, item, work)
     while item < work.items:
-        # what the next part needs to begin is read while this one is fetched
-        following = _following(counter, item, work.items, DRAWS)
-        next_len, next_table_row = _length_of(rows, following, work)
         split, row, first_head, real_heads = _heads_of(item, work)
         low, high = part_of_row(seq_len, split, work.splits, 64)
+        part = Part(low, high, rows.block_table + table_row.to(gl.int64) * rows.stride_table)
         if low >= high:
             leave_empty(written.out, written.lse, first_head, real_heads, split, work.splits, SPLIT, LINE)
+            item = _following(counter, item, work.items, DRAWS)
+            seq_len, table_row = _row_of(rows, item, work)
         else:
             newest = gl.load(written.slots + row, mask=high == seq_len, other=-1)
-            part = Part(low, high, rows.block_table + table_row.to(gl.int64) * rows.stride_table)
             _tell(queries, told, turn, item, high - low)
             fetch_queries(sources, queries, turn % 2, first_head.to(gl.int32))
             steps = (high - low + 63) // 64
@@ -148,9 +145,11 @@ def _fetch(
                     place = (newest // BLOCK * written.row_of_block + newest % BLOCK) * 576
                     store_latent(written.cache, written.latent + row * written.stride_latent, place, place + 512, LINE)
                 fetch_tile(sources, tiles, part, step, begun + step, written.row_of_block, BLOCK)
+                if step == steps // 2:  # what the next part needs to begin is read while there is work ahead
+                    item = _following(counter, item, work.items, DRAWS)
+                    seq_len, table_row = _row_of(rows, item, work)
             turn += 1
             begun += steps
-        item, seq_len, table_row = following, next_len, next_table_row
     _tell(queries, told, turn, 0, 0)
     mbarrier.arrive(queries.ready.index(turn % 2), count=1)
 
@@ -268,7 +267,7 @@ def _latent_turns(
 
 
 @lru_cache(maxsize=16)
-def _counter(device: torch.device) -> Tensor:
+def counter(device: torch.device) -> Tensor:
     """A zero int32 [1] that stays on the device: parts that the programs of a launch drew, which leave it as zero."""
     return torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -295,7 +294,7 @@ def launch(
     items, row_of_block = count * triton.cdiv(heads, 16) * splits, kv_cache.stride(0) // width
     _latent_turns[(min(items, num_multiprocessors(query.device)),)](
         out, lse, *sources_of(query, kv_cache), latent, kv_cache, slots, rows, scale * LOG2E.value, items, splits, heads,
-        row_of_block, latent.stride(0), _counter(query.device), BLOCK=kv_cache.shape[1], SPLIT=splits > 1,
+        row_of_block, latent.stride(0), counter(query.device), BLOCK=kv_cache.shape[1], SPLIT=splits > 1,
         LINE=gl.BlockedLayout([8], [32], [1], [0]), LATENTS=tile_layout(0), NUMBERS=tile_layout(1), DRAWS=draws,
         num_warps=4, **chained(query.device),
     )  # fmt: skip
