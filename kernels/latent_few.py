@@ -41,7 +41,8 @@ __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 16
-#: Whether programs serve parts in turn where there are more than multiprocessors, and draw them: no GPU has timed either.
+#: Whether programs serve parts in turn, where there are more parts than multiprocessors, and whether they draw them. No
+#: GPU has timed either.
 IN_TURN, DRAWS = False, False
 
 

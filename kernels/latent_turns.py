@@ -216,7 +216,7 @@ def _first(
         item, num_tokens = _hear(queries, told, turn)
 
 
-@gluon.jit(do_not_specialize=["items"], do_not_specialize_on_alignment=["slots"])
+@gluon.jit(do_not_specialize=["items"], do_not_specialize_on_alignment=["slots", "splits", "heads"])
 def _latent_turns(
     out, lse, query, query_turned, lines, lines_turned, latent, cache, slots, rows, scale, items, splits, heads,
     row_of_block, stride_latent, counter,
@@ -293,8 +293,8 @@ def launch(
     count, heads, width = query.shape
     items, row_of_block = count * triton.cdiv(heads, 16) * splits, kv_cache.stride(0) // width
     _latent_turns[(min(items, num_multiprocessors(query.device)),)](
-        out, lse, *sources_of(query, kv_cache), latent, kv_cache, slots, rows, scale * LOG2E.value, items, splits, heads,
-        row_of_block, latent.stride(0), counter(query.device), BLOCK=kv_cache.shape[1], SPLIT=splits > 1,
+        out, lse, *sources_of(query, kv_cache), latent, kv_cache, slots, rows, scale * LOG2E.value, items, splits,
+        heads, row_of_block, latent.stride(0), counter(query.device), BLOCK=kv_cache.shape[1], SPLIT=splits > 1,
         LINE=gl.BlockedLayout([8], [32], [1], [0]), LATENTS=tile_layout(0), NUMBERS=tile_layout(1), DRAWS=draws,
         num_warps=4, **chained(query.device),
     )  # fmt: skip
