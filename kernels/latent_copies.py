@@ -52,31 +52,28 @@ def _row_of(part, position, row_of_block, BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def fetch_queries(sources, queries, place, query_row):
-    """16 queries, from row `query_row` on, into a place for them."""
-    ready = queries.ready.index(place)
-    mbarrier.expect(ready, 16 * 576 * 2)
-    tma.async_copy_global_to_shared(sources.query, [0, query_row, 0], ready, queries.first.index(place))
-    tma.async_copy_global_to_shared(sources.query_turned, [query_row, 512], ready, queries.turned.index(place))
-
-
-@gluon.jit
-def fetch_tile(sources, tiles, part, step, number, row_of_block, BLOCK: gl.constexpr):
-    """Tile `step` of a part, into the place of the program's tile `number`, as soon as that is free."""
-    stage = number % 2
-    ready = tiles.ready.index(stage)
-    first = part.low + step * 64
-    rows = (  # read while the place is not free yet
-        _row_of(part, first, row_of_block, BLOCK), _row_of(part, first + 16, row_of_block, BLOCK),
-        _row_of(part, first + 32, row_of_block, BLOCK), _row_of(part, first + 48, row_of_block, BLOCK),
-    )  # fmt: skip
-    mbarrier.wait(tiles.free.index(stage), ((number // 2) & 1) ^ 1)
-    mbarrier.expect(ready, 64 * 576 * 2)
-    for page in gl.static_range(4):
-        row, place = rows[page], stage * 8 + page * 2
-        tma.async_copy_global_to_shared(sources.cache, [0, row, 0], ready, tiles.first.index(place))
-        tma.async_copy_global_to_shared(sources.cache, [0, row + 8, 0], ready, tiles.first.index(place + 1))
-        tma.async_copy_global_to_shared(sources.cache_turned, [row, 512], ready, tiles.turned.index(stage * 4 + page))
+def fetch(sources, queries, tiles, part, query_row, row_of_block, BLOCK: gl.constexpr):
+    """The fetching warp: the queries once, then tile after tile into whatever place is free."""
+    mbarrier.expect(queries.ready, 16 * 576 * 2)
+    tma.async_copy_global_to_shared(sources.query, [0, query_row, 0], queries.ready, queries.first)
+    tma.async_copy_global_to_shared(sources.query_turned, [query_row, 512], queries.ready, queries.turned)
+    for step in range((part.high - part.low + 63) // 64):
+        stage = step % 2
+        ready = tiles.ready.index(stage)
+        first = part.low + step * 64
+        rows = (  # read while the place is not free yet
+            _row_of(part, first, row_of_block, BLOCK), _row_of(part, first + 16, row_of_block, BLOCK),
+            _row_of(part, first + 32, row_of_block, BLOCK), _row_of(part, first + 48, row_of_block, BLOCK),
+        )  # fmt: skip
+        mbarrier.wait(tiles.free.index(stage), ((step // 2) & 1) ^ 1)
+        mbarrier.expect(ready, 64 * 576 * 2)
+        for page in gl.static_range(4):
+            row, place = rows[page], stage * 8 + page * 2
+            tma.async_copy_global_to_shared(sources.cache, [0, row, 0], ready, tiles.first.index(place))
+            tma.async_copy_global_to_shared(sources.cache, [0, row + 8, 0], ready, tiles.first.index(place + 1))
+            tma.async_copy_global_to_shared(
+                sources.cache_turned, [row, 512], ready, tiles.turned.index(stage * 4 + page)
+            )  # fmt: skip
 
 
 @gluon.jit

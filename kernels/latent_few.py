@@ -2,8 +2,8 @@
 
 Heads are the columns of a warpgroup's products, and latents (of scores) and their numbers (of sums) the rows, so that
 16 heads need a quarter of the matrix unit's time that they need as rows. One warp fetches tiles of 64 latents by bulk
-copies; two warpgroups take every second tile each, from a place of its own (`latent_columns`), and join what they found
-at the end through that place. Softmax runs in base 2. Knows no layer.
+copies; two warpgroups take every second tile each, from a place of its own, and join what they found at the end through
+that place. Softmax runs in base 2. Knows no layer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
-from . import latent_turns
 from .attention import LOG2E
+from .barriers import barrier
 from .chain import await_previous, chained
-from .latent_columns import Place, find, leave, store_joined, take
-from .latent_copies import Sources, fetch_queries, fetch_tile, sources_of, tile_layout
+from .latent_copies import Sources, Views, clear_tail, fetch, sources_of, tile_layout
 from .latent_decode import LatentRows, join_parts, latents_of, part_of_row, room_for_parts
 from .latent_tiles import (
     RANK,
@@ -35,15 +36,11 @@ from .latent_tiles import (
     serves,
     store_latent,
 )
-from .linear_invariant import num_multiprocessors
 
 __all__ = ["HEADS", "latent_decode", "serves"]
 
 #: Heads of a program.
 HEADS = 16
-#: Whether programs serve parts in turn, where there are more parts than multiprocessors, and whether they draw them. No
-#: GPU has timed either.
-IN_TURN, DRAWS = False, False
 
 
 class Left(NamedTuple):
@@ -53,12 +50,77 @@ class Left(NamedTuple):
     there: Any
 
 
+class Place(NamedTuple):
+    """Where a program's sums of weight 1 and their log-sum-exp go, with strides from head to head."""
+
+    out: Any
+    lse: Any
+    stride_head: Any
+    stride_lse: Any
+
+
 @gluon.jit
-def _fetch(sources, queries, tiles, part, query_row, row_of_block, BLOCK: gl.constexpr):
-    """The fetching warp: the queries once, then tile after tile into whatever place is free."""
-    fetch_queries(sources, queries, 0, query_row)
-    for step in range((part.high - part.low + 63) // 64):
-        fetch_tile(sources, tiles, part, step, step, row_of_block, BLOCK)
+def _tile(
+    acc, peak, total, step, valid, query, query_turned, views, weights, tiles, scale,
+    MASKED: gl.constexpr, KIND: gl.constexpr,
+):  # fmt: skip
+    """One tile: updates (acc [512, 16], peak [16], total [64, 16]). If MASKED, its first `valid` latents are read."""
+    stage = step % 2
+    mbarrier.wait(tiles.ready.index(stage), (step // 2) & 1)
+    empty = gl.zeros([64, 16], gl.float32, KIND)
+    scores = warpgroup_mma(views.latents.index(stage), query, empty, use_acc=False, is_async=True)
+    scores = warpgroup_mma(views.turned.index(stage), query_turned, scores, is_async=True)
+    score = warpgroup_mma_wait(0, deps=[scores])
+    if MASKED:
+        position = gl.arange(0, 64, gl.SliceLayout(1, KIND))
+        score = gl.where((position < valid)[:, None], score, float("-inf"))
+        clear_tail(views.groups, stage * 8, valid)
+    new_peak = gl.maximum(peak, gl.max(score, 0))
+    base = new_peak * scale
+    weight = gl.exp2(score * scale - base[None, :])
+    shrink = gl.exp2(peak * scale - base)
+    total = total * shrink[None, :] + weight
+    acc = acc * shrink[None, :]
+    weights.store(weight.to(tiles.first.dtype))
+    fence_async_shared()
+    barrier()
+    sums = warpgroup_mma(views.numbers.index(stage), weights, acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[sums])
+    mbarrier.arrive(tiles.free.index(stage), count=1)
+    return acc, new_peak, total
+
+
+@gluon.jit
+def _sums(
+    queries, tiles, weights, part, scale, which, KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr
+):
+    """One warpgroup: (sums [512, 16], their peaks [16] and totals [16]) of every second tile, from `which` on."""
+    LINES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    dtype: gl.constexpr = tiles.first.dtype
+    query = queries.first._reinterpret(dtype, [16, 512], LINES).permute((1, 0))
+    query_turned = queries.turned.permute((1, 0))
+    views = Views(
+        tiles.first._reinterpret(dtype, [2, 64, 512], LATENTS),
+        tiles.first._reinterpret(dtype, [2, 512, 64], NUMBERS),
+        tiles.first._reinterpret(dtype, [16, 64, 64], LINES),
+        tiles.turned._reinterpret(dtype, [2, 64, 64], LINES),
+    )
+    own = weights.index(which).permute((1, 0))
+    peak = gl.full([16], float("-inf"), gl.float32, gl.SliceLayout(0, KIND))
+    total = gl.zeros([64, 16], gl.float32, KIND)
+    acc = gl.zeros([512, 16], gl.float32, KIND)
+    mbarrier.wait(queries.ready, 0)
+    whole = (part.high - part.low) // 64
+    for step in range(which, whole, 2):
+        acc, peak, total = _tile(
+            acc, peak, total, step, 64, query, query_turned, views, own, tiles, scale, False, KIND
+        )  # fmt: skip
+    rest = part.high - part.low - whole * 64
+    if (rest > 0) & (whole % 2 == which):
+        acc, peak, total = _tile(
+            acc, peak, total, whole, rest, query, query_turned, views, own, tiles, scale, True, KIND
+        )  # fmt: skip
+    return acc, peak, gl.sum(total, 0)
 
 
 @gluon.jit
@@ -73,9 +135,11 @@ def _second(
     KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that leaves its sums for the other."""
-    mbarrier.wait(queries.ready.index(0), 0)
-    found = find(queries, tiles, weights, 0, 0, part.high - part.low, scale, which, KIND, LATENTS, NUMBERS)
-    leave(found, _sums_left(tiles), left.sizes)
+    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND, LATENTS, NUMBERS)
+    left.sizes.index(0).store(peak)
+    left.sizes.index(1).store(total)
+    _sums_left(tiles).store(acc)
+    barrier()
     mbarrier.arrive(left.there, count=1)
 
 
@@ -85,10 +149,20 @@ def _first(
     SPLIT: gl.constexpr, KIND: gl.constexpr, LATENTS: gl.constexpr, NUMBERS: gl.constexpr,
 ):  # fmt: skip
     """The warpgroup that joins the sums of both."""
-    mbarrier.wait(queries.ready.index(0), 0)
-    found = find(queries, tiles, weights, 0, 0, part.high - part.low, scale, which, KIND, LATENTS, NUMBERS)
+    acc, peak, total = _sums(queries, tiles, weights, part, scale, which, KIND, LATENTS, NUMBERS)
     mbarrier.wait(left.there, 0)
-    store_joined(found, take(_sums_left(tiles), left.sizes, KIND), scale, place, real_heads, SPLIT, KIND)
+    other_peak = left.sizes.index(0).load(gl.SliceLayout(0, KIND))
+    new_peak = gl.maximum(peak, other_peak)
+    shrink, other_shrink = gl.exp2((peak - new_peak) * scale), gl.exp2((other_peak - new_peak) * scale)
+    total = total * shrink + left.sizes.index(1).load(gl.SliceLayout(0, KIND)) * other_shrink
+    other = _sums_left(tiles).load(KIND)
+    acc = acc * (shrink / total)[None, :] + other * (other_shrink / total)[None, :]
+    head = gl.arange(0, 16, gl.SliceLayout(0, KIND))
+    column = gl.arange(0, 512, gl.SliceLayout(1, KIND))
+    at = place.out + (head * place.stride_head)[None, :] + column[:, None]
+    gl.store(at, acc.to(place.out.dtype.element_ty), mask=(head < real_heads)[None, :])
+    if SPLIT:
+        gl.store(place.lse + head * place.stride_lse, new_peak * scale + gl.log2(total), mask=head < real_heads)
 
 
 @gluon.jit(do_not_specialize_on_alignment=["slots"])
@@ -119,8 +193,8 @@ def _latent_few(
         dtype: gl.constexpr = cache.dtype.element_ty
         CHUNKS: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
         queries = Memory(
-            gl.allocate_shared_memory(dtype, [1, 8, 16, 64], CHUNKS),
-            gl.allocate_shared_memory(dtype, [1, 16, 64], LINES), barriers_of([1, 1]), barriers_of([1, 1]),
+            gl.allocate_shared_memory(dtype, [8, 16, 64], CHUNKS), gl.allocate_shared_memory(dtype, [16, 64], LINES),
+            barriers_of([1]), barriers_of([1]),
         )  # fmt: skip
         tiles = Memory(
             gl.allocate_shared_memory(dtype, [16, 8, 8, 64], CHUNKS),
@@ -130,7 +204,7 @@ def _latent_few(
         left = Left(
             gl.allocate_shared_memory(gl.float32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0])), barriers_of([1])
         )
-        mbarrier.init(queries.ready.index(0), count=1)
+        mbarrier.init(queries.ready, count=1)
         mbarrier.init(left.there, count=1)
         for stage in gl.static_range(2):
             mbarrier.init(tiles.ready.index(stage), count=1)
@@ -148,7 +222,7 @@ def _latent_few(
                 queries, tiles, weights, left, part, scale, first, place, real_heads, SPLIT, KIND, LATENTS, NUMBERS,
             )),
             (_second, (queries, tiles, weights, left, part, scale, second, KIND, LATENTS, NUMBERS)),
-            (_fetch, (
+            (fetch, (
                 Sources(query, query_turned, lines, lines_turned), queries, tiles, part, first_head.to(gl.int32),
                 row_of_block, BLOCK,
             )),
@@ -166,35 +240,20 @@ def latent_decode(
     *,
     scale: float,
     splits: int,
-    in_turn: bool | None = None,
-    draws: bool = DRAWS,
 ) -> Tensor:
-    """As `latent_decode.latent_decode`, of what `serves` is true of; a row is read in up to `splits` parts.
-
-    `in_turn` parts are served by one program a multiprocessor, which `draws` them as `latent_turns.launch` says; None:
-    as the number of parts and `IN_TURN` say. Neither changes a bit.
-    """
+    """As `latent_decode.latent_decode`, of what `serves` is true of; a row is read in up to `splits` parts."""
     count, heads, width = query.shape
     out = torch.empty((count, heads, RANK), dtype=query.dtype, device=query.device)
     if count == 0:
         return out
     parts, lse = room_for_parts(out, splits)
-    rows = LatentRows(seq_lens, table_rows, block_table, block_table.stride(0))
-    groups = triton.cdiv(heads, HEADS)
-    if in_turn is None:
-        in_turn = IN_TURN and splits * groups * count > num_multiprocessors(query.device)
-    if in_turn:
-        latent_turns.launch(
-            parts, lse, query, latent, kv_cache, slots, rows, scale=scale, splits=splits, draws=draws
-        )  # fmt: skip
-    else:
-        block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
-        _latent_few[(splits, groups, count)](
-            parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots, rows, scale * LOG2E.value, heads,
-            row_of_block, latent.stride(0), BLOCK=block_size, SPLIT=splits > 1,
-            LINE=gl.BlockedLayout([4], [32], [4], [0]), LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4,
-            **chained(query.device),
-        )  # fmt: skip
+    block_size, row_of_block = kv_cache.shape[1], kv_cache.stride(0) // width
+    _latent_few[(splits, triton.cdiv(heads, HEADS), count)](
+        parts, lse, *sources_of(query, kv_cache), latent, kv_cache, slots,
+        LatentRows(seq_lens, table_rows, block_table, block_table.stride(0)), scale * LOG2E.value, heads, row_of_block,
+        latent.stride(0), BLOCK=block_size, SPLIT=splits > 1, LINE=gl.BlockedLayout([4], [32], [4], [0]),
+        LATENTS=tile_layout(0), NUMBERS=tile_layout(1), num_warps=4, **chained(query.device),
+    )  # fmt: skip
     if splits > 1:
         join_parts(out, parts, lse, latents_of(kv_cache[..., :RANK], kv_cache[..., RANK:]))
     return out

@@ -41,9 +41,8 @@ def store_latent(cache, latent, place, turned_place, LINE: gl.constexpr):
     narrow = gl.arange(0, 64, LINE)
     gl.store(cache + turned_place + narrow, gl.load(latent + 512 + narrow))
     # copies read memory another way than stores write it
-    once = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))  # a number for each thread
     gl.inline_asm_elementwise(
-        "fence.proxy.async; mov.u32 $0, $1;", "=r,r", [once], dtype=gl.int32, is_pure=False, pack=1
+        "fence.proxy.async; mov.u32 $0, $1;", "=r,r", [wide], dtype=gl.int32, is_pure=False, pack=1
     )
     barrier()
 

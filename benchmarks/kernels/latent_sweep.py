@@ -5,8 +5,6 @@
 
 As `latent_decode.py`, whose layer, rows and rates these are: shares of the rate of a copy and of a product in the same
 run. "now" is what steps launch of Triton's; `--only` measures no more beside it than what has a name that begins so.
-"in turn" and "drawn" are the kernel of few heads whose programs serve several parts (`latent_turns`). Rows of the first
-cases are unequal, from half of their mean length to one and a half.
 Each launch is compared with the formula for its first row before it is timed. The targets are 0.75 of the copy rate
 with 16 heads, and half of the product rate with 128.
 """
@@ -17,12 +15,10 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +39,6 @@ from frame.kernels.latent_decode import MAX_PARTS, MOST_JOINED, LatentLaunch
 from frame.plugins.attention.triton_latent import TritonLatent
 from frame.plugins.platforms.cuda.compile.rehearsal import rehearse
 
-#: Rows and their mean length, of rows of unequal length and of equal ones.
-UNEQUAL = [(512, 512), (512, 768), (256, 512), (200, 700)]
 DECODES = [(64, 8192), (8, 32768), (128, 8192), (256, 1024), (1, 32768)]
 #: By heads of a tile: (latents of a tile, warps, stages). From three stages on the block table is fetched ahead, too;
 #: from five on two tiles are on their way. Two programs of 32 latents share a multiprocessor, and three of (16, 4, 6),
@@ -57,17 +51,11 @@ TILES = {
 
 
 class Case:
-    """A layer with so many heads and rows of so many tokens, or of as many in the mean."""
+    """A layer with so many heads and equal rows."""
 
-    def __init__(self, heads: int, rows: int, length: int, *, unequal: bool = False) -> None:
-        self.heads, self.rows, self.length, self.unequal = heads, rows, length, unequal
+    def __init__(self, heads: int, rows: int, length: int) -> None:
+        self.heads, self.rows, self.length = heads, rows, length
         self.spec, self.batch = spec_of(heads), batch_of(rows, length - 1, 1)
-        if unequal:
-            lengths = np.random.default_rng(0).integers(length // 2, length + length // 2, rows, np.int32)
-            self.batch = replace(
-                batch_of(rows, int(lengths.max()) - 1, 1), seq_lens=torch.from_numpy(lengths).cuda(),
-                host_seq_lens=lengths,
-            )  # fmt: skip
         backend = TritonLatent(BackendSetup(self.spec, Ops()))
         layer, query, latent, self.cache = tensors(self.spec, self.batch)
         self.plan, self.absorbed = backend.plan(self.batch), layer.absorb(query)
@@ -84,15 +72,9 @@ class Case:
         """By the Hopper kernel."""
         return latent_hopper.latent_decode(self.absorbed, *self.given, scale=self.spec.scale, splits=splits)
 
-    def few(self, splits: int, in_turn: bool, draws: bool) -> Tensor:
+    def few(self, splits: int) -> Tensor:
         """By the Hopper kernel for few heads."""
-        return latent_few.latent_decode(
-            self.absorbed, *self.given, scale=self.spec.scale, splits=splits, in_turn=in_turn, draws=draws
-        )  # fmt: skip
-
-    def num_tokens(self) -> int:
-        """Of all rows."""
-        return int(self.batch.host_seq_lens.sum())
+        return latent_few.latent_decode(self.absorbed, *self.given, scale=self.spec.scale, splits=splits)
 
     def tried(self) -> list[tuple[str, Callable[[], Tensor]]]:
         """What is measured, by name: what steps launch first."""
@@ -112,21 +94,17 @@ class Case:
             if (name := f"Hopper, {splits} splits") not in [known for known, _ in found]:
                 found.append((name, partial(self.hopper, splits)))
         if self.heads <= latent_few.HEADS:
-            most = min(MOST_JOINED, self.length // 128)
-            # programs of a multiprocessor
-            suited = {min(most, max(1, int(each * 132 / self.rows))) for each in (0.25, 0.5, 0.75, 1, 2)}
-            more = {2, 4} if self.rows > 132 else set()  # parts that programs served in turn may halve
-            forms = {"Few": (False, False), "Few in turn": (True, False), "Few drawn": (True, True)}
-            for name, (in_turn, draws) in forms.items():
-                for splits in sorted(suited | more if in_turn else suited):
-                    found.append((f"{name}, {splits} splits", partial(self.few, splits, in_turn, draws)))
+            for each in (0.25, 0.5, 0.75, 1, 2):  # programs of a multiprocessor
+                splits = min(MOST_JOINED, self.length // 128, max(1, int(each * 132 / self.rows)))
+                if (name := f"Few, {splits} splits") not in [known for known, _ in found]:
+                    found.append((name, partial(self.few, splits)))
         return found
 
 
 def measure(case: Case, rates: tuple[float, float], end: float, only: str) -> dict[str, Any]:
-    """Prints the best launches of a case, and the best of each kernel."""
-    num_bytes = case.num_tokens() * case.spec.width * 2
-    operations = 2 * case.num_tokens() * case.heads * (2 * RANK + case.spec.rope_dim)
+    """Prints the best launches of a case."""
+    num_bytes = case.rows * case.length * case.spec.width * 2
+    operations = 2 * case.rows * case.length * case.heads * (2 * RANK + case.spec.rope_dim)
     times = []
     for name, call in case.tried():
         if not name.startswith(("now", only)):
@@ -142,20 +120,16 @@ def measure(case: Case, rates: tuple[float, float], end: float, only: str) -> di
             times.append((median(call, graph=True), name, wrong))
         except Exception as failure:
             print(f"  FAILED {name}: {type(failure).__name__} {str(failure)[:160]}", flush=True)
-    print(f"{case.heads} heads, {case.rows} x {case.length}{' unequal' * case.unequal}:", flush=True)
-    best = sorted(times)
-    kinds = {name.partition(",")[0]: (took, name, wrong) for took, name, wrong in reversed(best)}
-    shown = [*(one for one in times if one[1].startswith("now")), *best[:5], *kinds.values()]
-    for took, name, wrong in dict.fromkeys(shown):
+    print(f"{case.heads} heads, {case.rows} x {case.length}:", flush=True)
+    best = sorted(times)[:5]
+    for took, name, wrong in [*[one for one in times if one[1].startswith("now")], *best]:
         copied, multiplied = num_bytes / took * 1e3 / rates[0], operations / took * 1e3 / rates[1]
         print(
             f"  {took * 1e3:8.1f} us, {copied:.2f} of the copy rate, {multiplied:.2f} of the product rate, error "
             f"{wrong:.1e}: {name}",
             flush=True,
         )
-    return {
-        "heads": case.heads, "rows": case.rows, "length": case.length, "unequal": case.unequal, "times": sorted(times),
-    }  # fmt: skip
+    return {"heads": case.heads, "rows": case.rows, "length": case.length, "times": sorted(times)}
 
 
 @torch.inference_mode()
@@ -181,10 +155,9 @@ def main() -> None:
     rates = copy_rate(), product_rate()
     print(f"copies {rates[0] / 1e12:.2f} TB/s, products {rates[1] / 1e12:.0f} TFLOP/s", flush=True)
     for heads in counts:
-        for (rows, length), unequal in [*((one, True) for one in UNEQUAL), *((one, False) for one in DECODES)]:
+        for rows, length in DECODES:
             if time.monotonic() < begin + options.seconds:
-                case = Case(heads, rows, length, unequal=unequal)
-                results.append(measure(case, rates, begin + options.seconds, options.only))
+                results.append(measure(Case(heads, rows, length), rates, begin + options.seconds, options.only))
                 if options.json:
                     options.json.write_text(json.dumps(results, indent=1))
 

@@ -122,12 +122,9 @@ def pretending(chip: Chip, *, compiles: bool = True) -> Iterator[list[tuple[str,
 
 def forget_the_chip() -> None:
     """Empties what launch code remembers of a device."""
-    from frame.kernels import chain, coded_rows, experts, latent_turns, linear_invariant
+    from frame.kernels import chain, coded_rows, experts, linear_invariant
 
-    known = (
-        chain.chained, experts.chip_of, linear_invariant.num_multiprocessors, coded_rows.counters,
-        latent_turns.counter,
-    )  # fmt: skip
+    known = chain.chained, experts.chip_of, linear_invariant.num_multiprocessors, coded_rows.counters
     for remembered in known:
         remembered.cache_clear()
 

@@ -191,10 +191,6 @@ def hopper_launches() -> dict[str, Callable[[], None]]:
         found[f"latents of {heads} heads, Hopper, {splits} splits"] = partial(latents, latent_hopper, heads, splits)
     for heads, splits in ((16, 1), (16, 4), (8, 4)):
         found[f"latents of few heads ({heads}), Hopper, {splits} splits"] = partial(latents, latent_few, heads, splits)
-        for draws in (False, True):
-            found[f"latents of few heads ({heads}), in turn, {'drawn, ' * draws}{splits} splits"] = partial(
-                latents, latent_few, heads, splits, in_turn=True, draws=draws
-            )
     for name, (heads, kv_heads, dim, more) in FEW_LAYERS.items():
         for launch in FEW_LAUNCHES:
             if launch.num_warps != 16 or dim == 64:
@@ -237,12 +233,12 @@ def few(
     )  # fmt: skip
 
 
-def latents(kernel: ModuleType, heads: int, splits: int, rows: int = 8, **how: bool) -> None:
+def latents(kernel: ModuleType, heads: int, splits: int, rows: int = 8) -> None:
     """Latent attention by a kernel for Hopper."""
     query, latent = _empty(rows, heads, 576, dtype=BF16), _empty(rows, 576, dtype=BF16)
     kernel.latent_decode(
         query, latent, _empty(64, 16, 576, dtype=BF16), _empty(rows, dtype=torch.int64), _int32(rows), _int32(rows),
-        _int32(rows, 512), scale=0.1, splits=splits, **how,
+        _int32(rows, 512), scale=0.1, splits=splits,
     )  # fmt: skip
 
 

@@ -66,7 +66,6 @@ UNITS = {
     "latent_decode._latent_decode": {"HMMA", "HGMMA"},
     "latent_hopper._latent_hopper": {"HGMMA"},
     "latent_few._latent_few": {"HGMMA"},
-    "latent_turns._latent_turns": {"HGMMA"},
     "latent_prefill._latent_prefill": {"HMMA", "HGMMA"},
     "latent_sparse._latent_sparse": {"HMMA", "HGMMA"},
     "latent_index._index_scores": {"HMMA", "HGMMA"},
@@ -108,7 +107,6 @@ SPILLS = {
     "latent_decode._join_parts": 0,
     "latent_hopper._latent_hopper": 24,  # four of them in a loop, for addresses
     "latent_few._latent_few": 4,  # by Triton 3.7, none in a loop; 3.6 needs none
-    "latent_turns._latent_turns": 16,  # the second warpgroup reads one of them each tile
     "latent_prefill._latent_prefill": 0,
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
@@ -156,7 +154,7 @@ SPILLS = {
 #: Modules whose kernels read by bulk copies.
 COPIED = (
     "prefill.", "linear_hopper.", "linear_rows.", "experts_hopper.", "coded_ring.", "latent_hopper.", "latent_few.",
-    "latent_turns.", "rounded_hopper.", "nibbles_hopper._nibbled",
+    "rounded_hopper.", "nibbles_hopper._nibbled",
 )  # fmt: skip
 #: Instructions of the kernel that takes longest to compile, which a cold start waits for; they were over 6,000.
 LONGEST, MOST_INSTRUCTIONS = "usual, persistent Hopper prompts", 4400
