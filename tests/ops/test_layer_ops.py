@@ -167,3 +167,18 @@ def test_experts_of_another_rank_add_nothing() -> None:
     assert (got[1:] == 0).all()
     assert (got[0] != 0).any()
     assert torch.equal(Ops.fused_experts(hidden, gate_up, down, weights, ids + 5, first=5), got)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_latents_and_queries_have_the_bits_of_their_steps(interleaved: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, latent = torch.randn(5, 3, 28, generator=draw), torch.randn(5, 40, generator=draw)[:, 8:]
+    weight, table = torch.randn(20, generator=draw), torch.randn(16, 12, generator=draw)
+    positions = torch.tensor([3, 15, 0, 7, 1])
+    nope, rope = query.split([16, 12], -1)
+    turned, key = Ops.rotary(rope, latent[:, None, 20:], positions, table, interleaved)
+    want_query = torch.cat((nope, turned), -1)
+    want = torch.cat((Ops.rms_norm(latent[:, :20], weight, 1e-6) * 0.3, key[:, 0]), -1)
+    found = Ops().latent_rotary(query, latent, (weight, 1e-6, 0.0), positions, table, interleaved, 0.3)
+    assert torch.equal(found, want)
+    assert torch.equal(query, want_query)
