@@ -15,10 +15,10 @@ from torch import Tensor
 
 from .chain import await_previous, chained
 from .norm import normalized
-from .rotary import Positions, angles, load_pairs, store_turned
+from .rotary import ROUNDED, Positions, angles, load_pairs, store_turned
 
 #: Heads that a program turns, by NUM_WARPS warps: the same for any number of tokens, on which no row's bits depend.
-MOST_HEADS, NUM_WARPS = 16, 2
+MOST_HEADS, NUM_WARPS = 32, 2
 
 
 class Queries(NamedTuple):
@@ -134,6 +134,6 @@ def latent_rotary(
             Angles(places, axes, places.stride(0), cos_sin, cos_sin.stride(0), half),
             HEADS=heads, RANK=triton.next_power_of_2(rank), HALF=triton.next_power_of_2(half),
             REST=triton.next_power_of_2(rest) if rest else 0, INTERLEAVED=interleaved, OFFSET=offset != 0.0,
-            SCALED=scale != 1.0, num_warps=NUM_WARPS, **chained(latent.device),
+            SCALED=scale != 1.0, num_warps=NUM_WARPS, **ROUNDED, **chained(latent.device),
         )  # fmt: skip
     return out
