@@ -451,7 +451,8 @@ class World:
     def hand(self, place, prompt, count):
         """Has one engine compute a prompt for the other."""
         if self.connector in ("push", "mooncake"):
-            return self.hand_over(place, prompt, count)
+            self.hand_over(place, prompt, count)
+            return
         name, engine = self.add(place, prompt, 1, dict(ASKS)), self.engines[place]
         self.until(lambda: engine.ended(name))
         self.add(1 - place, prompt, count, engine.outputs[name][-1].kv_transfer)
