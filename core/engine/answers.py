@@ -183,6 +183,7 @@ class Answers:
                 if self._fail_on_load and request.state is not RequestState.FINISHED:
                     outputs.append(lifecycle.finish(request, "error", error=LOAD_ERROR))
                 lifecycle.abandon(request)
+            lifecycle.prolong(request_id)
         for request_id in report.received:
             request = lifecycle.loading.get(request_id) or lifecycle.abandoned.get(request_id)
             if request is not None:

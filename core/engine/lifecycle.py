@@ -18,7 +18,7 @@ from .schedule.planned_step import LaunchedStep, StepDraft
 from .schedule.turns import Turns
 from .schedule.waiting import WaitingQueue
 
-#: Seconds after which a load that a failed step may have begun is taken as never begun: no load takes as long.
+#: Seconds after which a load that a failed step may have begun, and no report names, is taken as never begun.
 ABANDONED_SECONDS = 600.0
 
 
@@ -131,7 +131,13 @@ class Lifecycle:
             request.state = RequestState.WAITING
             self.waiting.add(request)
         self.abandoned[request.request_id] = owner
-        self._abandoned_until[request.request_id] = time.monotonic() + ABANDONED_SECONDS
+        self.prolong(request.request_id)
+
+    def prolong(self, request_id: str) -> None:
+        """An abandoned load may be under way for as long again; other ids are ignored."""
+        if request_id in self.abandoned:
+            self._abandoned_until.pop(request_id, None)
+            self._abandoned_until[request_id] = time.monotonic() + ABANDONED_SECONDS
 
     def await_abandoned(self, missed: bool) -> bool:
         """Whether a step without tokens may free blocks: those of abandoned loads that end.
@@ -141,7 +147,7 @@ class Lifecycle:
         return bool(self.abandoned) and (missed or bool(self.requests))
 
     def give_up_late(self) -> None:
-        """Frees the blocks of loads that were abandoned longer ago than any load takes."""
+        """Frees the blocks of loads that no report has named for longer than any load takes; called behind a report."""
         while self._abandoned_until:
             name, latest = next(iter(self._abandoned_until.items()))
             if time.monotonic() < latest:

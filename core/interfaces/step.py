@@ -169,7 +169,7 @@ class TransferReport(msgspec.Struct, kw_only=True):
 
     `sent` and `received` are request ids whose asynchronous transfer ended; `given_up` are those whose load takes too
     long: they are computed in other blocks, while theirs stay out of use until the load is reported as received, or for
-    ten minutes. `failed_blocks` are pairs (KV group, block
+    ten minutes since a report named it last. `failed_blocks` are pairs (KV group, block
     id) whose content did not arrive: the scheduler recomputes from the first of them. `counters` are added to those of
     earlier steps, `gauges` replace them; the metrics show both as `frame_kv_connector_NAME`, NAME being lower-case
     letters, digits and "_". `events` reach the scheduler side once every rank gave an equal one ("stored"), `notes`,

@@ -12,6 +12,8 @@ from pydantic import PlainValidator, WithJsonSchema
 MAX_DEPTH = 3
 #: Objects and lists, names in all of them, and plain values in all of them: block ids of a million tokens.
 MAX_PARTS, MAX_NAMES, MAX_VALUES = 4096, 64, 65_536
+#: Names that all connectors between engines know.
+_TRUTHS = "do_remote_prefill", "do_remote_decode"
 _MAX_NAME, _MAX_TEXT, _MAX_FLOAT = 256, 4096, 1e38
 
 
@@ -35,6 +37,9 @@ def _checked(value: Any) -> dict[str, Any]:
                 raise ValueError(f"names must be texts, got {type(name).__name__}")
             if len(name) > _MAX_NAME:
                 raise ValueError(f"a name must have at most {_MAX_NAME} characters, got {len(name)}")
+    for name in _TRUTHS:
+        if not isinstance(value.get(name), bool | None):
+            raise ValueError(f"{name} must be true or false, got {type(value[name]).__name__}")
     if value.get("do_remote_prefill") and value.get("do_remote_decode"):
         raise ValueError("do_remote_prefill and do_remote_decode cannot both be true: one engine does not do both")
     return value
@@ -65,7 +70,7 @@ def _check_plain(value: Any) -> None:
         raise ValueError(f"a text must have at most {_MAX_TEXT} characters, got {len(value)}")
 
 
-#: A field of a request body. Which names mean something is the connector's business.
+#: A field of a request body. Which other names mean something is the connector's business.
 TransferParams = Annotated[
     dict[str, Any], PlainValidator(_checked), WithJsonSchema({"type": "object", "maxProperties": MAX_NAMES})
 ]

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
+
 from frame.core.interfaces.mesh import Placement
 from frame.core.plugin_host.registry import Registry
 from frame.core.plugin_host.setups import mesh_of
@@ -31,12 +33,14 @@ from frame.plugins.connectors.multi.scheduler import MultiScheduler
 from frame.plugins.connectors.nixl import agent as nixl_agent, pulls as nixl_pulls, wire as nixl_wire
 from frame.plugins.connectors.offload import worker as offload_worker
 from frame.plugins.connectors.peer import client as peer_client, server as peer_server
+from frame.plugins.connectors.push import carrier as push_carrier
 from frame.testing import ConnectorSuite
 from frame.testing.connected_engine import ConnectedEngine
 from frame.testing.engines import request
 from frame.testing.fake_cache import expected_tokens, make_layout
 from tests.connectors.fake_nixl import FakeNixl
 from tests.connectors.late import LateStreams
+from tests.connectors.mooncake_pairs import use_fake
 from tests.connectors.nixl_pairs import ASKS, SECRET
 
 #: Where faults happen → their kinds there.
@@ -49,6 +53,7 @@ KINDS = {
     "file": ("drop", "delay", "duplicate", "truncate", "flip", "kill", "slow"),
     "copy": ("kill", "delay", "slow"),
     "read": ("drop", "delay", "duplicate", "truncate", "kill", "slow"),
+    "write": ("drop", "delay", "duplicate", "truncate", "slow"),
     "call": ("kill",),
 }
 #: Connector → where its messages pass.
@@ -57,8 +62,12 @@ PLACES = {
     "peer": ("step", "answer", "sample", "wire", "blocks"),
     "offload": ("step", "answer", "sample", "copy"),
     "nixl": ("step", "answer", "sample", "wire", "read", "call"),
+    "push": ("step", "answer", "sample", "wire", "blocks"),
+    "mooncake": ("step", "answer", "sample", "wire", "write"),
     "multi": ("step", "answer", "sample", "file", "wire", "blocks", "copy", "read", "call"),
 }
+#: Those by which one engine has another compute a prompt for it.
+HANDING = ("nixl", "push", "mooncake")
 #: What `multi` holds, by the number of a case.
 HELD = (("offload", "disk"), ("disk", "disk"), ("offload", "nixl"), ("peer", "disk"), ("nixl", "peer", "offload"))
 _PAUSE_SECONDS = 0.002
@@ -162,20 +171,58 @@ def faulty_send(faults, send):
         data += payload
         if kind == "flip":
             data[len(data) * 2 // 3] ^= 0x10
-        parts = {"duplicate": [data, data], "truncate": [data[: len(data) // 2]], "kill": []}.get(kind, [data])
-        if kind == "slow":
-            parts = [data[start : start + 64] for start in range(0, len(data), 64)]
-        try:
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(_PAUSE_SECONDS if kind == "slow" and len(parts) < 20 else 0)
-            if kind in ("truncate", "kill"):
-                connection.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            raise peer_wire.PeerError(f"the connection failed: {error}") from None
-        return None
+        return _pass_on(connection, data, kind)
 
     return sends
+
+
+def faulty_send_bytes(faults, send_bytes):
+    """The same of the bytes of blocks that follow a frame of `push`."""
+
+    def sends(connection, data, seconds):
+        kind = faults.at("blocks")
+        if kind in (None, "delay"):
+            time.sleep(_PAUSE_SECONDS if kind else 0)
+            return send_bytes(connection, data, seconds)
+        if kind == "drop":
+            return None
+        data = bytearray(data)
+        if kind == "flip":
+            data[len(data) * 2 // 3] ^= 0x10
+        return _pass_on(connection, data, kind)
+
+    return sends
+
+
+def _pass_on(connection, data, kind):
+    parts = {"duplicate": [data, data], "truncate": [data[: len(data) // 2]], "kill": []}.get(kind, [data])
+    if kind == "slow":
+        parts = [data[start : start + 64] for start in range(0, len(data), 64)]
+    try:
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(_PAUSE_SECONDS if kind == "slow" and len(parts) < 20 else 0)
+        if kind in ("truncate", "kill"):
+            connection.shutdown(socket.SHUT_RDWR)
+    except OSError as error:
+        raise peer_wire.PeerError(f"the connection failed: {error}") from None
+
+
+def faulty_write(faults, write):
+    """Writes of Mooncake's engine that fail before, within or behind what they write, and some that take long."""
+
+    def writes(engine, session, sources, targets, sizes):
+        kind = faults.at("write")
+        if kind in ("delay", "slow"):
+            time.sleep(_PAUSE_SECONDS)
+        count = {"drop": 0, "truncate": len(sizes) // 2}.get(kind, len(sizes))
+        given = (sources[:count], targets[:count], sizes[:count])
+        done = write(engine, session, *given)
+        if kind == "duplicate":
+            done = write(engine, session, *given)
+        return -1 if kind in ("drop", "truncate") else done
+
+    return writes
 
 
 class FaultyFiles(block_files.BlockFiles):
@@ -294,7 +341,11 @@ class World:
             enter(patch(f"frame.plugins.connectors.{name}.BlockFiles", files))
         worker = offload_worker.OffloadWorker
         enter(patch.object(worker, "_tried", faulty_copy(self.faults, worker._tried)))
+        enter(patch.object(push_carrier, "send_bytes", faulty_send_bytes(self.faults, peer_wire.send_bytes)))
         enter(patch.dict(sys.modules, {"nixl": FakeNixl(self.faults.at)}))
+        made = enter(pytest.MonkeyPatch.context())
+        mooncake = use_fake(made)
+        mooncake.batch_transfer_sync_write = faulty_write(self.faults, mooncake.batch_transfer_sync_write)
         for module in (nixl_agent, nixl_pulls):
             enter(patch.object(module, "MARGIN_SECONDS", _MARGIN_SECONDS))
         (self.folder / "secret").write_text(SECRET)
@@ -334,6 +385,8 @@ class World:
                 "lookup_seconds": _ANSWER_SECONDS,
                 "retry_seconds": 0.01,
             },
+            "push": lambda: self.sending(),
+            "mooncake": lambda: {**self.sending(), "trusted_network": True, "bootstrap_port": 0},
             "multi": lambda: {
                 "connectors": [
                     {"kv_connector": one, "options": self.options_of(one, place, number)}
@@ -341,6 +394,18 @@ class World:
                 ]
             },
         }[name]()
+
+    def sending(self):
+        """Options of connectors that send."""
+        return {
+            "secret_file": str(self.folder / "secret"),
+            "buffer_bytes": 1 << 18,
+            "send_buffer_bytes": 1 << 18,
+            "wait_seconds": _ANSWER_SECONDS,
+            "expiry_seconds": 1,
+            "timeout_seconds": _ANSWER_SECONDS,
+            "retry_seconds": 0.01,
+        }
 
     def open(self, place):
         """A new engine number `place`."""
@@ -385,9 +450,27 @@ class World:
 
     def hand(self, place, prompt, count):
         """Has one engine compute a prompt for the other."""
+        if self.connector in ("push", "mooncake"):
+            self.hand_over(place, prompt, count)
+            return
         name, engine = self.add(place, prompt, 1, dict(ASKS)), self.engines[place]
         self.until(lambda: engine.ended(name))
         self.add(1 - place, prompt, count, engine.outputs[name][-1].kv_transfer)
+
+    def hand_over(self, place, prompt, count):
+        """As `hand`, with engines that are asked at the same time."""
+        there, here = (self.engines[one].connector.inner for one in (place, 1 - place))
+        if self.connector == "push":
+            asks, takes = {"remote_host": "127.0.0.1", "remote_port": here.door.port}, {}
+        else:
+            asks = {"transfer_id": f"transfer {self.number}"}
+            takes = {
+                **asks,
+                "remote_bootstrap_addr": f"http://127.0.0.1:{there._bootstrap.port}",
+                "remote_engine_id": "engine-under-test",
+            }
+        self.add(place, prompt, 1, {"do_remote_decode": True, **asks})
+        self.add(1 - place, prompt, count, {"do_remote_prefill": True, **takes})
 
     def share(self, place, prompt, count):
         """Has one engine compute a prompt, and the other one, or itself when it has forgotten it, go on from there."""

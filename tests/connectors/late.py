@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 from frame.interfaces import Mark, SideQueue
 from frame.plugins.platforms.cpu import HostStreams
@@ -22,18 +23,23 @@ class LateMark(Mark):
 
 
 class LateQueue(SideQueue):
+    """Any thread may ask for work to be done: it is done in order, and a mark is passed once all before it is over."""
+
     def __init__(self, draw, share):
         self.draw, self.share = draw, share
         self.work, self.num_given, self.num_done = [], 0, 0
+        self.lock = threading.RLock()
 
     def run(self, work):
-        self.work.append(work)
-        self.num_given += 1
+        with self.lock:
+            self.work.append(work)
+            self.num_given += 1
 
     def work_off(self, number):
-        while self.num_done < number:
-            self.work.pop(0)()
-            self.num_done += 1
+        with self.lock:
+            while self.num_done < number:
+                self.work.pop(0)()
+                self.num_done += 1
 
     def join(self):
         self.work_off(self.num_given)

@@ -12,15 +12,27 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from frame.plugins.connectors.blocks import files as block_files
 from frame.plugins.connectors.peer import client as peer_client, server as peer_server
+from frame.plugins.connectors.push import carrier as push_carrier
 from frame.testing.fake_cache import VOCAB
-from tests.connectors.faults import HELD, KINDS, PLACES, Fault, Faults, World
+from tests.connectors.faults import HANDING, HELD, KINDS, PLACES, Fault, Faults, World
 
 #: Runs of each connector in `make test`; in `make matrix` so many in each of so many parts.
 QUICK, PART, PARTS = 10, 40, 10
 PROMPTS = [random.Random(seed).choices(range(VOCAB), k=48) for seed in range(5)]
 SHAPES = ({}, {"windows": (0, 6)}, {"num_blocks": 24})
 #: Place → the last message to which something happens: most lives have about so many.
-LAST = {"step": 30, "answer": 30, "sample": 30, "wire": 14, "blocks": 3, "file": 24, "copy": 8, "read": 2, "call": 8}
+LAST = {
+    "step": 30,
+    "answer": 30,
+    "sample": 30,
+    "wire": 14,
+    "blocks": 3,
+    "file": 24,
+    "copy": 8,
+    "read": 2,
+    "write": 4,
+    "call": 8,
+}
 STEPS = ("step", "answer", "sample")
 
 prompts = st.builds(lambda seed, length: PROMPTS[seed][:length], st.integers(0, 4), st.integers(5, 45))
@@ -120,12 +132,12 @@ def test_blocks_travel_where_nothing_happens(connector, tmp_path):
     faults = Faults()
     with World(connector, tmp_path, faults) as world:
         for prompt in PROMPTS[:3]:
-            (world.hand if connector == "nixl" else world.share)(0, prompt[:30], 3)
+            (world.hand if connector in HANDING else world.share)(0, prompt[:30], 3)
         world.check()
         found = Counter()
         for engine in world.engines:
             found.update(engine.engine.stats().connector_counters)
-    assert max(found[f"{connector}_{name}"] for name in ("loaded_blocks", "load_bytes")) > 0
+    assert max(found[f"{connector}_{name}"] for name in ("loaded_blocks", "load_bytes", "received_bytes")) > 0
     assert all(faults.counts[place] for place in PLACES[connector])
 
 
@@ -142,6 +154,14 @@ def test_a_block_that_changes_would_be_noticed(monkeypatch, connector, place, mo
     monkeypatch.setattr(peer_server, "checksum", sums)
     with pytest.raises(AssertionError, match="got other tokens than without a connector"):
         live(connector, life)
+
+
+def test_a_block_of_push_that_changes_would_be_noticed(monkeypatch):
+    life = life_of(*(Fault("blocks", number, "flip") for number in range(9)), deeds=(("hand", 1, PROMPTS[0][:22], 4),))
+    live("push", life)
+    monkeypatch.setattr(push_carrier.Carrier, "checksum", lambda *_: -1)
+    with pytest.raises(AssertionError, match="got other tokens than without a connector"):
+        live("push", life)
 
 
 @pytest.mark.parametrize("connector", PLACES)

@@ -10,7 +10,7 @@ import time
 import pytest
 from msgspec import structs
 
-from frame.core.engine import engine as engine_module
+from frame.core.engine import engine as engine_module, lifecycle as lifecycle_module
 from frame.interfaces import Mark, decode, encode
 from frame.plugins.connectors.nixl import (
     agent as nixl_agent,
@@ -503,15 +503,84 @@ def test_nobody_waits_for_a_read_that_does_not_end_and_its_blocks_stay_out_of_us
     assert (counter(here, "loaded_blocks"), counter(here, "failed_blocks")) == (0, 10)
 
 
-def test_a_worker_that_gives_up_its_memory_names_no_read_that_ended_with_it(pairs, monkeypatch):
+def test_a_worker_keeps_its_memory_while_a_read_may_write_to_it(pairs, monkeypatch):
+    monkeypatch.setattr(nixl_agent, "_CLOSE_SECONDS", 0.05)
     there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05})
     params = pairs.prefill(there, "p", pairs.prompt(40))
-    slow_reads(here, monkeypatch, lambda handle: "PROC")
+    states, worker = ["PROC"], here.workers.made[0].transfer
+    slow_reads(here, monkeypatch, lambda handle: states[-1])
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
-    worker = here.workers.made[0].transfer
+    with pytest.raises(RuntimeError, match=r"a read from \S+ has gone on for 0 s and may still write to the KV cache"):
+        worker.register({})
     assert list(worker.pending_loads()) == ["d"]
+    states.append("DONE")
     worker.register({})
     assert not list(worker.pending_loads())
+
+
+def test_a_worker_keeps_its_memory_if_it_cannot_go_and_goes_on_reading(pairs, monkeypatch):
+    """The cache is given to it again as it was, and later prompts travel."""
+    monkeypatch.setattr(engine_module, "TRANSFER_SECONDS", 0.05)
+    monkeypatch.setattr(nixl_agent, "_CLOSE_SECONDS", 0.05)
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    with monkeypatch.context() as patch:
+        stuck = slow_reads(here, patch, lambda handle: "PROC")
+        assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+        assert len(here.engine.scheduler.lifecycle.abandoned) == 1
+        with pytest.raises(RuntimeError, match="may still write to the KV cache: try again later"):
+            here.engine.call("sleep")
+    assert here.workers.made[0].transfer.inner._agent._nixl is stuck
+    later = pairs.prefill(there, "later", pairs.prompt(44, seed=1))
+    assert pairs.decode(here, "e", pairs.prompt(44, seed=1), later) == 43
+    pairs.rest(there, here)
+
+
+def test_blocks_of_a_read_that_goes_on_stay_out_of_use_however_long_it_takes(pairs, monkeypatch):
+    monkeypatch.setattr(lifecycle_module, "ABANDONED_SECONDS", 0.05)
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    states, lifecycle = ["PROC"], here.engine.scheduler.lifecycle
+    slow_reads(here, monkeypatch, lambda handle: states[-1])
+    pairs.decode(here, "d", pairs.prompt(40), params)
+    for number in range(3):
+        time.sleep(0.06)
+        pairs.add(here, f"more {number}", pairs.prompt(9, seed=number), None)
+        pairs.finish(here, f"more {number}")
+        assert list(lifecycle.abandoned) == ["d"]
+    states.append("DONE")
+    pairs.rest(there, here)
+    assert here.engine.stats().kv_usage == 0
+
+
+def test_the_end_of_an_old_read_is_not_taken_for_that_of_a_later_one_with_its_id(pairs, monkeypatch):
+    there, here = pairs.engine(), pairs.engine(options={"stall_seconds": 0.05})
+    first, second = (pairs.prefill(there, name, pairs.prompt(40, seed=seed)) for seed, name in enumerate("pq"))
+    handles, states = [], {}
+
+    def state(handle):
+        if handle not in handles:
+            handles.append(handle)
+        return states.get(handles.index(handle), "PROC")
+
+    slow_reads(here, monkeypatch, state)
+    pairs.decode(here, "d", pairs.prompt(40), first)
+    lifecycle, agent = here.engine.scheduler.lifecycle, here.workers.made[0].transfer.inner._agent
+    lifecycle.give_up_abandoned()  # as after ten minutes without a word
+    agent._stall_seconds = NEVER
+    here.outputs["d"].clear()
+    here.connector.ended.clear()
+    pairs.add(here, "d", pairs.prompt(40, seed=1), second)
+    pairs.until(lambda: len(handles) == 2, here)
+    states[0] = "DONE"
+    pairs.until(lambda: len(agent._reads) == 1, here)
+    for _ in range(20):
+        here.step()
+    assert list(lifecycle.loading) == ["d"], "the load of the later request has not ended"
+    states[1] = "DONE"
+    pairs.finish(here, "d")
+    assert here.num_cached("d") == 39
+    pairs.rest(there, here)
 
 
 @pytest.mark.parametrize("ended", ["fails", "aborted"])

@@ -56,6 +56,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "long text": ({"a": "b" * 4097}, "at most 4096 characters"),
     "large": ({"a": 1 << 64}, "out of range"),
     "infinite": ({"a": 1e39}, "out of range"),
+    "no truth": ({"do_remote_prefill": "yes"}, "do_remote_prefill must be true or false, got str"),
+    "no truth either": ({"do_remote_decode": 1}, "do_remote_decode must be true or false, got int"),
     "both": ({"do_remote_prefill": True, "do_remote_decode": True}, "do_remote_prefill and do_remote_decode"),
 }
 

@@ -173,7 +173,6 @@ class Scheduler:
             return None
         if self.quarantine.active:
             self._isolate()
-        lifecycle.give_up_late()
         self._kv.checkpoints.save()
         draft = self._draft(rows, admits)
         if draft.undecided and not (empty or lifecycle.launched or draft.counts.any() or self.has_transfers()):
@@ -358,6 +357,7 @@ class Scheduler:
         try:
             if result.transfer is not None:
                 outputs += self._answers.apply_transfer(result.transfer, step)
+            self.lifecycle.give_up_late()
             self._experts = result.experts or self._experts
             self._drafting.answer(step, result)
             outputs += self._answers.accept(step, result)

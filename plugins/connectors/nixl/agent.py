@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,8 +21,9 @@ from frame.transfers import news
 
 from ..blocks.mapped_memory import Opened
 from .direct import Direct
-from .maps import MAX_ROWS, LayerRows, Rows
+from .maps import MAX_ROWS, Rows
 from .messages import MARGIN_SECONDS, AgentFacts, LayerMemory
+from .reads import Read, told
 
 logger = logging.getLogger("frame.connectors.nixl")
 
@@ -32,41 +31,14 @@ logger = logging.getLogger("frame.connectors.nixl")
 _READ_POLL, _COPY_POLL, _NOTICE_POLL = 0.0002, 0.00003, 0.005
 #: Other engines' workers that this one keeps in mind.
 _MAX_PEERS = 256
-_CLOSE_SECONDS = 10.0
+#: How long reads that go on are waited for before the memory goes.
+_CLOSE_SECONDS = 5.0
 #: Seconds without a read after which memory of other engines is unmapped: one that sleeps gives it back only then.
 _MAPPED_SECONDS = 30.0
 #: How long a failed read may take until NIXL lets go of it.
 _RELEASE_SECONDS = 10.0
 #: What a slow read is measured by, in bytes a second: prompts are computed many times faster than it reads them.
 _SLOW = 100e6
-
-
-@dataclass
-class Read:
-    """Reads the memory of another worker that `rows` gives, which is called in the agent's thread.
-
-    Begins once `mark` is passed: before that, steps that were launched may still use the blocks. The other worker gets
-    `notice` when all was read.
-    """
-
-    owner: str
-    peer: AgentFacts
-    rows: Callable[[], Sequence[LayerRows]]
-    notice: bytes
-    deadline: float
-    mark: Mark
-    handle: Any = None
-    copy: Mark | None = None  # of a read past NIXL
-    begun: float = 0.0  # when it was launched
-    copied: bool = False  # it went past NIXL and is over, and the other worker must be told
-    awaited_until: float = 0.0  # when nobody waits for it any more, if NIXL reads
-    given_up: bool = False  # it goes on, and nobody waits for it
-    failed_at: float | None = None  # when NIXL said that it failed; it may not be released yet
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether this worker's blocks may be written to."""
-        return self.handle is not None or self.copy is not None
 
 
 class Agent:
@@ -93,14 +65,15 @@ class Agent:
         self._reads: list[Read] = []
         self._peers: dict[str, Opened | None] = {}  # by the names that NIXL knows them by: what is mapped of them
         self._last_read = 0.0
+        self._cut_off = False
         self._make_direct = direct
         self.direct = 0, 0.0  # reads that went past NIXL and have ended, and seconds from their launches to their ends
         self._lock = threading.Lock()
-        self._ended: list[tuple[str, bool]] = []
-        self._given_up: list[str] = []
+        self._ended: list[tuple[int, bool]] = []
+        self._given_up: list[int] = []
         self._notices: list[bytes] = []
         self._awaits_notices = False
-        self._closing = False
+        self._ending = False  # reads that have not begun do not begin any more
         ready = threading.Event()
         fault: list[BaseException] = []
 
@@ -124,12 +97,12 @@ class Agent:
         """Begins a read; its end comes with `take`."""
         self._work.put(lambda: self._reads.append(read))
 
-    def extend(self, owner: str, deadline: float) -> None:
-        """The lease of an owner's read ends later."""
+    def extend(self, load: int, deadline: float) -> None:
+        """The lease of a load's reads ends later."""
 
         def extend() -> None:
             for read in self._reads:
-                if read.owner == owner:
+                if read.load == load:
                     read.deadline = max(read.deadline, deadline)
 
         self._work.put(extend)
@@ -140,23 +113,48 @@ class Agent:
             self._awaits_notices = awaits
             self._work.put(lambda: None)
 
-    def take(self) -> tuple[list[tuple[str, bool]], list[bytes]]:
-        """Since the last call: reads that ended, pairs (owner, whether all arrived in time), and notices that came."""
+    def take(self) -> tuple[list[tuple[int, bool]], list[bytes]]:
+        """Since the last call: reads that ended, pairs (load, whether all arrived in time), and notices that came."""
         with self._lock:
             ended, self._ended = self._ended, []
             notices, self._notices = self._notices, []
         return ended, notices
 
-    def take_given_up(self) -> list[str]:
-        """Owners of reads that take too long, since the last call: they go on, and will end as not arrived."""
+    def take_given_up(self) -> list[int]:
+        """Loads whose reads take too long, since the last call: they go on, and will end as not arrived."""
         with self._lock:
             given_up, self._given_up = self._given_up, []
         return given_up
 
-    def close(self) -> None:
-        """Ends all reads and takes the memory back; nothing is read or written when it returns."""
+    def end_reads(self) -> str | None:
+        """Begins none of the reads that have not begun, and waits for the others: they may write to the memory.
+
+        Returns what goes on after some seconds. Then the agent goes on, too, and may be asked again.
+        """
+        known = threading.Event()
+
+        def begin_none() -> None:
+            self._ending = True
+            known.set()
+
+        self._work.put(begin_none)
+        known.wait()
+        latest = time.monotonic() + _CLOSE_SECONDS
+        while (reads := list(self._reads)) and time.monotonic() < latest:
+            time.sleep(_READ_POLL)
+        if not reads:
+            return None
+        self._work.put(self._begin_again)
+        return f"{told(reads)} and may still write to the KV cache"
+
+    def close(self) -> bool:
+        """Ends all reads and takes the memory back; nothing is read or written when it returns.
+
+        Returns whether some had to be cut off: of a GPU's memory, UCX may have handed out copies that end soon.
+        """
         self._work.put(None)
         self._thread.join()
+        return self._cut_off
 
     def _open(self, name: str, regions: Sequence[tuple[int, int]], backend_config: str) -> None:
         raised = logging.raiseExceptions
@@ -201,6 +199,9 @@ class Agent:
     def _nothing(self) -> None:
         pass
 
+    def _begin_again(self) -> None:
+        self._ending = False
+
     def _poll(self) -> None:
         for read in list(self._reads):
             try:
@@ -210,7 +211,7 @@ class Agent:
             if arrived is not None:
                 self._reads.remove(read)
                 with self._lock:
-                    self._ended.append((read.owner, arrived))
+                    self._ended.append((read.load, arrived))
                 news.tell()
                 if read.copied:  # behind the news, on which an answer waits, as it does not on the other side's blocks
                     self._tell_copied(read)
@@ -242,7 +243,7 @@ class Agent:
         if read.copy is not None:
             return self._end_copy(read, read.copy, late)
         if read.handle is None:
-            if late or self._closing:
+            if late or self._ending:
                 return False
             return None if not read.mark.done() else self._begin(read)
         if read.failed_at is not None:
@@ -305,8 +306,6 @@ class Agent:
         now = time.monotonic()
         late = now > read.deadline - MARGIN_SECONDS
         if state == "PROC":
-            if self._closing:
-                return False if self._released(read) else None
             if late or now > read.awaited_until:
                 self._give_up(read, now)
             return None
@@ -318,14 +317,15 @@ class Agent:
     def _give_up(self, read: Read, now: float) -> None:
         """Has nobody wait for a read.
 
-        It is not released: NIXL says that this ends it, and UCX writes what the other side sends later all the same.
+        It is not released: NIXL says that this ends it, and UCX writes what the other side sends later all the same,
+        until the agent is gone. Over TCP UCX then ends the process of the other side once that one sends.
         """
         if read.given_up:
             return
         read.given_up = True
         logger.warning("a read from %s has not ended in %.0f s", read.peer.name, now - read.begun)
         with self._lock:
-            self._given_up.append(read.owner)
+            self._given_up.append(read.load)
         news.tell()
 
     def _fail(self, read: Read, why: object) -> bool | None:
@@ -374,20 +374,25 @@ class Agent:
                 self._nixl.remove_remote_agent(name)
 
     def _shut(self) -> None:
-        self._closing = True
+        self._ending = True
         latest = time.monotonic() + _CLOSE_SECONDS
-        while self._reads and time.monotonic() < latest:
+        while not all(read.given_up for read in self._reads) and time.monotonic() < latest:
             self._poll()
             time.sleep(_READ_POLL)
-        if self._reads:
-            logger.error("NIXL does not end %d reads; their memory stays registered", len(self._reads))
-            return
+        self._cut_off = bool(self._reads)
+        for read in self._reads:
+            with suppress(Exception):
+                if read.copy is not None:
+                    read.copy.wait()
+            self._released(read)
+            read.handle = None  # which knows the agent
+        self._reads.clear()
         for name in list(self._peers):
             self._forget(name)
         with suppress(Exception):
             if self._registered is not None:
                 self._nixl.deregister_memory(self._registered)
-        del self._nixl
+        del self._nixl  # the last one who knows it: UCX writes nothing from now on
 
 
 def _device(layers: Sequence[LayerMemory]) -> int:

@@ -72,13 +72,15 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Blocks of another engine, of which `fit` is the encoded `Fit`, that the workers read.
+    """Blocks of another engine, of which `fit` is the encoded `Fit`, that the workers read for the request `owner`.
 
+    Of an engine's loads no two have the same `number`: a later request may have the id of one whose read still goes on.
     They hold tokens `start` to before `stop`. `ours[g]` are those of group g here, from the first of these tokens on;
     `blocks[g]` are those of the other engine's group g, from the one with the first token on. 0: needed by nobody. The
     lease of `ticket` ends at `deadline` of this machine's clock.
     """
 
+    number: int
     owner: str
     agents: list[AgentFacts]
     fit: bytes
@@ -110,14 +112,14 @@ class Notice(NamedTuple):
 
 
 class NixlStep(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The scheduler side's message: loads that begin, later ends of leases by owner, whether others may read here.
+    """The scheduler side's message: loads that begin, later ends of leases by load, whether others may read here.
 
     `given` are blocks that others may read once they are in host memory, by the request whose they are.
     """
 
     loads: list[Load] = []
     given: dict[str, list[list[int]]] = {}
-    deadlines: dict[str, float] = {}
+    deadlines: dict[int, float] = {}
     holds: bool = False
 
 

@@ -68,6 +68,7 @@ class Pull:
     renewal: Future[float | None] | None = None
     renewals: int = 0
     rests_until: float = 0.0  # when its renewal may be tried again
+    load: int = 0  # the number of what the workers read
     over: bool = False  # its blocks are being read, were read, or are needed no more
 
 
@@ -84,6 +85,7 @@ class Pulls:
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
         self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins
         self._loading: dict[str, Pull] = {}  # whose blocks are being read, also of ended requests
+        self._num_loads = 0
         self._told: set[Future[None]] = set()  # what other engines are being told
         self._warned: set[str] = set()
 
@@ -129,7 +131,10 @@ class Pulls:
             for tables, groups in ((block_ids, self._groups), (grant.blocks, grant.met.theirs.groups))
         )
         self._loading[request.request_id] = pull
+        self._num_loads += 1
+        pull.load = self._num_loads
         return Load(
+            pull.load,
             request.request_id,
             grant.agents,
             grant.met.fit,
@@ -141,9 +146,9 @@ class Pulls:
             grant.deadline,
         )
 
-    def renew(self) -> dict[str, float]:
+    def renew(self) -> dict[int, float]:
         """Asks for more time where reads take long; returns the ends of leases that are known since the last call."""
-        later, now = dict[str, float](), time.monotonic()
+        later, now = dict[int, float](), time.monotonic()
         for name, pull in [*self._granted.items(), *self._loading.items()]:
             grant = pull.grant
             if grant is None:
@@ -153,7 +158,7 @@ class Pulls:
                 if deadline is not None:
                     grant.deadline = deadline
                     if name in self._loading:
-                        later[name] = deadline
+                        later[pull.load] = deadline
             elif name in self._loading and now > grant.deadline + 2 * grant.seconds:
                 del self._loading[name]  # it never began: the step that was to begin it failed
             elif (

@@ -31,12 +31,13 @@ from frame.interfaces import (
 )
 
 from ..blocks.mapped_memory import sharing_of
-from .agent import Agent, Read
+from .agent import Agent
 from .direct import Direct
 from .maps import LayerRows, Piece, Side, of_rank, readers, rows
 from .messages import Fit, LayerMemory, Load, NixlNote, NixlStep, Notice, WorkerFacts, machine
 from .mirror import Mirror
 from .options import NixlOptions
+from .reads import Read
 from .shapes import BlockShape, Facts, GroupShape, LayerShape, RankShape, divided
 
 logger = logging.getLogger("frame.connectors.nixl")
@@ -76,15 +77,22 @@ class NixlWorker(ConnectorWorker):
         self._agent: Agent | None = None
         self._facts: WorkerFacts | None = None
         self._untold: WorkerFacts | None = None
-        self._loads: dict[str, Loading] = {}
-        self._lost: list[tuple[str, bool]] = []  # reads that cannot begin
+        self._loads: dict[int, Loading] = {}  # by number
+        self._places: dict[str, int] = {}  # where the layers' memory lies
+        self._lost: list[tuple[int, bool]] = []  # reads that cannot begin
         self._fits: dict[bytes, Fit] = {}  # of engines that blocks were read of
         self._mirror: Mirror | None = None
         self._putting: list[Loading] = []  # from host memory to the device
         self._giving: dict[str, Mark] = {}  # requests whose blocks go to host memory
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
+        places = {name: view.bytes.data_ptr() for name, view in caches.items()}
+        if self._agent is not None and places == self._places:
+            return  # it was to go, and another read or another part of the worker did not let it
+        if self._agent is not None and not caches and (goes_on := self._agent.end_reads()) is not None:
+            raise RuntimeError(f"{goes_on}: try again later")
         self._end_agent()
+        self._places = places
         self._mirror = None
         if not caches and self._facts is not None:
             return
@@ -136,8 +144,8 @@ class NixlWorker(ConnectorWorker):
             return
         step = decode(message, NixlStep)
         self._agent.await_notices(step.holds)
-        for owner, deadline in step.deadlines.items():
-            self._agent.extend(owner, deadline)
+        for number, deadline in step.deadlines.items():
+            self._agent.extend(number, deadline)
         if self._mirror is not None:
             for owner, blocks in step.given.items():
                 self._giving[owner] = self._mirror.fetch(blocks)
@@ -150,9 +158,11 @@ class NixlWorker(ConnectorWorker):
         self._lost = []
         received, failed, failed_blocks, counters = [], [], [], dict[str, float]()
         given_up = self._give_up()
-        lost = list(given_up)
+        lost = [loading for loading in given_up if not self._is_old(loading)]
         for loading in self._ended(ended):
             owner = loading.load.owner
+            if self._is_old(loading):
+                continue
             counts = [len(blocks) - blocks.count(0) for blocks in loading.load.ours]
             received.append(owner)
             if loading.arrived:
@@ -179,14 +189,14 @@ class NixlWorker(ConnectorWorker):
             self._untold = None
         return TransferReport(
             received=received,
-            given_up=[loading.load.owner for loading in given_up],
+            given_up=[one.load.owner for one in self._loads.values() if one.given_up and not self._is_old(one)],
             failed_blocks=failed_blocks,
             counters=counters,
             notes=notes,
         )
 
     def pending_loads(self) -> list[str]:
-        return [*self._loads, *(loading.load.owner for loading in self._putting)]
+        return [loading.load.owner for loading in self._pending()]
 
     def close(self) -> None:
         self._end_agent()
@@ -195,7 +205,8 @@ class NixlWorker(ConnectorWorker):
     def _end_agent(self) -> None:
         """Ends all reads, and the copies to and from host memory."""
         if self._agent is not None:
-            self._agent.close()
+            if self._agent.close():
+                self.setup.streams.synchronize()
             self._agent, self._direct = None, (0, 0.0)
             self._loads.clear()  # their reads have ended with the agent, which tells nobody any more
             self._lost.clear()
@@ -203,24 +214,32 @@ class NixlWorker(ConnectorWorker):
             with suppress(Exception):
                 mark.wait()
 
+    def _pending(self) -> list[Loading]:
+        return [*self._loads.values(), *self._putting]
+
+    def _is_old(self, loading: Loading) -> bool:
+        """Whether a later request has its id: then its blocks were given back long ago, and nobody is told of it."""
+        number, owner = loading.load.number, loading.load.owner
+        return any(one.load.owner == owner and one.load.number > number for one in self._pending())
+
     def _give_up(self) -> list[Loading]:
         """Loads for which nobody waits from now on."""
-        owners = [] if self._agent is None else self._agent.take_given_up()
-        found = [loading for owner in owners if (loading := self._loads.get(owner)) and not loading.given_up]
+        numbers = [] if self._agent is None else self._agent.take_given_up()
+        found = [loading for number in numbers if (loading := self._loads.get(number)) and not loading.given_up]
         for loading in found:
             loading.given_up, loading.arrived = True, False
         return found
 
-    def _ended(self, reads: Sequence[tuple[str, bool]]) -> list[Loading]:
+    def _ended(self, reads: Sequence[tuple[int, bool]]) -> list[Loading]:
         """Loads that are over, of which these reads have ended now."""
         ended = []
-        for owner, arrived in reads:
-            loading = self._loads[owner]
+        for number, arrived in reads:
+            loading = self._loads[number]
             loading.reads -= 1
             loading.arrived &= arrived
             if loading.reads > 0:
                 continue
-            del self._loads[owner]
+            del self._loads[number]
             if self._mirror is not None and loading.arrived:
                 loading.put = self._mirror.put(loading.load.ours)
                 self._putting.append(loading)
@@ -252,17 +271,17 @@ class NixlWorker(ConnectorWorker):
         mine = from_ranks[self.rank]
         loading = Loading(load, time.monotonic(), max(1, len(mine)))
         if not mine or not _covers(load, fit.theirs, mine):
-            self._loads[load.owner] = loading
-            self._lost += [(load.owner, not mine)] * max(1, len(mine))
+            self._loads[load.number] = loading
+            self._lost += [(load.number, not mine)] * max(1, len(mine))
             return
         self._queue.run(_nothing)
         mark = self._queue.mark()
-        self._loads[load.owner] = loading
+        self._loads[load.number] = loading
         first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
         for number, rank in enumerate(mine, first):
             notice = Notice(load.ticket, number, count).packed()
             wanted = partial(self._rows, load, fit, rank)
-            agent.read(Read(load.owner, load.agents[rank], wanted, notice, load.deadline, mark))
+            agent.read(Read(load.number, load.agents[rank], wanted, notice, load.deadline, mark))
 
     def _fit(self, data: bytes) -> Fit:
         if data not in self._fits:

@@ -26,6 +26,7 @@ class FakeMemory:
     def __init__(self, layout: KVLayout, rank: int) -> None:
         self._groups = layout.groups
         self._rank = rank
+        self.lost = False
         caches = KVMemory(layout, torch.device("cpu")).layer_bytes()
         self.views: dict[str, CacheView] = {}
         # by layer, int32 [num_blocks, tokens of a block, what a token keeps…], without a copy
@@ -72,6 +73,7 @@ class FakeMemory:
 
     def lose(self) -> None:
         """Others have the memory now, and write to it."""
+        self.lost = True
         for rows in self._rows.values():
             rows[...] = BAD
 

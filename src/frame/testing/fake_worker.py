@@ -164,14 +164,21 @@ class FakeWorker:
         if method == "synchronize":
             return self.check()
         if method == "sleep":
-            self.transfer.register({})
-            return self.memory.lose()
+            return self._sleep()
         if method == "wake_up":
-            if "kv_cache" in (arguments or {}).get("tags", ()):
+            if "kv_cache" in (arguments or {}).get("tags", ()) and self.memory.lost:
                 self.memory = FakeMemory(self.layout, self.rank)
                 self.transfer.register(self.memory.views)
             return None
         raise ValueError(f"no worker method {method!r}; there are: describe, echo, sleep, synchronize, wake_up")
+
+    def _sleep(self) -> None:
+        try:
+            self.transfer.register({})
+        except BaseException:
+            self.transfer.register(self.memory.views)
+            raise
+        self.memory.lose()
 
     def check(self) -> None:
         """Raises when a test declared the worker dead."""
