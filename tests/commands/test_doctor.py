@@ -367,6 +367,7 @@ def test_constants_are_those_of_the_platforms():
     } == memory.STEP_SIZES
     captured = options.CudaOptions().graph_sizes
     assert (shapes.MAX_ROWS, tuple(captured)) == (memory.CUDA_MAX_GRAPH_ROWS, memory.CUDA_GRAPH_SIZES)
+    assert shapes.SHORT_LENGTHS == memory.CUDA_SHORT_LENGTHS
     assert cuda_graphs.LEAST_BYTES * 2 == memory.CUDA_GRAPH_BYTES
     assert (cuda_pieces.SIZES, cuda_pieces.WORTHWHILE) == (
         memory.CUDA_PIECE_SIZES,

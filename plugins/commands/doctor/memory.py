@@ -39,6 +39,8 @@ CUDA_RESERVE_BYTES = 400 << 20
 #: Decode batches that are captured by default, and the largest one that ever is.
 CUDA_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 256, 16), *range(256, 513, 32))
 CUDA_MAX_GRAPH_ROWS = 512
+#: Decode batches that are captured once more for rows of up to so many tokens.
+CUDA_SHORT_LENGTHS = {1: 8192, 2: 4096, 4: 1024, 8: 1024}
 #: Bytes that each of them but the largest takes, with its draws; bytes of the largest one for a library's workspace.
 CUDA_GRAPH_BYTES, CUDA_WORKSPACE_BYTES = 4 << 20, 32 << 20
 #: Tokens of steps with prompts that may be captured, and tokens times bytes of weights of a layer beyond which none is.
@@ -208,8 +210,8 @@ def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
 def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape, vocab_size: int) -> int:
     """What is kept for captured decode steps and their draws; 0 where nothing is captured.
 
-    Steps of every size are captured once, again deterministically where a single request may ask for that, and again
-    over shared prefixes where these are looked for.
+    Steps of every size are captured once, few and short rows by themselves, all again deterministically where a single
+    request may ask for that, and again over shared prefixes where these are looked for.
     """
     if device.kind == "cpu" or config.executor.enforce_eager or not shape.kv_specs:
         return 0
@@ -221,10 +223,12 @@ def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape,
         return 0
     kinds = 1 if config.model.deterministic else 2 + (config.attention.shared_prefix_min_tokens != 0)
     rows = min(CUDA_MAX_GRAPH_ROWS, sizes.max_num_seqs)
-    count = len({size for size in given if size < rows} | {rows})
+    captured = {size for size in given if size < rows} | {rows}
+    longest = 0 if config.model.deterministic else sizes.max_model_len
+    short = sum(size in captured and length < longest for size, length in CUDA_SHORT_LENGTHS.items())
     each = CUDA_GRAPH_BYTES // (2 if options.get("capture_draws") in (False, "false", "0") else 1)
     row_bytes = (4 * shape.hidden_size + 3 * shape.intermediate_size + vocab_size) * DTYPE_BYTES[sizes.dtype]
-    return rows * row_bytes + CUDA_WORKSPACE_BYTES + (count * kinds - 1) * each
+    return rows * row_bytes + CUDA_WORKSPACE_BYTES + (len(captured) * kinds + short - 1) * each
 
 
 def piece_share(config: FrameConfig, sizes: Sizes, shape: Shape, weights_bytes: int) -> float:

@@ -185,6 +185,7 @@ class CudaPlatform(Platform):
             min(self.setup.max_num_seqs, self._max_tokens),
             pieces=self._pieces,
             max_tokens=self._max_tokens,
+            max_model_len=self.setup.max_model_len,
             deterministic=self.setup.deterministic,
             shares_prefixes=self.setup.shares_prefixes,
             serves_adapters=self.setup.serves_adapters,

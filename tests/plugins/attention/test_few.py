@@ -60,7 +60,8 @@ def launch(spec: AttentionSpec, rows: int, longest: int, *, always: bool = False
         (LLAMA, 8, 1024, replace(USUAL, splits=4)),
         (HALF_70B, 1, 4096, replace(USUAL, splits=32)),
         (HALF_70B, 8, 1024, replace(USUAL, splits=8)),
-        (GPT_OSS, 1, 4096, replace(SMALL, splits=16, min_span=256)),
+        (LLAMA, 1, 8192, replace(USUAL, splits=32)),
+        (GPT_OSS, 1, 8192, replace(SMALL, splits=16, min_span=256)),
         (GPT_OSS, 4, 4096, replace(SMALL, splits=4, min_span=256)),
         (GPT_OSS, 8, 1024, replace(SMALL, splits=2, min_span=256)),
         (replace(GPT_OSS, window=128), 1, LONG, SMALL),
@@ -75,7 +76,9 @@ def test_steps_take_what_was_measured(spec: AttentionSpec, rows: int, longest: i
 @pytest.mark.parametrize(
     ("spec", "rows", "longest"),
     [
-        (LLAMA, 1, 4097),
+        (LLAMA, 1, 8193),
+        (LLAMA, 2, 4097),
+        (GPT_OSS, 1, 8193),
         (LLAMA, 4, 1025),
         (LLAMA, 8, LONG),
         (LLAMA, 9, 64),

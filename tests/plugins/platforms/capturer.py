@@ -11,10 +11,16 @@ from frame.plugins.platforms.cuda.graphs.capture import CapturedGraph
 
 
 class FakeCapturer:
-    """`sizes` are the bytes that graphs take, in order (the last one goes on); None: the device has none left."""
+    """`sizes` are the bytes that graphs take, in order (the last one goes on); None: the device has none left.
+
+    A replay takes `row_seconds` for each row.
+    """
+
+    row_seconds = 0.0
 
     def __init__(self, *sizes: int | None) -> None:
         self.sizes = list(sizes or (0,))
+        self._rows: dict[Callable[[], None], int] = {}
         self.num_captured = self.num_forgotten = self.num_replayed = 0
 
     def capture(self, forward: Callable[[], Tensor]) -> CapturedGraph:
@@ -29,7 +35,12 @@ class FakeCapturer:
             self.num_replayed += 1
             hidden.copy_(forward())
 
+        self._rows[replay] = len(hidden)
         return CapturedGraph(replay, hidden, size)
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """What a replay takes on the device that this stands for."""
+        return self._rows[replay] * self.row_seconds
 
     def forget(self) -> None:
         self.num_forgotten += 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from torch import Tensor, nn
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
-from frame.plugins.platforms.cuda.graphs.cuda_graphs import CAPTURE_PASSES, LEAST_BYTES, CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import WORTHWHILE, PiecewiseGraphs, tokens_of_launching
+from frame.plugins.platforms.cuda.graphs import cuda_graphs
+from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_graphs import step_of
@@ -25,13 +29,10 @@ from tests.plugins.platforms.tape import TapeCapturer
 SIZES = [1, 2, 4, 8, 16, 32]
 
 
-class Weights(nn.Linear):
-    """What `prepare` asks of a model; `num_bytes` are not there, they only count."""
+class Small(nn.Linear):
+    """What `prepare` asks of a model."""
 
     whole_prompts = segments = False
-
-    def __init__(self, num_bytes: int) -> None:
-        super().__init__(num_bytes // 4 - 1, 1, device="meta")
 
 
 class Ones:
@@ -50,8 +51,8 @@ class Ones:
 class Device:
     """Runs dummy steps as a runner does; `captured` are the graphs that were asked for, in order.
 
-    `prompts` are the tokens up to which steps with prompts are captured, by `tape`. `most_padding` rows may be padded
-    to, over steps, before a served step waits for a capture; or that follows from `layer_bytes`.
+    `prompts` are the tokens up to which steps with prompts are captured, by `tape`. `most_padding` rows take as long as
+    a capture; 0: they take no time.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class Device:
         prompts: int = 0,
         tape: TapeCapturer | None = None,
         most_padding: int = 0,
-        layer_bytes: int = 24,
-        sums: bool = False,
+        max_model_len: int = 0,
+        agree: Callable[[int], int] = lambda number: number,
         **options: object,
     ) -> None:
         self.capturer, self.tape = FakeCapturer(*sizes), tape or TapeCapturer()
@@ -74,12 +75,13 @@ class Device:
             limit,
             pieces=PiecewiseGraphs(self.tape),
             max_tokens=prompts,
+            max_model_len=max_model_len,
             deterministic=deterministic,
-            sums=sums,
+            agree=agree,
         )
+        self.capturer.row_seconds = 1 / (most_padding + 0.5) if most_padding else 0
         self.shapes = CudaShapes(self.graphs)
-        layer_bytes = int(CAPTURE_PASSES * WORTHWHILE / most_padding) if most_padding else layer_bytes
-        self.graphs.prepare(Weights(layer_bytes), self.shapes)
+        self.graphs.prepare(Small(2, 2), self.shapes)
         self.captured: list[str] = []
 
     def run_dummy(self, shape: StepShape) -> None:
@@ -120,8 +122,15 @@ class Device:
         return name_of(shape) if captured else None
 
 
-def decodes(rows: int, *, deterministic: bool = False, shared: bool = False) -> StepPlan:
+@pytest.fixture(autouse=True)
+def a_second_for_each_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(cuda_graphs, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+
+
+def decodes(rows: int, *, deterministic: bool = False, shared: bool = False, longest: int = 1) -> StepPlan:
     plan = step_of([1] * rows)
+    plan.num_computed[-1] = longest - 1
     plan.deterministic = deterministic
     plan.prefixes = [PrefixRows(rows=np.arange(rows, dtype=np.int32), num_tokens=64)] if shared else []
     return plan
@@ -373,19 +382,71 @@ def test_padding_is_counted_by_kind_and_not_where_the_best_size_serves() -> None
     assert device.captured[5:] == []
 
 
-@pytest.mark.parametrize("sums", [False, True])
-def test_a_capture_waits_for_as_many_padded_rows_as_are_computed_in_its_time(sums: bool) -> None:
-    steps = {}
-    for layer_bytes in (500 << 20, 2000 << 20):
-        device = Device(graph_sizes=[1, 2, 4, 30], layer_bytes=layer_bytes, sums=sums).start()
-        while "decode-30" not in device.captured:
-            device.serve(30)
-            device.capture()
-            steps[layer_bytes] = steps.get(layer_bytes, 0) + 1
-        assert (
-            (steps[layer_bytes] - 1) * 34 <= 5 * tokens_of_launching(layer_bytes, sums=sums) < steps[layer_bytes] * 34
-        )
-    assert steps[500 << 20] > 3 * steps[2000 << 20]
+def test_few_short_rows_have_graphs_of_their_own() -> None:
+    device = Device(limit=32, max_model_len=20_000).start()
+    assert device.captured == [*names([32]), *names([4, 2, 1], "short-decode")]
+    assert [device.serve(rows) for rows in (1, 2, 3, 9)] == [*names([1, 2, 4], "short-decode"), "decode-32"]
+    assert (device.serve(1, longest=8192), device.serve(1, longest=8193)) == ("short-decode-1", "decode-32")
+    assert (device.serve(3, longest=1024), device.serve(3, longest=1025)) == ("short-decode-4", "decode-32")
+    later = device.finish()
+    assert sorted(later) == sorted([*names([1, 2, 4, 8, 16]), "short-decode-8"])
+    assert [device.serve(rows, longest=20_000) for rows in (1, 3, 5)] == names([1, 4, 8])
+    assert device.serve(7, longest=1024) == "short-decode-8"
+    assert device.serve(3, shared=True) is None
+    assert [name for name in device.finish() if "short" in name] == []
+
+
+def test_a_graph_for_any_length_is_there_although_the_largest_size_is_a_small_one() -> None:
+    device = Device(limit=2, max_model_len=20_000).start()
+    assert device.captured == [*names([2]), *names([2, 1], "short-decode")]
+    assert (device.serve(1, longest=9000), device.serve(2, longest=5)) == ("decode-2", "short-decode-2")
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ({"max_model_len": 20_000}, {1: 8192, 2: 4096, 4: 1024, 8: 1024}),
+        ({"max_model_len": 8192}, {2: 4096, 4: 1024, 8: 1024}),
+        ({"max_model_len": 1024}, {}),
+        ({"max_model_len": 20_000, "graph_sizes": [1, 3, 8]}, {1: 8192, 8: 1024}),
+        ({"max_model_len": 20_000, "deterministic": True}, {}),
+    ],
+)
+def test_lengths_that_rows_may_have_anyway_and_deterministic_steps_need_none(
+    given: dict[str, Any], short: dict[int, int]
+) -> None:
+    device = Device(**given)
+    assert {shape.padded_rows: shape.max_seq_len for shape in device.graphs.short} == short
+    assert all(shape in device.shapes.every() for shape in device.graphs.short)
+    plain = Device(**{**given, "max_model_len": 0})
+    assert device.graphs.reserve(device.run_dummy) - plain.graphs.reserve(plain.run_dummy) == (
+        len(short) * 2 * LEAST_BYTES
+    )
+
+
+def test_data_ranks_take_the_graph_for_short_rows_where_all_have_such() -> None:
+    device = Device(limit=32, max_model_len=20_000).start()
+    one, long = device.shapes.choose(decodes(1)), device.shapes.choose(decodes(1, longest=9000))
+    eager = replace(one, max_seq_len=500)
+    assert device.shapes.join([one, eager]) == one
+    assert device.shapes.join([one, long]) == long
+    assert long.max_seq_len == 0
+
+
+def test_what_rows_of_padding_take_is_measured_once_and_agreed_on() -> None:
+    heard = list[int]()
+
+    def agree(number: int) -> int:
+        heard.append(number)
+        return number
+
+    device = Device(most_padding=100, agree=agree)
+    heard.clear()
+    device.start()
+    assert heard.count(100) == 1
+    device.graphs.drop()
+    device.start()
+    assert heard.count(100) == 1, "a replay reads the rows of the last step: not while there are requests"
 
 
 def test_dropped_pieces_are_wanted_again() -> None:

@@ -195,11 +195,11 @@ def test_sizes_hold_the_tokens_and_end_at_the_limit() -> None:
     ("billions", "layers", "tokens"), [(0.6, 28, 8192), (8.0, 32, 512), (70.0, 80, 192), (1000.0, 60, 0)]
 )
 def test_larger_models_are_captured_for_fewer_tokens(billions: float, layers: int, tokens: int) -> None:
-    layer_bytes = int(billions * 2e9 / layers)
-    assert max(sizes_for(layer_bytes, 16384), default=0) == tokens
-    assert max(sizes_for(layer_bytes // 2, 16384, sums=True), default=0) >= min(8192, 3 * tokens)
-    assert max(sizes_for(layer_bytes, 100), default=0) == min(tokens, 100), "a full step has its own size"
-    assert not [size for most in (0, 1) for size in sizes_for(layer_bytes, most)], "one token is a decode"
+    weights_bytes = int(billions * 2e9)
+    assert max(sizes_for(weights_bytes, layers, 16384), default=0) == tokens
+    assert max(sizes_for(weights_bytes // 2, layers, 16384, sums=True), default=0) >= min(8192, 3 * tokens)
+    assert max(sizes_for(weights_bytes, layers, 100), default=0) == min(tokens, 100), "a full step has its own size"
+    assert not [size for most in (0, 1) for size in sizes_for(weights_bytes, layers, most)], "one token is a decode"
 
 
 def test_of_routed_experts_those_count_that_a_token_reads() -> None:

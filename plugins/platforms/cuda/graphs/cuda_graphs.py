@@ -23,15 +23,13 @@ from frame.weight_offload.null import moves_weights
 
 from ...options import CudaOptions
 from .capture import CapturedGraph
-from .piecewise import PiecewiseGraphs, read_bytes, sizes_for, tokens_of_launching
-from .shapes import MAX_ROWS, decode_shape, kind_of, name_of, prompt_shape
+from .piecewise import PiecewiseGraphs, read_bytes, sizes_for
+from .shapes import MAX_ROWS, SHORT_LENGTHS, decode_shape, kind_of, name_of, prompt_shape
 
 logger = logging.getLogger("frame.platforms.cuda")
 
 #: The driver gives out memory in pieces of this size, so that a capture which seems to take none may take some.
 LEAST_BYTES = 2 << 20
-#: A capture holds up a served step about as long as the host launches so many forward passes: on an H200 4 to 6.
-CAPTURE_PASSES = 5
 #: Says to other workers that a capture failed, in place of the bytes that it took.
 _FAILED = 1 << 62
 
@@ -41,6 +39,9 @@ class StepCapturer(Protocol):
 
     def capture(self, forward: Callable[[], Tensor]) -> CapturedGraph:
         """Captures what `forward` launches."""
+
+    def seconds(self, replay: Callable[[], None]) -> float:
+        """What a replay takes on the device."""
 
     def forget(self) -> None:
         """Drops all graphs."""
@@ -52,11 +53,12 @@ class CudaGraphs(Graphs, Compiler):
     Before the first request the largest size and the small ones are captured, of the engine's own kind (`deterministic`
     or not); the others while nothing else is to do. A batch runs at the next larger size that is captured; the size
     that it would rather have is captured next: between steps once padding has cost as much as a capture does, so that
-    both together cost at most twice what either would. Where there is no size it runs eagerly. Ordinary steps of other
-    shapes run in pieces, which are captured when a step needs them, or when all else is, but not between steps that are
-    served: that may take too long. `limit` rows and `max_tokens` tokens are the most of a step. Workers of one engine
-    must capture alike, also those of other pipeline stages, which receive as many rows as were padded to: `agree`
-    returns the largest number that any gives.
+    both together cost at most twice what either would. Where there is no size it runs eagerly. Few rows that are short
+    have graphs of their own (`SHORT_LENGTHS`), unless no row can be longer. Ordinary steps of other shapes run in
+    pieces, which are captured when a step needs them, or when all else is, but not between steps that are served: that
+    may take too long. `limit` rows and `max_tokens` tokens are the most of a step, `max_model_len` those of a row.
+    Workers of one engine must capture alike, also those of other pipeline stages, which receive as many rows as were
+    padded to: `agree` returns the largest number that any gives.
     `sums`: layers are summed over workers.
     """
 
@@ -68,6 +70,7 @@ class CudaGraphs(Graphs, Compiler):
         *,
         pieces: PiecewiseGraphs,
         max_tokens: int,
+        max_model_len: int = 0,
         deterministic: bool = False,
         shares_prefixes: bool = False,
         serves_adapters: bool = False,
@@ -83,7 +86,10 @@ class CudaGraphs(Graphs, Compiler):
         self._pieces = pieces
         self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
-        self._num_kinds = (1 if deterministic else 2 + shares_prefixes) * (1 + serves_adapters)
+        lengths = {} if deterministic else {size: SHORT_LENGTHS.get(size, 0) for size in self.sizes}
+        self._short = {size: length for size, length in lengths.items() if 0 < length < max_model_len}
+        self._num_adapted = 1 + serves_adapters
+        self._num_kinds = (1 if deterministic else 2 + shares_prefixes) * self._num_adapted
         self._at_start = options.graph_sizes_at_start
         self._budget = options.graph_memory_bytes
         self._captured: dict[StepShape, CapturedGraph] = {}
@@ -92,13 +98,16 @@ class CudaGraphs(Graphs, Compiler):
         self._began = False  # steps before the first `capture` are those of a warm-up
         self._served = False  # a step since the last `capture`
         self._urgent: StepShape | None = None  # what a batch wants that has no graph, or whose padding has cost much
-        self._most_padding = 0  # rows, added up over steps: what they take is what a capture takes
+        self._most_padding: int | None = None  # rows, added up over steps, that take as long as a capture
+        self._capture_seconds = float("inf")  # the least that the host has taken for one
         self.drop()
 
     def drop(self) -> None:
-        first = [size for size in self.sizes if size <= self._at_start or size == self.sizes[-1]]
-        later = [size for size in self.sizes if size not in first]
-        self._todo = [decode_shape(size, self.deterministic) for size in (*later, *first)]  # the next one last
+        every, short = [decode_shape(size, self.deterministic) for size in self.sizes], self.short
+        of_size = {one.padded_rows: one for one in (*every, *short)}  # of sizes with two, the short one
+        first = [of_size[size] for size in self.sizes if size <= self._at_start]
+        first += [] if every[-1] in first else every[-1:]
+        self._todo = [one for one in (*short, *every) if one not in first] + first  # the next one last
         self._num_first = len(first)
         self._used = 0
         self._exhausted = False
@@ -110,21 +119,35 @@ class CudaGraphs(Graphs, Compiler):
         self._ready: dict[str, list[int]] = {}  # by kind: the sizes that are captured, ascending
         self._padding: dict[str, int] = {}  # by kind: rows beyond the best size, of all steps since the last capture
 
+    @property
+    def short(self) -> list[StepShape]:
+        """The shapes of graphs for short rows alone."""
+        return [decode_shape(size, longest=length) for size, length in self._short.items()]
+
     def prepare(self, model: Model, shapes: Shapes) -> Model:
-        """Implements `Compiler`: from the model's weights follows which graphs are worth their capture."""
+        """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
         del shapes
-        num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
-        layer_bytes = self._agree(read_bytes(model) // num_layers)
-        self._most_padding = int(CAPTURE_PASSES * tokens_of_launching(layer_bytes, sums=self._sums))
         if not (model.whole_prompts or model.segments or moves_weights(model)):
-            self._pieces.sizes = sizes_for(layer_bytes, self._max_tokens, sums=self._sums)
+            num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
+            weights_bytes, sums = self._agree(read_bytes(model)), self._sums
+            self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)
         return model
 
-    def decode(self, rows: int, deterministic: bool, shared: bool, adapted: bool = False) -> StepShape | None:
-        """The shape of the graph that serves a decode step of `rows` rows; remembers the size that would fit best."""
+    def decode(
+        self, rows: int, deterministic: bool, shared: bool, adapted: bool = False, longest: int = 0
+    ) -> StepShape | None:
+        """The shape of the graph that serves a decode step of `rows` rows; remembers the size that would fit best.
+
+        No row has more than `longest` tokens; 0: as many as there may be.
+        """
         if rows > self.sizes[-1]:
             return None
         best = self.sizes[bisect_left(self.sizes, rows)]
+        if 0 < longest <= self._short.get(best, 0) and not (deterministic or shared):
+            short = decode_shape(best, adapted=adapted, longest=self._short[best])
+            if short in self._captured:
+                return short
+            self._want(short)
         kind = kind_of(deterministic, shared, adapted)
         ready = self._ready.get(kind, [])
         place = bisect_left(ready, rows)
@@ -133,7 +156,7 @@ class CudaGraphs(Graphs, Compiler):
             self._want(wanted)
             padding = self._padding.get(kind, 0) + (0 if place == len(ready) else ready[place] - best)
             self._padding[kind] = padding
-            if place == len(ready) or padding > self._most_padding:
+            if place == len(ready) or padding > (self._most_padding or 0):
                 self._urgent = wanted
         return None if place == len(ready) else decode_shape(ready[place], deterministic, shared, adapted)
 
@@ -188,7 +211,7 @@ class CudaGraphs(Graphs, Compiler):
                 return 0
             finally:
                 self.drop()
-            further = len(self.sizes) * self._num_kinds - 1
+            further = len(self.sizes) * self._num_kinds + len(self._short) * self._num_adapted - 1
             self._budget = taken[0] + further * max(taken[-1], LEAST_BYTES * (1 + self._captures_draws))
             logger.info(
                 "captured steps: %d MiB reserved; the largest took %.1f MiB, the next %.1f MiB",
@@ -217,6 +240,7 @@ class CudaGraphs(Graphs, Compiler):
         try:
             self._run_capture(shape, run_dummy)
             seconds = time.perf_counter() - start
+            self._capture_seconds = min(self._capture_seconds, seconds)
             logger.debug("%s captured in %.0f ms; all take %d MiB", name_of(shape), 1e3 * seconds, self._used >> 20)
         except torch.OutOfMemoryError:
             self._stop("the device has no memory left")
@@ -224,7 +248,24 @@ class CudaGraphs(Graphs, Compiler):
             if self._num_first >= 0:
                 raise  # at the start somebody looks
             self._stop(f"{name_of(shape)} was not captured: {type(error).__name__}: {error}")
+        if self._num_first == 0 and self._most_padding is None:
+            self._most_padding = self._agree(self._weigh())
         return bool(self._todo) and self._num_first > 0
+
+    def _weigh(self) -> int:
+        """Rows of padding that take the device as long as a capture takes the host.
+
+        Measured once, before any request: a replay reads the rows of the step that was the last.
+        """
+        ready = self._ready.get(kind_of(self.deterministic, False), [])
+        taken = [(0, 0.0)]
+        for size in ready[-2:]:
+            graph = self._captured[decode_shape(size, self.deterministic)]
+            taken.append((size, self._capturer.seconds(graph.replay)))
+        (few, short), (many, long) = taken[-2:] if ready else ((0, 0.0), (1, 0.0))
+        each = max((long - short) / (many - few), 1e-9)
+        logger.debug("a row of padding takes %.1f us, a capture %.0f ms", 1e6 * each, 1e3 * self._capture_seconds)
+        return int(min(self._capture_seconds, 1.0) / each)
 
     def _next(self, served: bool) -> StepShape | None:
         """The shape to capture now; `served`: whether a step was served since the last call."""
@@ -272,7 +313,7 @@ class CudaGraphs(Graphs, Compiler):
         raise failed or torch.OutOfMemoryError("another worker of this engine could not capture the step")
 
     def _forget(self, shape: StepShape) -> None:
-        if self._captured.pop(shape, None) is not None:
+        if self._captured.pop(shape, None) is not None and not shape.max_seq_len:
             self._ready[kind_of(shape.deterministic, shape.shared, shape.adapted)].remove(shape.padded_rows)
         self._draws.pop(shape, None)
 
@@ -280,7 +321,9 @@ class CudaGraphs(Graphs, Compiler):
         captured = self._capturer.capture(forward)
         self._captured[shape] = captured
         self._used += captured.num_bytes
-        insort(self._ready.setdefault(kind_of(shape.deterministic, shape.shared, shape.adapted), []), shape.padded_rows)
+        if not shape.max_seq_len:
+            kind = kind_of(shape.deterministic, shape.shared, shape.adapted)
+            insort(self._ready.setdefault(kind, []), shape.padded_rows)
 
     def _capture_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> None:
         """Captures a draw; if the first fails, no draw is captured from then on, and steps run without."""

@@ -49,20 +49,13 @@ def read_bytes(model: nn.Module) -> int:
     return int(total)
 
 
-def tokens_of_launching(layer_bytes: int, *, sums: bool = False) -> float:
-    """Tokens for which the device computes for as long as the host launches a forward pass, kernel by kernel.
+def sizes_for(weights_bytes: int, num_layers: int, max_tokens: int, *, sums: bool = False) -> list[int]:
+    """The sizes worth a graph for a model whose tokens read so many bytes of weights, ascending.
 
-    A token reads `layer_bytes` of weights for each layer; `sums` says whether layers are summed over ranks.
+    `max_tokens` is a step's most; `sums` says whether layers are summed over ranks. A step of one token is a decode.
     """
-    return (WORTHWHILE_WITH_SUMS if sums else WORTHWHILE) / max(1, layer_bytes)
-
-
-def sizes_for(layer_bytes: int, max_tokens: int, *, sums: bool = False) -> list[int]:
-    """The sizes worth a graph, ascending; arguments as those of `tokens_of_launching`.
-
-    `max_tokens` is a step's most. A step of one token is a decode.
-    """
-    most = min(max_tokens, tokens_of_launching(layer_bytes, sums=sums))
+    worthwhile = num_layers * (WORTHWHILE_WITH_SUMS if sums else WORTHWHILE)
+    most = min(max_tokens, worthwhile / max(1, weights_bytes))
     return sorted(size for size in {*SIZES, max_tokens} if 1 < size <= most)
 
 
