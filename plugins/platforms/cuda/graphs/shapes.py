@@ -21,8 +21,10 @@ class CapturedSizes(Protocol):
 
     sizes: list[int]
     deterministic: bool
-    #: of graphs for short rows alone
-    short: list[StepShape]
+
+    @property
+    def short(self) -> list[StepShape]:
+        """The shapes of graphs for short rows alone."""
 
     def decode(
         self, rows: int, deterministic: bool, shared: bool, adapted: bool = False, longest: int = 0
