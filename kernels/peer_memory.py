@@ -12,8 +12,6 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 #: The driver's answer where a device has access to another one already.
@@ -59,8 +57,8 @@ class PeerMemory:
                 except PeerMemoryError as error:
                     reason = f"rank {rank} cannot open the memory of rank {peer}: {error}"
         self._agree(host, reason)
+        self._agree(host, self._probe(addresses, rank, host))
         self.addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self._agree(host, self._probe(rank, host))
 
     def close(self) -> None:
         """Unmaps the peers' buffers and frees this rank's. May be called twice."""
@@ -96,10 +94,19 @@ class PeerMemory:
         self._opened.append(address.value)
         return address.value
 
-    def _probe(self, rank: int, host: Host) -> str:
-        """Has each rank write into the others' memory, and looks at what came: the driver's word is not enough."""
-        size = len(self.addresses)
-        write_pattern(self.addresses, rank)
+    def _probe(self, addresses: list[int], rank: int, host: Host) -> str:
+        """Has each rank copy a number to the others' memory, and looks at what came: the driver's word is not enough.
+
+        A copy, since the first kernel of a process would first be compiled.
+        """
+        size, reason = len(addresses), ""
+        sent = torch.tensor([1000 * (rank + 1) + peer for peer in range(size)], dtype=torch.int64, device=self.device)
+        try:
+            for peer, address in enumerate(addresses):
+                target, source = ctypes.c_uint64(address + 8 * rank), ctypes.c_uint64(sent[peer:].data_ptr())
+                check("cuMemcpyDtoD", driver().cuMemcpyDtoD_v2(target, source, ctypes.c_size_t(8)))
+        except PeerMemoryError as error:  # the others wait for this rank below
+            reason = f"rank {rank} cannot write to the memory of rank {peer}: {error}"
         torch.cuda.synchronize(self.device)
         host.barrier()
         found = self._memory().view(torch.int64)[:size].tolist()
@@ -108,22 +115,10 @@ class PeerMemory:
         torch.cuda.synchronize(self.device)
         host.barrier()
         wrong = [peer for peer in range(size) if found[peer] != 1000 * (peer + 1) + rank]
-        return f"what rank {wrong[0]} wrote did not reach rank {rank}" if wrong else ""
+        return reason or (f"what rank {wrong[0]} wrote did not reach rank {rank}" if wrong else "")
 
     def _memory(self) -> Tensor:
         return torch.as_tensor(_Bytes(self._allocated, self._num_bytes), device=self.device)
-
-
-@triton.jit
-def _write_pattern(peers, RANK: tl.constexpr, SIZE: tl.constexpr):
-    for peer in tl.static_range(SIZE):
-        target = tl.load(peers + peer).to(tl.pointer_type(tl.int64)) + RANK
-        tl.store(target, 1000 * (RANK + 1) + peer)
-
-
-def write_pattern(addresses: Tensor, rank: int) -> None:
-    """Writes 1000 * (rank + 1) + r to place `rank` of the memory of each rank r, its own too."""
-    _write_pattern[(1,)](addresses, RANK=rank, SIZE=len(addresses), num_warps=1)
 
 
 class Handle(ctypes.Structure):

@@ -38,7 +38,6 @@ from frame.kernels import (
     norm,
     norm_linear,
     peer_copies,
-    peer_memory,
     quantized,
     rotary,
     rounded_hopper,
@@ -210,10 +209,9 @@ def norms(size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
 
 
 def sums(ranks: int, size: int, dtype: torch.dtype = BF16, offset: float = 0.0) -> None:
-    """Sums over ranks, alone and with the norm, of few rows and of many; and the pattern of the probe."""
+    """Sums over ranks, alone and with the norm, of few rows and of many."""
     words = torch.empty(ranks, dtype=torch.int64, device=DEVICE)
     buffers = all_reduce.PeerBuffers(0, ranks, words, words, 256 << 10, 16 << 20)
-    peer_memory.write_pattern(words, 0)
     for rows in (1, 512):
         values = _empty(rows, dtype=F32)
         join.exchange_best(values, _empty(rows, dtype=torch.int32), values, buffers)
