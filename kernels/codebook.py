@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .codes import as_factors, float_numbers, float_unit
 from .nibbles import Nibbles, fits as groups_fit, nibble_codes, scaled
+from .portable import INTERPRETED
 
 #: Columns that groups fill, or that fill groups.
 _COLUMNS = 128
@@ -39,6 +41,11 @@ class Run:
 
 #: What `benchmarks/kernels/codebook_sweep.py` names the best run.
 RUN = Run(warps=8, steps=4)
+
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+#: `float_unit`, as a bfloat16.
+_UNIT_BITS = tl.constexpr(0x7E80)
 
 
 @triton.jit
@@ -75,17 +82,54 @@ def _read_words(
     return words, more, factors, least, wide, least_wide, own
 
 
+@triton.jit
+def _floats(words, exponents, WORDS: tl.constexpr):
+    """bfloat16 [WORDS, 8]: 4-bit floats times two to the power of (exponent - 127), without a table.
+
+    Both factors are powers of two, so all is exact but what a bfloat16 cannot hold, which float32 could not either.
+    """
+    found = float_numbers(words[:, None], tl.bfloat16, WORDS, 8)
+    if _INTERPRETED:  # which multiplies no bfloat16, and takes small ones for 0
+        found = (found.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        found = found * float_unit(tl.bfloat16) * as_factors(exponents, True)[:, None]
+    else:
+        unit = tl.full([1, 1], _UNIT_BITS, tl.int16).to(tl.bfloat16, bitcast=True)
+        found = found * unit * (exponents.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)[:, None]
+    return found
+
+
+@triton.jit
+def _weights(
+    words, more, factors, least, wide, least_wide, own, table, numbers_of_codes,
+    ZERO: tl.constexpr, HIGH: tl.constexpr, MINIMA: tl.constexpr, OUTER: tl.constexpr, EXPONENTS: tl.constexpr,
+    TABLE: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """float32 [WORDS, 8] of what `_read_words` returns."""
+    codes = nibble_codes(words[:, None], more[:, None], HIGH, WORDS, 8)
+    if not TABLE:
+        values = (codes - ZERO).to(tl.float32)
+    elif SHARED:
+        values = tl.reshape(tl.gather(numbers_of_codes, tl.reshape(codes, (WORDS * 8,)), 0), (WORDS, 8))
+    else:
+        values = tl.load(table + codes)
+    return scaled(
+        values, factors[:, None], least[:, None], wide[:, None], least_wide[:, None], own,
+        MINIMA, OUTER, EXPONENTS, ROW > 0, 8, WORDS, 8,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["size"])
 def _table_weights(
     low, high, scales, minima, outer, table, numbers, out, size,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HIGH: tl.constexpr, MINIMA: tl.constexpr, OUTER: tl.constexpr,
-    EXPONENTS: tl.constexpr, TABLE: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr, WORDS: tl.constexpr,
-    STEPS: tl.constexpr,
+    EXPONENTS: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr,
+    WORDS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     # of `size` words; a ROW of so many has a number of its own
     start = tl.program_id(0).to(tl.int64) * (STEPS * WORDS)
     left = tl.minimum(size - start, STEPS * WORDS).to(tl.int32)
     lane = tl.arange(0, WORDS)
+    numbers_of_codes = lane
     if TABLE and SHARED:
         numbers_of_codes = tl.load(table + tl.arange(0, 16))
     coming = ()
@@ -96,17 +140,13 @@ def _table_weights(
         ),)  # fmt: skip  # type: ignore[assignment]
     for step in tl.static_range(STEPS):
         words, more, factors, least, wide, least_wide, own = coming[step]
-        codes = nibble_codes(words[:, None], more[:, None], HIGH, WORDS, 8)
-        if not TABLE:
-            values = (codes - ZERO).to(tl.float32)
-        elif SHARED:
-            values = tl.reshape(tl.gather(numbers_of_codes, tl.reshape(codes, (WORDS * 8,)), 0), (WORDS, 8))
+        if FLOATS:
+            weight = _floats(words, factors, WORDS)
         else:
-            values = tl.load(table + codes)
-        weight = scaled(
-            values, factors[:, None], least[:, None], wide[:, None], least_wide[:, None], own,
-            MINIMA, OUTER, EXPONENTS, ROW > 0, 8, WORDS, 8,
-        )  # fmt: skip
+            weight = _weights(
+                words, more, factors, least, wide, least_wide, own, table, numbers_of_codes,
+                ZERO, HIGH, MINIMA, OUTER, EXPONENTS, TABLE, ROW, SHARED, WORDS,
+            )  # fmt: skip
         at = out + (start + step * WORDS) * 8 + (lane[:, None] * 8 + tl.arange(0, 8)[None, :])
         tl.store(at, weight.to(out.dtype.element_ty), mask=(lane < left - step * WORDS)[:, None])
 
@@ -122,15 +162,17 @@ def dequantize(weight: Nibbles, dtype: torch.dtype, run: Run = RUN) -> Tensor:
     sizes = weight.sizes(_COLUMNS)
     del sizes["SPAN"]
     row = weight.low.shape[-1] if sizes.pop("NUMBERS") else 0
+    floats = weight.is_float4 and bool(sizes["EXPONENTS"]) and not row and dtype == torch.bfloat16
     _table_weights[(triton.cdiv(weight.low.numel(), run.steps * run.words),)](
-        *weight.pointers, out, weight.low.numel(), **sizes, ROW=row, SHARED=run.shared,
+        *weight.pointers, out, weight.low.numel(), **sizes, FLOATS=floats, ROW=row, SHARED=run.shared,
         WORDS=run.words, STEPS=run.steps, num_warps=run.warps,
     )  # fmt: skip
     return out
 
 
 def dequantize_table(
-    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
+    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None,
+    *, is_float4: bool = False,
+) -> Tensor:  # fmt: skip
     """[..., N, K] of `dtype` from contiguous tensors whose groups of columns `fits`."""
-    return dequantize(Nibbles(packed, scales, table, numbers), dtype or torch.float32)
+    return dequantize(Nibbles(packed, scales, table, numbers, is_float4=is_float4), dtype or torch.float32)

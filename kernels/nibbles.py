@@ -22,9 +22,9 @@ class Nibbles:
     """A weight [..., N, K] on a device; all tensors are contiguous.
 
     With a `table` float32 [16], w = table[code] · scale · number, of scales [..., N, K / g], uint8 ones being exponents
-    of two, and `numbers` float32 [..., N, 1] or None. Without, w = (code - `zero`) · scale · outer[0] - minimum ·
-    outer[1], of 8-bit `scales` and `minima` [..., N, K / g], and `outer` [..., N, K / 256, 1 or 2]; `high` int32 has
-    the upper bits of codes.
+    of two, and `numbers` float32 [..., N, 1] or None; `is_float4` says that it has the 4-bit floats (e2m1) in the order
+    of their bits. Without, w = (code - `zero`) · scale · outer[0] - minimum · outer[1], of 8-bit `scales` and `minima`
+    [..., N, K / g], and `outer` [..., N, K / 256, 1 or 2]; `high` int32 has the upper bits of codes.
     """
 
     low: Tensor
@@ -35,6 +35,7 @@ class Nibbles:
     minima: Tensor | None = None
     outer: Tensor | None = None
     zero: int = 0
+    is_float4: bool = False
 
     @property
     def depth(self) -> int:

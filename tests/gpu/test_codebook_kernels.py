@@ -63,14 +63,25 @@ def test_runs(run: Run, words: int) -> None:
     assert torch.equal(dequantize(weight, torch.float32, run), Ops().dequantize_table(*given))
 
 
-def test_exponents_at_their_ends() -> None:
-    """Numbers that are subnormal, infinite or none."""
-    packed = torch.randint(-(2**31), 2**31, (256, 4)).to(torch.int32).to(DEVICE)
-    scales = torch.arange(256, dtype=torch.uint8)[:, None].to(DEVICE)
-    for dtype in DTYPES:
-        given = packed, scales, torch.tensor(FP4).to(DEVICE), None, dtype
-        found, expected = dequantize_table(*given), Ops().dequantize_table(*given)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("is_float4", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_all_exponents(dtype: torch.dtype, is_float4: bool) -> None:
+    """Of all codes: numbers that are subnormal, infinite or none too."""
+    packed = torch.tensor([0x76543210, 0xFEDCBA98 - (1 << 32)]).to(torch.int32).repeat(256, 2).to(DEVICE)
+    # the interpreter takes subnormal numbers of bfloat16 for 0
+    scales = torch.arange(256, dtype=torch.uint8).clamp_min(3 if INTERPRETED and dtype == torch.bfloat16 else 0)
+    given = packed, scales[:, None].to(DEVICE), torch.tensor(FP4).to(DEVICE), None, dtype
+    found, expected = dequantize_table(*given, is_float4=is_float4), Ops().dequantize_table(*given)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~expected.isnan()])
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_float4_of_many_rows(group: int) -> None:
+    packed = torch.randint(-(2**31), 2**31, (3, 67, 24)).to(torch.int32).to(DEVICE)
+    scales = torch.randint(100, 150, (3, 67, 192 // group)).to(torch.uint8).to(DEVICE)
+    given = packed, scales, torch.tensor(FP4).to(DEVICE), None, torch.bfloat16
+    assert torch.equal(dequantize_table(*given, is_float4=True), Ops().dequantize_table(*given))
 
 
 @pytest.mark.parametrize("group", [4, 24, 96, 130])
