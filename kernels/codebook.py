@@ -41,8 +41,6 @@ class Run:
 
 #: What `benchmarks/kernels/codebook_sweep.py` names the best run.
 RUN = Run(warps=8, steps=4)
-
-
 _INTERPRETED = tl.constexpr(INTERPRETED)
 #: `float_unit`, as a bfloat16.
 _UNIT_BITS = tl.constexpr(0x7E80)
@@ -83,28 +81,31 @@ def _read_words(
 
 
 @triton.jit
-def _floats(words, exponents, WORDS: tl.constexpr):
-    """bfloat16 [WORDS, 8]: 4-bit floats times two to the power of (exponent - 127), without a table.
+def _floats(found, WORDS: tl.constexpr):
+    """As `_weights`, in bfloat16, of 4-bit floats whose scales are exponents of two: without a table.
 
-    Both factors are powers of two, so all is exact but what a bfloat16 cannot hold, which float32 could not either.
+    All factors are powers of two, so nothing is rounded: the least number that is not 0 is 2⁻¹²⁷, and what a bfloat16
+    has no exponent for a float32 has none for either.
     """
-    found = float_numbers(words[:, None], tl.bfloat16, WORDS, 8)
+    words, exponents = found[0], found[2]
+    values = float_numbers(words[:, None], tl.bfloat16, WORDS, 8)
     if _INTERPRETED:  # which multiplies no bfloat16, and takes small ones for 0
-        found = (found.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        found = found * float_unit(tl.bfloat16) * as_factors(exponents, True)[:, None]
+        values = (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        weight = values * float_unit(tl.bfloat16) * as_factors(exponents, True)[:, None]
     else:
         unit = tl.full([1, 1], _UNIT_BITS, tl.int16).to(tl.bfloat16, bitcast=True)
-        found = found * unit * (exponents.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)[:, None]
-    return found
+        weight = values * unit * (exponents.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)[:, None]
+    return weight
 
 
 @triton.jit
 def _weights(
-    words, more, factors, least, wide, least_wide, own, table, numbers_of_codes,
+    found, table, numbers_of_codes,
     ZERO: tl.constexpr, HIGH: tl.constexpr, MINIMA: tl.constexpr, OUTER: tl.constexpr, EXPONENTS: tl.constexpr,
     TABLE: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """float32 [WORDS, 8] of what `_read_words` returns."""
+    """float32 [WORDS, 8] of what `_read_words` found; `numbers_of_codes` [16] if SHARED."""
+    words, more, factors, least, wide, least_wide, own = found
     codes = nibble_codes(words[:, None], more[:, None], HIGH, WORDS, 8)
     if not TABLE:
         values = (codes - ZERO).to(tl.float32)
@@ -129,22 +130,21 @@ def _table_weights(
     start = tl.program_id(0).to(tl.int64) * (STEPS * WORDS)
     left = tl.minimum(size - start, STEPS * WORDS).to(tl.int32)
     lane = tl.arange(0, WORDS)
-    numbers_of_codes = lane
+    numbers_of_codes, coming = lane, ()
     if TABLE and SHARED:
         numbers_of_codes = tl.load(table + tl.arange(0, 16))
-    coming = ()
     for step in tl.static_range(STEPS):
-        coming += (_read_words(
+        found = _read_words(
             low, high, scales, minima, outer, numbers, start + step * WORDS, lane, lane < left - step * WORDS,
             GROUP, HIGH, MINIMA, OUTER, ROW, WORDS,
-        ),)  # fmt: skip  # type: ignore[assignment]
+        )  # fmt: skip
+        coming += (found,)  # type: ignore[assignment]
     for step in tl.static_range(STEPS):
-        words, more, factors, least, wide, least_wide, own = coming[step]
         if FLOATS:
-            weight = _floats(words, factors, WORDS)
+            weight = _floats(coming[step], WORDS)
         else:
             weight = _weights(
-                words, more, factors, least, wide, least_wide, own, table, numbers_of_codes,
+                coming[step], table, numbers_of_codes,
                 ZERO, HIGH, MINIMA, OUTER, EXPONENTS, TABLE, ROW, SHARED, WORDS,
             )  # fmt: skip
         at = out + (start + step * WORDS) * 8 + (lane[:, None] * 8 + tl.arange(0, 8)[None, :])
