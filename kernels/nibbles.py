@@ -22,9 +22,9 @@ class Nibbles:
     """A weight [..., N, K] on a device; all tensors are contiguous.
 
     With a `table` float32 [16], w = table[code] · scale · number, of scales [..., N, K / g], uint8 ones being exponents
-    of two, and `numbers` float32 [..., N, 1] or None. Without, w = (code - `zero`) · scale · outer[0] - minimum ·
-    outer[1], of 8-bit `scales` and `minima` [..., N, K / g], and `outer` [..., N, K / 256, 1 or 2]; `high` int32 has
-    the upper bits of codes.
+    of two, and `numbers` float32 [..., N, 1] or None; `is_float4` says that it has the 4-bit floats (e2m1) in the order
+    of their bits. Without, w = (code - `zero`) · scale · outer[0] - minimum · outer[1], of 8-bit `scales` and `minima`
+    [..., N, K / g], and `outer` [..., N, K / 256, 1 or 2]; `high` int32 has the upper bits of codes.
     """
 
     low: Tensor
@@ -35,6 +35,7 @@ class Nibbles:
     minima: Tensor | None = None
     outer: Tensor | None = None
     zero: int = 0
+    is_float4: bool = False
 
     @property
     def depth(self) -> int:
@@ -106,15 +107,34 @@ def nibble_weights(
     NUMBERS: tl.constexpr, TABLE: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_N, WIDTH] of what `read_nibbles` returns; `numbers` [BLOCK_N] multiply too."""
-    codes = tl.reshape((words[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) & 15, (BLOCK_N, WIDTH))
-    if HIGH:
-        PER: tl.constexpr = 32 // HIGH
-        bits = (more[:, :, None] >> (tl.arange(0, PER) * HIGH)[None, None, :]) & (2**HIGH - 1)
-        codes |= tl.reshape(bits, (BLOCK_N, WIDTH)) << 4
+    codes = nibble_codes(words, more, HIGH, BLOCK_N, WIDTH)
     if TABLE:
         values = tl.load(table + codes)
     else:
         values = (codes - ZERO).to(tl.float32)
+    return scaled(
+        values, factors, least, wide, least_wide, numbers, MINIMA, OUTER, EXPONENTS, NUMBERS, SPAN, BLOCK_N, WIDTH
+    )
+
+
+@triton.jit
+def nibble_codes(words, more, HIGH: tl.constexpr, BLOCK_N: tl.constexpr, WIDTH: tl.constexpr):
+    """int32 [BLOCK_N, WIDTH]: the codes of words [BLOCK_N, WIDTH / 8], whose HIGH upper bits lie in `more`."""
+    codes = tl.reshape((words[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) & 15, (BLOCK_N, WIDTH))
+    if HIGH:
+        PER: tl.constexpr = WIDTH // more.shape[1]
+        bits = (more[:, :, None] >> (tl.arange(0, PER) * HIGH)[None, None, :]) & (2**HIGH - 1)
+        codes |= tl.reshape(bits, (BLOCK_N, WIDTH)) << 4
+    return codes
+
+
+@triton.jit
+def scaled(
+    values, factors, least, wide, least_wide, numbers,
+    MINIMA: tl.constexpr, OUTER: tl.constexpr, EXPONENTS: tl.constexpr, NUMBERS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK_N: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """float32 [BLOCK_N, WIDTH]: values of codes times what multiplies each SPAN of them, less their minimum."""
     if EXPONENTS:
         factors = (factors.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     factors = factors.to(tl.float32)

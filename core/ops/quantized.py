@@ -34,7 +34,8 @@ class CodedWeights:
     def weight(self, ops: Ops, dtype: torch.dtype) -> Tensor:
         """[E, N, K]."""
         if self.table is not None:
-            found = ops.dequantize_table(self.codes, self.scales, self.table, self.numbers, dtype)
+            given = self.codes, self.scales, self.table, self.numbers, dtype
+            found = ops.dequantize_table(*given, is_float4=self.is_float4)
         elif self.codes.dtype == torch.int32:
             found = ops.dequantize_packed(self.codes, self.scales, self.zeros, dtype)
         else:
@@ -107,13 +108,16 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_table(
-    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
+    packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None, dtype: torch.dtype | None = None,
+    *, is_float4: bool = False,
+) -> Tensor:  # fmt: skip
     """w[n, k] = table[code[n, k]] · scales[n, k / g] · numbers[n], in float32, then cast to `dtype`.
 
     `packed` int32 [..., N, K / 8] holds nibbles, `scales` are [..., N, K / g], of uint8 two to the power of (scale -
-    127), `numbers` float32 [..., N, 1], and `table` has sixteen.
+    127), `numbers` float32 [..., N, 1], and `table` has sixteen. A platform need not read it where it `is_float4`: then
+    it has the 4-bit floats (e2m1) in the order of their bits.
     """
+    del is_float4
     weight = torch.empty(*packed.shape[:-1], packed.shape[-1] * 8, dtype=dtype or torch.float32, device=packed.device)
     given, wide, out = packed.flatten(0, -2), scales.flatten(0, -2), weight.flatten(0, -2)
     own = None if numbers is None else numbers.flatten(0, -2)

@@ -632,6 +632,7 @@ def small_launches() -> dict[str, Callable[[], None]]:
     found["routers of families"] = routers
     for kind in ("mxfp4", "nf4"):
         found[f"weights of {kind}"] = partial(tables, kind)
+    found["weights of mxfp4, of bits"] = partial(tables, "mxfp4", is_float4=True)
     for tokens, rank, outputs in ((64, 16, 6144), (2048, 64, 4096), (1, 8, 512), (8, 256, 4096)):
         found[f"adapters, {tokens} tokens, rank {rank}"] = partial(adapted, tokens, rank, outputs, BF16)
     for tokens, rank, halves in ((1, 16, False), (64, 16, True), (64, 16, False), (2048, 64, True), (8192, 16, False)):
@@ -685,12 +686,12 @@ def adapted_experts(tokens: int, name: str, dtype: torch.dtype = BF16) -> None:
     expert_adapters.adapted_experts(*given, _empty(tokens, dtype=torch.int32))
 
 
-def tables(kind: str, dtype: torch.dtype = BF16) -> None:
+def tables(kind: str, dtype: torch.dtype = BF16, *, is_float4: bool = False) -> None:
     """Weights of nibbles from a table: of a few experts, with a scale for each 32, 16 or 64 columns."""
     scales, group = {"mxfp4": (torch.uint8, 32), "nvfp4": (torch.float8_e4m3fn, 16), "nf4": (F32, 64)}[kind]
     numbers = _empty(4, 5760, 1, dtype=F32) if kind == "nvfp4" else None
     given = _empty(4, 5760, 360, dtype=torch.int32), _empty(4, 5760, 2880 // group, dtype=scales)
-    dequantize_table(*given, _empty(16, dtype=F32), numbers, dtype)
+    dequantize_table(*given, _empty(16, dtype=F32), numbers, dtype, is_float4=is_float4)
 
 
 def routers() -> None:

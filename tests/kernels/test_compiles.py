@@ -111,6 +111,7 @@ SPILLS = {
     "latent_sparse._latent_sparse": 40,  # as above
     "latent_index._index_scores": 0,
     "latent_index._choose_best": 0,
+    "codebook._table_weights": 0,
     "linear._one_row": 4,
     "linear._one_row_gated": 0,
     "norm_linear._norm_linear": 0,

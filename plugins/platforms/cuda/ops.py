@@ -173,12 +173,14 @@ class CudaOps(Ops):
         table: Tensor,
         numbers: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        is_float4: bool = False,
     ) -> Tensor:
         """In one launch, where the chip has the type of the scales and the kernel takes their groups."""
         ours = not self._lacks(scales.dtype, packed.device) and packed.is_contiguous() and scales.is_contiguous()
         if not ours or not fits(packed.shape[-1] * 8 // scales.shape[-1]):
             return super().dequantize_table(packed, scales, table, numbers, dtype)
-        return dequantize_table(packed, scales, table, numbers, dtype)
+        return dequantize_table(packed, scales, table, numbers, dtype, is_float4=is_float4)
 
     def table_linear(
         self, x: Tensor, packed: Tensor, scales: Tensor, table: Tensor, numbers: Tensor | None = None,
