@@ -124,11 +124,11 @@ def _multiply(
         one = _read(codes, scales, words_at, scales_at, chunk, slot, DEPTH)
         two = _read(codes, scales, other_words_at, other_scales_at, chunk, slot, DEPTH)
         ring = _with(ring, (one, two))
-    for stage in gl.static_range(STAGES - 1):
+    for stage in gl.static_range(STAGES - 2):
         async_copy.async_copy_global_to_shared(tiles.index(stage), x_at + stage * 128)
         async_copy.commit_group()
-    acc = warpgroup_mma_init(gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS))
-    acc_other = warpgroup_mma_init(gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS))
+    acc = gl.zeros([BLOCK_N, ROWS], gl.float32, SUMS)
+    acc_other = warpgroup_mma_init(acc)
     for begin in range(0, STEPS, RING):
         following = _nothing()
         for slot in gl.static_range(RING):
@@ -136,23 +136,24 @@ def _multiply(
             found, found_other = ring[slot]
             left = _left(found[0], found[1], LEFT, BLOCK_N)
             one = _read(codes, scales, words_at, scales_at, chunk, step + RING, DEPTH)
-            async_copy.wait_group(STAGES - 2)
-            # the products of the step before have ended, in all warps once they meet, and their rows may be replaced
-            acc, acc_other = warpgroup_mma_wait(0, deps=[acc, acc_other])
+            async_copy.wait_group(STAGES - 3)
+            # all warps meet here, and have multiplied the rows of the step before the last one
+            ahead = step + (STAGES - 2)
+            kept = (row * 0 + ahead < STEPS)[:, None]
+            async_copy.async_copy_global_to_shared(tiles.index(ahead % STAGES), x_at + ahead * 128, mask=kept)
+            async_copy.commit_group()
             fence_async_shared()
             barrier()
             right = tiles.index(step % STAGES).permute((1, 0))
-            acc = warpgroup_mma(left, right, acc, is_async=True)
+            begun = warpgroup_mma(left, right, acc, is_async=True)
+            acc_other = warpgroup_mma_wait(1, deps=[acc_other])
             left = _left(found_other[0], found_other[1], LEFT, BLOCK_N)
             two = _read(codes, scales, other_words_at, other_scales_at, chunk, step + RING, DEPTH)
             acc_other = warpgroup_mma(left, right, acc_other, is_async=True)
-            ahead = step + (STAGES - 1)
-            if ahead < STEPS:
-                async_copy.async_copy_global_to_shared(tiles.index(ahead % STAGES), x_at + ahead * 128)
-            async_copy.commit_group()
+            acc = warpgroup_mma_wait(1, deps=[begun])
             following = _with(following, (one, two))
         ring = following
-    acc, acc_other = warpgroup_mma_wait(0, deps=[acc, acc_other])
+    acc_other = warpgroup_mma_wait(0, deps=[acc_other])
     acc, acc_other = acc * _LATE, acc_other * _LATE
     slot = gl.load(slots + gl.arange(0, ROWS, gl.SliceLayout(0, LINES)))
     if GATED:

@@ -82,7 +82,7 @@ if INTERPRETED:
         fence_async_shared=lambda: None,
     )
     async_copy = SimpleNamespace(
-        async_copy_global_to_shared=lambda place, source: place.store(tl.load(source)),
+        async_copy_global_to_shared=lambda place, source, mask=None: place.store(tl.load(source, mask=mask)),
         commit_group=lambda: None,
         wait_group=lambda count: None,
     )
