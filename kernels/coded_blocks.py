@@ -137,7 +137,7 @@ def _multiply(
             left = _left(found[0], found[1], LEFT, BLOCK_N)
             one = _read(codes, scales, words_at, scales_at, chunk, step + RING, DEPTH)
             async_copy.wait_group(STAGES - 3)
-            # all warps meet here, and have multiplied the rows of the step before the last one
+            barrier()  # all warps have multiplied the rows of the step before the last one
             ahead = step + (STAGES - 2)
             kept = (row * 0 + ahead < STEPS)[:, None]
             async_copy.async_copy_global_to_shared(tiles.index(ahead % STAGES), x_at + ahead * 128, mask=kept)
