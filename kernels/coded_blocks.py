@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .barriers import barrier as real_barrier
-from .coded_few import _LATE, GROUP, WIDTH, _pair, fits
+from .coded_few import _LATE, WIDTH, _pair, fits
 from .coded_fragments import _nothing, _with
 from .expert_launch import Tile
 from .expert_tiles import place
@@ -230,8 +230,10 @@ def _layouts(warps: int, rows: int, least: int) -> dict[str, object]:
 
 
 def ordered(x: Tensor, width: int) -> Tensor:
-    """[rows, `width`] of x [rows, K], its columns contiguous: zeros behind K, and each 128 columns in the order in
-    which matrix instructions meet the codes of a thread's 32."""
+    """[rows, `width`] of x [rows, K], its columns contiguous, with zeros behind K.
+
+    Each 128 columns lie in the order in which matrix instructions meet the codes of a thread's 32.
+    """
     rows, depth = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     _ordered[(rows, triton.cdiv(width, _BLOCK))](x, out, depth, width, x.stride(0), BLOCK=_BLOCK, num_warps=4)
@@ -249,7 +251,9 @@ def product(
     """
     gated = gating is not None and gating.gated
     if blocks is None or tile.block_n != tile.num_warps * (16 if gated else 32):
-        raise ValueError(f"{tile} of {'no ' if blocks is None else ''}blocks does not have 16 outputs a warp and matrix")
+        raise ValueError(
+            f"{tile} of {'no ' if blocks is None else ''}blocks does not have 16 outputs a warp and matrix"
+        )
     size, depth = weight.codes.shape[1] // (2 if gated else 1), weight.codes.shape[2] * 8
     most, rows = blocks.slots.shape
     ring, least = tile.block_k // WIDTH, min(rows, SHORT)

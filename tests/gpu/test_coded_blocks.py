@@ -12,10 +12,10 @@ from torch import Tensor
 
 from frame.core.ops import Ops, layers as reference
 from frame.interfaces import Gating
-from frame.kernels import coded_blocks, coded_experts
+from frame.kernels import coded_blocks, coded_experts, expert_choice
 from frame.kernels.coded_few import WIDTH
 from frame.kernels.expert_choice import Choice, Part
-from frame.kernels.expert_launch import Tile
+from frame.kernels.expert_launch import Shape, Tile
 from frame.kernels.routing import align
 from frame.testing.op_cases import GATINGS
 from tests.gpu.test_coded_experts import OSS, case, dequantised
@@ -141,10 +141,9 @@ def test_experts_of_one_of_several_ranks_and_experts_without_rows(block_m: int) 
     compare(inputs, both(inputs, block_m, 2), 2)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="chooses a kernel by the device")
 def test_whole_layers() -> None:
     """As `by_choice` computes them, with the sum over a token's experts."""
-    if INTERPRETED:
-        pytest.skip("chooses a kernel by the device")
     for tokens, block_m in ((128, 32), (300, 64), (1024, 64)):
         inputs = layer(tokens, (8, 4, 416, 352))
         given = [inputs[name] for name in ("hidden", "gate_up", "down", "weights", "ids")]
@@ -161,3 +160,34 @@ def test_tiles_that_no_program_has() -> None:
         coded_blocks.product(*given, blocks, Tile(64, 128, 8, 4), gating=OSS)
     with pytest.raises(ValueError, match="no blocks"):
         coded_blocks.product(*given, None, GATE_UP, gating=OSS)
+
+
+def test_which_batches_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None as long as nobody says so; then those whose experts have few rows on average, alike up to a power of two."""
+    shape = Shape(32, 4, 2880, 2880, torch.bfloat16)
+    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 0)
+    assert expert_choice.choose_blocks(shape, 128) is None
+    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 64)
+    found = [expert_choice.choose_blocks(shape, tokens) for tokens in (128, 255, 256, 512, 1023, 1024)]
+    assert [one and one.block_m for one in found] == [32, 32, 64, 64, 64, None]
+    many = Shape(128, 4, 2880, 2880, torch.bfloat16)
+    wide = expert_choice.choose_blocks(many, 128)
+    assert wide is not None
+    assert wide.block_m == 16
+
+
+@pytest.mark.skipif(INTERPRETED, reason="chooses a kernel by the device")
+def test_steps_take_it_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 64)
+    calls, kernel = [], coded_blocks.product
+    monkeypatch.setattr(coded_blocks, "product", lambda *given, **how: calls.append(1) or kernel(*given, **how))
+    hopper_kernel_cache = coded_experts.hopper_kernel.__globals__["_gluon"]
+    hopper_kernel_cache.cache_clear()
+    try:
+        for tokens, taken in ((127, 0), (128, 2), (200, 2)):
+            calls.clear()
+            inputs = layer(tokens, (16, 4, 416, 352))
+            close(coded_experts.fused_experts(**inputs), dequantised(inputs))
+            assert len(calls) == taken
+    finally:
+        hopper_kernel_cache.cache_clear()
