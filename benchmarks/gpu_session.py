@@ -53,7 +53,7 @@ PARTS = (
     Part("two-devices", gpu_tests("tests/gpu/test_two_ranks.py") + " -n 3", 500, devices=2),
     Part("new-kernels", gpu_tests("tests/gpu/test_latent*.py tests/gpu/test_state_kernels.py "
                                   "tests/gpu/test_coded_experts.py tests/gpu/test_coded_few.py "
-                                  "tests/gpu/test_nibble_kernels.py "
+                                  "tests/gpu/test_coded_blocks.py tests/gpu/test_nibble_kernels.py "
                                   "tests/gpu/test_coded_fragments.py tests/gpu/test_coded_ring.py "
                                   "tests/gpu/test_rounded_hopper.py tests/gpu/test_nibbles_hopper.py "
                                   "tests/gpu/test_expert_adapter_kernels.py tests/gpu/test_quantized_kernels.py "

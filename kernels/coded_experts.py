@@ -20,7 +20,7 @@ from torch import Tensor
 from . import coded_vectors
 from .chain import await_previous, chained
 from .coded_tiles import add_step, ahead, numbers_of, scale_sums, zeros_of
-from .expert_choice import MOST_TOKENS, Choice, Part, choose, plain
+from .expert_choice import MOST_TOKENS, Choice, Part, choose, choose_blocks, plain
 from .expert_launch import Launch, Shape, Tile, coded_launch
 from .expert_tiles import finish, place
 from .experts import Parts, chip_of, combine
@@ -228,14 +228,12 @@ def fused_experts(
 
 
 def choice_for(hidden: Tensor, gate_up: Weights, down: Weights, shape: Shape) -> Choice | None:
-    """The kernels of few tokens, or None where none of them serves."""
+    """The kernels of so many tokens that are no tiles, or None where none of them serves."""
     tokens, pair = len(hidden), (gate_up, down)
-    if tokens > MOST_TOKENS:
-        return None
     if is_hopper(hidden.device):
         takes = hopper_kernel(hidden.device, "coded_few", "fits")
         if takes is not None and all(takes(hidden, one) for one in pair):
-            return choose(shape, tokens)
+            return choose(shape, tokens) if tokens <= MOST_TOKENS else choose_blocks(shape, tokens)
     if tokens > 3 or not all(coded_vectors.fits(hidden, one) for one in pair):
         return None
     return plain()
@@ -285,8 +283,12 @@ def outer_by(
 def _product_of(part: Part, x: Tensor) -> Callable[..., Tensor]:
     found: Callable[..., Tensor] | None = coded_product
     if part.kernel != "tiles":
-        name = {"few": "product", "summed": "summed"}.get(part.kernel)
-        found = hopper_kernel(x.device, "coded_few", name) if name else None
+        kernels = {
+            "few": ("coded_few", "product"),
+            "summed": ("coded_few", "summed"),
+            "warpgroups": ("coded_blocks", "product"),
+        }
+        found = hopper_kernel(x.device, *kernels[part.kernel]) if part.kernel in kernels else None
     if found is None:
         raise ValueError(f"no kernel {part.kernel!r} on {x.device}")
     return found

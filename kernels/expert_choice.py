@@ -1,4 +1,4 @@
-"""Which kernels multiply few tokens with experts whose weights are codes. Knows no tensor.
+"""Which kernels multiply tokens with experts whose weights are codes, where tiles do not. Knows no tensor.
 
 `python -m benchmarks.kernels.coded_experts --candidates` times them all and prints choices to write into `choose`; what
 is written here was the quickest for a layer of gpt-oss-20b on an H200.
@@ -13,6 +13,9 @@ from .expert_launch import Shape, Tile
 #: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`. Both decide alike
 #: from a power of two to the next, so that the warm-up, which takes powers of two, meets all kernels.
 MOST_TOKENS = 127
+#: The most rows that experts have on average, of so many more tokens, for "warpgroups" on Hopper; 0: it serves none. No
+#: GPU has timed it.
+WARPGROUP_ROWS = 0
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Part:
     """How one of the two products is computed.
 
     `kernel` is "vectors" (`coded_vectors`), "few" (`coded_few.product`, on Hopper), "summed" (`coded_few.summed`, of a
-    second product, with `early` steps) or "tiles" (`coded_experts`).
+    second product, with `early` steps), "warpgroups" (`coded_blocks.product`, on Hopper) or "tiles" (`coded_experts`).
     """
 
     kernel: str
@@ -51,6 +54,15 @@ def choose(shape: Shape, num_tokens: int) -> Choice:
         return Choice(0, Part("few", Tile(16, 256, 4)), Part("few", Tile(32, 256, 4)))
     tile = Tile(16, 128, 4, 6)
     return Choice(0, Part("few", tile), Part("summed", tile, 2))
+
+
+def choose_blocks(shape: Shape, num_tokens: int) -> Choice | None:
+    """The kernels for more than `MOST_TOKENS` tokens on Hopper, or None where `coded_launch` shall decide."""
+    rows = (1 << num_tokens.bit_length() >> 1) * shape.top_k / shape.num_experts
+    if rows > WARPGROUP_ROWS:
+        return None
+    block_m = 16 if rows <= 8 else 32 if rows <= 16 else 64
+    return Choice(block_m, Part("warpgroups", Tile(128, 256, 8, 4)), Part("warpgroups", Tile(256, 256, 8, 4)))
 
 
 def plain() -> Choice:

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.experimental import gluon as real_gluon
 from triton.experimental.gluon import language as real_gl
 from triton.experimental.gluon.language.nvidia import hopper as real_hopper
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2 as real_mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy as real_async_copy, mma_v2 as real_mma_v2
 
 #: Whether kernels run in Python.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -24,6 +24,7 @@ gluon: Any = real_gluon
 gl: Any = real_gl
 mma_v2: Any = real_mma_v2
 hopper: Any = real_hopper
+async_copy: Any = real_async_copy
 
 
 def _no_layout(*_: Any, **__: Any) -> None:
@@ -76,8 +77,14 @@ if INTERPRETED:
     gluon = SimpleNamespace(jit=triton.jit, constexpr_function=real_gluon.constexpr_function)
     hopper = SimpleNamespace(
         warpgroup_mma=_multiply,
+        warpgroup_mma_init=lambda value: value,
         warpgroup_mma_wait=lambda count, deps: deps if len(deps) > 1 else deps[0],
         fence_async_shared=lambda: None,
+    )
+    async_copy = SimpleNamespace(
+        async_copy_global_to_shared=lambda place, source, mask=None: place.store(tl.load(source, mask=mask)),
+        commit_group=lambda: None,
+        wait_group=lambda count: None,
     )
     layouts = ("DistributedLinearLayout", "DotOperandLayout", "NVMMADistributedLayout", "SliceLayout", "BlockedLayout",
                "NVMMASharedLayout")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Times every kernel of few tokens with coded experts, for `coded_experts.py --candidates`.
+"""Times every kernel of up to some hundred tokens with coded experts, for `coded_experts.py --candidates`.
 
 Kernels are compiled in processes that pretend a Hopper chip, so that the device is not waited for. A candidate is a
 kernel and a tile for one of the two products; its result is compared with a product in float32 before it is timed, in
@@ -47,6 +47,10 @@ class Candidate:
     part: Part
 
 
+#: By product, pairs of a block and kernel: microseconds and candidate.
+Best = dict[tuple[str, int, str], tuple[float, Candidate]]
+
+
 @dataclass
 class Sweep:
     """What has been measured, and until when to measure."""
@@ -70,6 +74,21 @@ def few_tiles(*, alone: bool) -> list[Tile]:
     return [Tile(*one) for one in (alone_sizes if alone else block_sizes)]
 
 
+def warpgroup_tiles(product: str) -> list[Tile]:
+    """Of "warpgroups": outputs of a matrix, inputs whose codes are on their way, warps, steps that x has room for."""
+    sizes = [(64, 128, 4, 4), (64, 256, 4, 4), (128, 128, 8, 4), (128, 256, 8, 4), (128, 384, 8, 3)]
+    return [Tile(n if product == "gate_up" else 2 * n, *others) for n, *others in sizes]
+
+
+def block_tiles(block_m: int) -> list[Tile]:
+    """Of "tiles", where experts have 16 to 64 rows: outputs, inputs of a step, warps, steps on their way, swapped."""
+    sizes = [
+        (64, 64, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4), (64, 128, 4, 3), (128, 128, 8, 3), (64, 64, 4, 4, True),
+        (64, 128, 4, 4, True), (128, 64, 8, 4, True), (128, 128, 8, 3, True),
+    ]  # fmt: skip
+    return [Tile(*one) for one in sizes if block_m >= 32 or len(one) == 5]
+
+
 def vector_tiles(product: str) -> list[Tile]:
     """Of "vectors": outputs, inputs of a step, warps."""
     sizes = [(2, 1024, 1), (4, 1024, 1), (4, 1024, 2), (8, 1024, 4)]
@@ -85,8 +104,15 @@ def candidates(kind: str, tokens: int, shape: Any) -> list[Candidate]:
             found += [Candidate(product, 0, Part("few", tile)) for tile in few_tiles(alone=True)]
         if tokens <= 2 and "fp8" not in kind:
             found += [Candidate(product, 0, Part("vectors", tile)) for tile in vector_tiles(product)]
-        for block_m in [m for m, least, most in ((8, 2, 64), (16, 16, 64), (32, 64, 512)) if least <= tokens <= most]:
+        for block_m in [m for m, least, most in ((8, 2, 127), (16, 16, 127), (32, 64, 127)) if least <= tokens <= most]:
             found += [Candidate(product, block_m, Part("few", tile)) for tile in few_tiles(alone=False) if few]
+        if few:
+            for block_m in [
+                m for m, least, most in ((16, 64, 256), (32, 128, 512), (64, 128, 512)) if least <= tokens <= most
+            ]:
+                found += [Candidate(product, block_m, Part("warpgroups", tile)) for tile in warpgroup_tiles(product)]
+        for block_m in [m for m, least, most in ((32, 128, 384), (64, 192, 512)) if least <= tokens <= most]:
+            found += [Candidate(product, block_m, Part("tiles", tile)) for tile in block_tiles(block_m)]
         launch = coded_launch(shape, tokens)
         found.append(Candidate(product, launch.block_m, Part("tiles", getattr(launch, product))))
     return found
@@ -207,7 +233,7 @@ def measure_tokens(
     exact = dict(zip(PRODUCTS, expected(cases[0]), strict=True))
     inner = exact["gate_up"].to(cases[0].hidden.dtype)
     blocks = {m: [align(case.ids, range(len(case.gate_up.codes)), m) for case in cases] for m in (8, 16, 32, 64)}
-    best: dict[tuple[str, int], tuple[float, Candidate]] = {}
+    best: Best = {}
     num_bytes = sum(map(bytes_of, cases)) / len(cases)
     for one in ready(futures, to.until):
         if not takes(one, cases[0], inner):
@@ -226,13 +252,13 @@ def measure_tokens(
             print(f"  {tokens} tokens, {one}: {type(failure).__name__}: {str(failure)[-200:]}", flush=True)
             continue
         to.rows.append({"kind": kind, "tokens": tokens, "us": us, "error": wrong, **asdict(one)})
-        key = one.product, one.block_m
+        key = one.product, one.block_m, one.part.kernel
         if key not in best or us < best[key][0]:
             best[key] = us, one
     for product in PRODUCTS:
         share = 2 / 3 if product == "gate_up" else 1 / 3
         floor = num_bytes * share / to.device[0] * 1e6
-        for (of, block_m), (us, one) in sorted(best.items(), key=lambda pair: pair[1][0]):
+        for (of, block_m, _), (us, one) in sorted(best.items(), key=lambda pair: pair[1][0]):
             if of == product:
                 print(
                     f"{kind} {tokens:3} tokens {product:7} {us:7.1f} us, {floor / us:4.0%} of {floor:5.1f}, blocks of "
@@ -247,17 +273,19 @@ def tile_text(tile: Tile) -> str:
     return f"Tile({tile.block_n}, {tile.block_k}, {tile.num_warps}, {tile.num_stages}, {tile.swap})"
 
 
-def whole(
-    kind: str, tokens: int, cases: list[Case], best: dict[tuple[str, int], tuple[float, Candidate]], to: Sweep
-) -> None:
+def whole(kind: str, tokens: int, cases: list[Case], best: Best, to: Sweep) -> None:
     """Both products, with the sorting of pairs, by the best of each size of blocks and by the tiles of the rule."""
     choices = []
-    for block_m in sorted({block_m for _, block_m in best}):
-        pair = [best.get((product, block_m)) for product in PRODUCTS]
-        if pair[0] is not None and pair[1] is not None:
-            choices.append(Choice(block_m, pair[0][1].part, pair[1][1].part))
+    for block_m, plain in itertools.product(sorted({block_m for _, block_m, _ in best}), (False, True)):
+        kept = [(us, one) for us, one in best.values() if one.block_m == block_m]
+        if plain:
+            kept = [(us, one) for us, one in kept if one.part.kernel == "tiles"]
+        pair = [[both for both in kept if both[1].product == product] for product in PRODUCTS]
+        if all(pair):
+            parts = (min(some, key=lambda both: both[0])[1].part for some in pair)
+            choices.append(Choice(block_m, *parts))
     timed = []
-    for choice in choices:
+    for choice in dict.fromkeys(choices):
         calls = [partial(coded_experts.by_choice, *c.given, choice, gating=OSS, biases=c.biases) for c in cases]
         for call in calls:
             call()
@@ -268,7 +296,7 @@ def whole(
     for call in calls:
         call()
     before = graphed(calls)
-    for us, choice in sorted(timed, key=lambda pair: pair[0])[:2]:
+    for us, choice in sorted(timed, key=lambda pair: pair[0])[:4]:
         parts = ", ".join(f'Part("{p.kernel}", {tile_text(p.tile)})' for p in (choice.gate_up, choice.down))
         print(
             f"{kind} {tokens:3} tokens WHOLE {us:7.1f} us (by tiles of the rule {before:7.1f}): "

@@ -22,6 +22,7 @@ from frame.kernels import (
     coded_rows,
     coded_warpgroups,
     expert_adapters,
+    expert_choice,
     expert_exchange,
     experts,
     experts_hopper,
@@ -332,14 +333,15 @@ def _coded(kind: str, rows: int, depth: int, experts: int = 32) -> CodedWeights:
 
 
 def coded_layer(kind: str, tokens: int, hidden: int = 2880, inner: int = 2880, *, how: str = "") -> None:
-    """gpt-oss's experts by their codes; `how`: "" as steps do, "rounded" or "deterministic"."""
+    """gpt-oss's experts by their codes; `how`: "" as steps do, "rounded", "deterministic", or "blocks"."""
     pair = _coded(kind, 2 * inner, hidden), _coded(kind, hidden, inner)
     weights, ids = _empty(tokens, 4, dtype=F32), _empty(tokens, 4, dtype=torch.int32)
     biases = _empty(32, 2 * inner), _empty(32, hidden)
-    coded_experts.fused_experts(
-        _empty(tokens, hidden), *pair, weights, ids, gating=GATINGS[3], biases=biases,
-        rounds=how == "rounded", invariant=how == "deterministic",
-    )  # fmt: skip
+    with patch.object(expert_choice, "WARPGROUP_ROWS", 64 if how == "blocks" else 0):
+        coded_experts.fused_experts(
+            _empty(tokens, hidden), *pair, weights, ids, gating=GATINGS[3], biases=biases,
+            rounds=how == "rounded", invariant=how == "deterministic",
+        )  # fmt: skip
 
 
 def coded_launches() -> dict[str, Callable[[], None]]:
@@ -354,6 +356,9 @@ def coded_launches() -> dict[str, Callable[[], None]]:
             for tokens in (150, 2048):
                 name = f"experts of {kind}, {tokens} rounded tokens"
                 found[name] = partial(coded_layer, kind, tokens, size, size, how="rounded")
+    for tokens, size in ((64 * 3, 2880), (512, 2880), (256, 96), (512, 160)):
+        name = f"experts of mxfp4 in blocks, {tokens} tokens, {size} columns"
+        found[name] = partial(coded_layer, "mxfp4 by 32", tokens, size, size, how="blocks")
     found["experts of mxfp4, deterministic"] = partial(coded_layer, "mxfp4 by 32", 64, how="deterministic")
     found["experts of mxfp4, uneven sizes"] = partial(coded_layer, "mxfp4 by 32", 64, 96, 1440)
     found["experts of fp8 by rows, 16 inputs, 2048 tokens"] = partial(

@@ -34,6 +34,7 @@ USUAL = (
     "many gated rows, 8192 x 14336",
     "many rows of 128 experts, 8192 tokens",
     "experts of mxfp4 by 32, 64 tokens",
+    "experts of mxfp4 in blocks, 512 tokens, 2880 columns",
     "one gated row, 1024 x 1024",
     "some gated rows, 6144 x 1024",
     "rotary, offset",
@@ -73,6 +74,7 @@ UNITS = {
     "experts._grouped": {"HMMA", "HGMMA"},
     "coded_experts._coded": {"HMMA", "HGMMA"},
     "coded_few._few_rows": {"HMMA"},
+    "coded_blocks._block_rows": {"HGMMA"},
     "scans._ssd_rows": {"HMMA", "HGMMA"},
     "delta._delta_rows": {"HMMA", "HGMMA"},
     "delta._pass_moved": {"HMMA", "HGMMA"},
@@ -122,6 +124,8 @@ SPILLS = {
     "experts._grouped": 0,
     "coded_experts._coded": 2,  # before the steps of the narrowest tile
     "coded_few._few_rows": 11,  # by Triton 3.7, with one token
+    "coded_blocks._block_rows": 0,
+    "coded_blocks._ordered": 0,
     "coded_vectors._coded_vector_gate_up": 0,
     "coded_vectors._coded_vector_down": 2,  # by Triton 3.6; 3.7 needs none
     "experts._vector_gate_up": 0,

@@ -23,7 +23,7 @@ FORMATS = (
 )  # fmt: skip
 CODES = (
     "codebook_kernels", "quantized_kernels", "coded_experts", "nibble_kernels", "coded_fragments", "coded_ring",
-    "rounded_hopper", "nibbles_hopper", "coded_few",
+    "rounded_hopper", "nibbles_hopper", "coded_few", "coded_blocks",
 )  # fmt: skip
 
 
