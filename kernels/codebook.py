@@ -24,14 +24,10 @@ _COLUMNS = 128
 
 @dataclass(frozen=True)
 class Run:
-    """What a program puts together: a word for each thread of its warps, `steps` times, all of which are read first.
-
-    The numbers of a table are looked up in memory, or `shared`: in memory of the program, which its warps wait for.
-    """
+    """What a program puts together: a word for each thread of its warps, `steps` times, all of which are read first."""
 
     warps: int
     steps: int
-    shared: bool = False
 
     @property
     def words(self) -> int:
@@ -40,7 +36,7 @@ class Run:
 
 
 #: What `benchmarks/kernels/codebook_sweep.py` names the best run.
-RUN = Run(warps=8, steps=4)
+RUN = Run(warps=4, steps=2)
 _INTERPRETED = tl.constexpr(INTERPRETED)
 #: `float_unit`, as a bfloat16.
 _UNIT_BITS = tl.constexpr(0x7E80)
@@ -100,17 +96,15 @@ def _floats(found, WORDS: tl.constexpr):
 
 @triton.jit
 def _weights(
-    found, table, numbers_of_codes,
+    found, table,
     ZERO: tl.constexpr, HIGH: tl.constexpr, MINIMA: tl.constexpr, OUTER: tl.constexpr, EXPONENTS: tl.constexpr,
-    TABLE: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr, WORDS: tl.constexpr,
+    TABLE: tl.constexpr, ROW: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """float32 [WORDS, 8] of what `_read_words` found; `numbers_of_codes` [16] if SHARED."""
+    """float32 [WORDS, 8] of what `_read_words` found."""
     words, more, factors, least, wide, least_wide, own = found
     codes = nibble_codes(words[:, None], more[:, None], HIGH, WORDS, 8)
     if not TABLE:
         values = (codes - ZERO).to(tl.float32)
-    elif SHARED:
-        values = tl.reshape(tl.gather(numbers_of_codes, tl.reshape(codes, (WORDS * 8,)), 0), (WORDS, 8))
     else:
         values = tl.load(table + codes)
     return scaled(
@@ -123,16 +117,14 @@ def _weights(
 def _table_weights(
     low, high, scales, minima, outer, table, numbers, out, size,
     GROUP: tl.constexpr, ZERO: tl.constexpr, HIGH: tl.constexpr, MINIMA: tl.constexpr, OUTER: tl.constexpr,
-    EXPONENTS: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, ROW: tl.constexpr, SHARED: tl.constexpr,
+    EXPONENTS: tl.constexpr, TABLE: tl.constexpr, FLOATS: tl.constexpr, ROW: tl.constexpr,
     WORDS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     # of `size` words; a ROW of so many has a number of its own
     start = tl.program_id(0).to(tl.int64) * (STEPS * WORDS)
     left = tl.minimum(size - start, STEPS * WORDS).to(tl.int32)
     lane = tl.arange(0, WORDS)
-    numbers_of_codes, coming = lane, ()
-    if TABLE and SHARED:
-        numbers_of_codes = tl.load(table + tl.arange(0, 16))
+    coming = ()
     for step in tl.static_range(STEPS):
         found = _read_words(
             low, high, scales, minima, outer, numbers, start + step * WORDS, lane, lane < left - step * WORDS,
@@ -144,8 +136,7 @@ def _table_weights(
             weight = _floats(coming[step], WORDS)
         else:
             weight = _weights(
-                coming[step], table, numbers_of_codes,
-                ZERO, HIGH, MINIMA, OUTER, EXPONENTS, TABLE, ROW, SHARED, WORDS,
+                coming[step], table, ZERO, HIGH, MINIMA, OUTER, EXPONENTS, TABLE, ROW, WORDS
             )  # fmt: skip
         at = out + (start + step * WORDS) * 8 + (lane[:, None] * 8 + tl.arange(0, 8)[None, :])
         tl.store(at, weight.to(out.dtype.element_ty), mask=(lane < left - step * WORDS)[:, None])
@@ -164,7 +155,7 @@ def dequantize(weight: Nibbles, dtype: torch.dtype, run: Run = RUN) -> Tensor:
     row = weight.low.shape[-1] if sizes.pop("NUMBERS") else 0
     floats = weight.is_float4 and bool(sizes["EXPONENTS"]) and not row and dtype == torch.bfloat16
     _table_weights[(triton.cdiv(weight.low.numel(), run.steps * run.words),)](
-        *weight.pointers, out, weight.low.numel(), **sizes, FLOATS=floats, ROW=row, SHARED=run.shared,
+        *weight.pointers, out, weight.low.numel(), **sizes, FLOATS=floats, ROW=row,
         WORDS=run.words, STEPS=run.steps, num_warps=run.warps,
     )  # fmt: skip
     return out

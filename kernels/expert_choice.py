@@ -13,9 +13,8 @@ from .expert_launch import Shape, Tile
 #: The most tokens that are served by a choice; more take the tiles of `expert_launch.coded_launch`. Both decide alike
 #: from a power of two to the next, so that the warm-up, which takes powers of two, meets all kernels.
 MOST_TOKENS = 127
-#: The most rows that experts have on average, of so many more tokens, for "warpgroups" on Hopper; 0: it serves none. No
-#: GPU has timed it.
-WARPGROUP_ROWS = 0
+#: The most rows that experts have on average, of so many more tokens, for "warpgroups" on Hopper.
+WARPGROUP_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,12 @@ def choose_blocks(shape: Shape, num_tokens: int) -> Choice | None:
     rows = (1 << num_tokens.bit_length() >> 1) * shape.top_k / shape.num_experts
     if rows > WARPGROUP_ROWS:
         return None
-    block_m = 16 if rows <= 8 else 32 if rows <= 16 else 64
-    return Choice(block_m, Part("warpgroups", Tile(128, 256, 8, 4)), Part("warpgroups", Tile(256, 256, 8, 4)))
+    if rows <= 8:
+        return Choice(16, Part("warpgroups", Tile(64, 256, 4, 4)), Part("warpgroups", Tile(128, 256, 4, 4)))
+    if rows <= 16:
+        tile = Tile(64, 128, 4, 4)
+        return Choice(32, Part("warpgroups", tile), Part("warpgroups", Tile(128, 128, 4, 4)))
+    return Choice(64, Part("warpgroups", Tile(128, 384, 8, 3)), Part("warpgroups", Tile(256, 384, 8, 3)))
 
 
 def plain() -> Choice:

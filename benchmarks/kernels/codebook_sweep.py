@@ -38,7 +38,6 @@ CASES = (
     ("8B, nvfp4", "nvfp4", 4096, 14336), ("down, table", "mxfp4", 32 * 2880, 2880),
 )  # fmt: skip
 RUNS = tuple(itertools.starmap(Run, ((8, 4), (4, 4), (8, 2), (4, 2), (4, 8), (8, 8), (8, 1), (16, 2), (16, 1))))
-SHARED = tuple(Run(*sizes, shared=True) for sizes in ((8, 4), (4, 4), (8, 1), (4, 8)))
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
 _ROWS, _COLUMNS = 16, 128
 
@@ -103,10 +102,9 @@ def made(kind: str, rows: int, depth: int) -> Nibbles:
     return Nibbles(low, scales.to(torch.float8_e4m3fn), table, torch.rand(rows, 1, device=DEVICE))
 
 
-def ways(weight: Nibbles) -> dict[str, Callable[[Nibbles], Tensor]]:
-    """What is measured of a weight, by name."""
-    runs = RUNS if weight.table is None or weight.is_float4 else RUNS + SHARED
-    return {"rows": by_rows} | {str(run): partial(by_run, run) for run in runs}
+def ways() -> dict[str, Callable[[Nibbles], Tensor]]:
+    """What is measured, by name."""
+    return {"rows": by_rows} | {str(run): partial(by_run, run) for run in RUNS}
 
 
 def bytes_of(weight: Nibbles) -> int:
@@ -128,7 +126,7 @@ def measured(case: tuple[str, str, int, int], rate: float, end: float) -> dict[s
     weights += [made(kind, rows, depth) for _ in range(min(8, CACHE_BYTES // weights[0].low.nbytes))]
     floor, expected = bytes_of(weights[0]) / rate, by_rows(weights[0])
     found: dict[str, float] = {}
-    for told, way in ways(weights[0]).items():
+    for told, way in ways().items():
         if time.monotonic() > end:
             print(f"{name}: no time for {told}")
             break
@@ -146,7 +144,7 @@ def compared() -> None:
     for name, kind, _, depth in CASES:
         weight = made(kind, 19, depth)
         expected = by_rows(weight)
-        wrong = [told for told, way in ways(weight).items() if not torch.equal(way(weight), expected)]
+        wrong = [told for told, way in ways().items() if not torch.equal(way(weight), expected)]
         print(f"{name}: {'WRONG ' + ', '.join(wrong) if wrong else 'equal'}", flush=True)
 
 
@@ -154,7 +152,7 @@ def launch_all() -> None:
     """Every kernel that is measured, once."""
     for _, kind, _, depth in CASES:
         weight = made(kind, 16, depth)
-        for way in ways(weight).values():
+        for way in ways().values():
             way(weight)
 
 
@@ -184,8 +182,6 @@ def main() -> None:
     print(f"RUN is {RUN}; {time.monotonic() - begin:.0f} s")
     print("the best for all:", best(found, RUNS, list(found)))
     print("the best for experts:", best(found, RUNS, [name for name in found if "bits" in name]))
-    tabled = [name for name in found if "table" in name or "nf4" in name or "nvfp4" in name]
-    print("the best of tables, shared too:", best(found, RUNS + SHARED, tabled))
     if options.json:
         options.json.write_text(json.dumps({"copy bytes/us": rate, "shares": found}, indent=1))
 

@@ -53,7 +53,7 @@ def test_groups_that_span_threads_steps_and_programs(rows: int, group: int) -> N
         assert torch.equal(dequantize_table(*given), Ops().dequantize_table(*given))
 
 
-@pytest.mark.parametrize("run", [RUN, Run(1, 1), Run(4, 8), Run(4, 2, shared=True), Run(8, 4, shared=True)], ids=str)
+@pytest.mark.parametrize("run", [RUN, Run(1, 1), Run(4, 8), Run(8, 4)], ids=str)
 @pytest.mark.parametrize("words", [1, 33, 4096, 4099])
 def test_runs(run: Run, words: int) -> None:
     """Programs whose words end in any step, and at its end."""

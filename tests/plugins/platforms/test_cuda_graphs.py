@@ -382,6 +382,12 @@ def test_padding_is_counted_by_kind_and_not_where_the_best_size_serves() -> None
     assert device.captured[5:] == []
 
 
+def test_steps_of_a_warm_up_ask_for_no_graph() -> None:
+    device = Device(limit=32, max_model_len=20_000)
+    assert device.serve(1) is None
+    assert device.start().captured == [*names([32]), *names([4, 2, 1], "short-decode")]
+
+
 def test_few_short_rows_have_graphs_of_their_own() -> None:
     device = Device(limit=32, max_model_len=20_000).start()
     assert device.captured == [*names([32]), *names([4, 2, 1], "short-decode")]

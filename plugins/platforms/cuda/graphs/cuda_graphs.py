@@ -95,7 +95,7 @@ class CudaGraphs(Graphs, Compiler):
         self._captured: dict[StepShape, CapturedGraph] = {}
         self._draws: dict[StepShape, dict[str, CapturedGraph]] = {}  # of a captured step, by kind
         self._capturing: StepShape | None = None
-        self._began = False  # steps before the first `capture` are those of a warm-up
+        self._began = False  # steps before the first `capture` are those of a warm-up, for which nothing is captured
         self._served = False  # a step since the last `capture`
         self._urgent: StepShape | None = None  # what a batch wants that has no graph, or whose padding has cost much
         self._most_padding: int | None = None  # rows, added up over steps, that take as long as a capture
@@ -156,7 +156,7 @@ class CudaGraphs(Graphs, Compiler):
             self._want(wanted)
             padding = self._padding.get(kind, 0) + (0 if place == len(ready) else ready[place] - best)
             self._padding[kind] = padding
-            if place == len(ready) or padding > (self._most_padding or 0):
+            if self._began and (place == len(ready) or padding > (self._most_padding or 0)):
                 self._urgent = wanted
         return None if place == len(ready) else decode_shape(ready[place], deterministic, shared, adapted)
 
@@ -228,8 +228,7 @@ class CudaGraphs(Graphs, Compiler):
         If a step was served since the last call, it captures only for a batch that has no graph, or when padding has
         cost as much: other requests wait meanwhile, up to 0.1 s for a model of 14B, and steps without requests come.
         """
-        self._began = True
-        served, self._served = self._served, False
+        served, self._served, self._began = self._served and self._began, False, True
         if self._todo and self._is_spent():
             self._stop(f"{self._used >> 20} MiB of the {(self._budget or 0) >> 20} MiB of graph_memory_bytes are taken")
         shape = self._next(served)
