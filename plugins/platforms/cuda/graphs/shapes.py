@@ -14,6 +14,7 @@ MAX_ROWS = 512
 #: Rows of a graph → the most tokens of each for which there is another graph: attention of few and short rows takes
 #: launches that would be slower for long ones (`frame.kernels.decode_few`), and a graph's launches serve any length.
 SHORT_LENGTHS = {1: 8192, 2: 4096, 4: 1024, 8: 1024}
+_MOST_SHORT_ROWS = max(SHORT_LENGTHS)
 
 
 class CapturedSizes(Protocol):
@@ -47,11 +48,12 @@ class CudaShapes(AnyShape):
     def choose(self, plan: StepPlan) -> StepShape:
         rows, tokens, shared = len(plan.slots), plan.num_tokens, bool(plan.prefixes)
         deterministic = plan.deterministic or self._graphs.deterministic
-        own = replace(super().choose(plan), deterministic=deterministic)
         if tokens == rows:
-            return self._graphs.decode(rows, deterministic, shared, plan.adapted, own.max_seq_len) or own
+            longest = int((plan.num_computed + plan.num_scheduled).max()) if rows <= _MOST_SHORT_ROWS else 0
+            captured = self._graphs.decode(rows, deterministic, shared, plan.adapted, longest)
+            return captured or replace(super().choose(plan), deterministic=deterministic)
         padded = 0 if deterministic or shared or plan.adapted else self._graphs.padded(tokens)
-        return replace(own, padded_tokens=padded or tokens)
+        return replace(super().choose(plan), padded_tokens=padded or tokens, deterministic=deterministic)
 
     def join(self, shapes: Sequence[StepShape]) -> StepShape | None:
         first = shapes[0]
