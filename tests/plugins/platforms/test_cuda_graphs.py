@@ -19,7 +19,7 @@ from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
 from frame.plugins.platforms.cuda.graphs import cuda_graphs
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
-from frame.plugins.platforms.cuda.graphs.piecewise import PiecewiseGraphs
+from frame.plugins.platforms.cuda.graphs.piecewise import SIZES as SIZES_OF_PROMPTS, PiecewiseGraphs
 from frame.plugins.platforms.cuda.graphs.shapes import CudaShapes, name_of
 from frame.plugins.platforms.options import CudaOptions
 from frame.testing.platform_graphs import step_of
@@ -453,6 +453,34 @@ def test_what_rows_of_padding_take_is_measured_once_and_agreed_on() -> None:
     device.graphs.drop()
     device.start()
     assert heard.count(100) == 1, "a replay reads the rows of the last step: not while there are requests"
+
+
+def test_stages_of_unequal_numbers_of_layers_pad_steps_with_prompts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage receives as many tokens as the stage before it padded to."""
+    monkeypatch.setattr(cuda_graphs, "CachedLayer", nn.Identity)
+    monkeypatch.setattr(cuda_graphs, "read_bytes", lambda stage: 400_000_000 * len([*stage.children()]))
+
+    class Stage(nn.ModuleList):
+        whole_prompts = segments = False
+
+    stages = [Stage(nn.Identity() for _ in range(count)) for count in (5, 3)]
+
+    def sizes(stage: Any, agree: Callable[[int], int]) -> list[int]:
+        device = Device(prompts=8192, agree=agree)
+        device.graphs.prepare(stage, device.shapes)
+        return device.graphs._pieces.sizes
+
+    given = list[int]()
+
+    def tell(number: int) -> int:
+        given.append(number)
+        return number
+
+    for stage in stages:
+        sizes(stage, tell)
+    first, second = (sizes(stage, lambda number: max(given)) for stage in stages)
+    assert first == second
+    assert 0 < len(first) < len(SIZES_OF_PROMPTS), "a bound that stages must agree on"
 
 
 def test_dropped_pieces_are_wanted_again() -> None:

@@ -129,8 +129,8 @@ class CudaGraphs(Graphs, Compiler):
         del shapes
         if not (model.whole_prompts or model.segments or moves_weights(model)):
             num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
-            weights_bytes, sums = self._agree(read_bytes(model)), self._sums
-            self._pieces.sizes = sizes_for(weights_bytes, num_layers, self._max_tokens, sums=sums)
+            layer_bytes = self._agree(read_bytes(model) // num_layers)  # stages may have unequal numbers of layers
+            self._pieces.sizes = sizes_for(layer_bytes, 1, self._max_tokens, sums=self._sums)
         return model
 
     def decode(
