@@ -455,6 +455,35 @@ def test_what_rows_of_padding_take_is_measured_once_and_agreed_on() -> None:
     assert heard.count(100) == 1, "a replay reads the rows of the last step: not while there are requests"
 
 
+def test_what_rows_of_padding_take_is_not_measured_once_there_were_requests() -> None:
+    """The start had no memory for graphs; after a sleep there is some."""
+    device = Device(None, most_padding=100).start()
+    assert device.serve(3) is None
+    device.graphs.drop()
+    device.capturer.sizes = [0]
+
+    def measured(replay: Callable[[], None]) -> float:
+        raise AssertionError("a replay reads the rows of the last step")
+
+    device.capturer.seconds = measured  # type: ignore[method-assign]
+    device.start()
+    assert device.serve(3) == "decode-4"
+
+
+def test_a_capture_that_fails_after_graphs_were_dropped_fails_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a sleep: the step that was asked for a capture answers requests."""
+    device = Device().start()
+    device.graphs.drop()
+
+    def refused(forward: Callable[[], Tensor]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(device.capturer, "capture", refused)
+    assert device.serve(3) is None
+    assert not device.capture()
+    assert not device.graphs.wanted()
+
+
 def test_stages_of_unequal_numbers_of_layers_pad_steps_with_prompts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage receives as many tokens as the stage before it padded to."""
     monkeypatch.setattr(cuda_graphs, "CachedLayer", nn.Identity)

@@ -244,7 +244,7 @@ class CudaGraphs(Graphs, Compiler):
         except torch.OutOfMemoryError:
             self._stop("the device has no memory left")
         except Exception as error:
-            if self._num_first >= 0:
+            if self._most_padding is None:
                 raise  # at the start somebody looks
             self._stop(f"{name_of(shape)} was not captured: {type(error).__name__}: {error}")
         if self._num_first == 0 and self._most_padding is None:
@@ -352,4 +352,5 @@ class CudaGraphs(Graphs, Compiler):
             sizes = len(self._captured)
             logger.warning("%s: %d captured steps stay, others are padded to them or run eagerly", reason, sizes)
         self._exhausted = True
+        self._most_padding = self._most_padding or 0  # what a row takes is measured before requests or not at all
         self._todo.clear()
