@@ -246,14 +246,14 @@ def product(
 ) -> Tensor:  # fmt: skip
     """As `coded_experts.coded_product`, of bfloat16 rows, a weight that `fits` takes, and blocks of 16 to 128 pairs.
 
-    A warp has 16 outputs of a tile, 32 without a gate: others are a `ValueError`. `tile.block_k` are the inputs whose
+    A warp has 16 outputs of a tile, 32 without a gate: other tiles, and no blocks, are a `ValueError`. `tile.block_k` are the inputs whose
     codes are on their way, a multiple of 128, and `num_stages` the steps of 128 inputs that there is room for of x.
     """
     gated = gating is not None and gating.gated
-    if blocks is None or tile.block_n != tile.num_warps * (16 if gated else 32):
-        raise ValueError(
-            f"{tile} of {'no ' if blocks is None else ''}blocks does not have 16 outputs a warp and matrix"
-        )
+    if blocks is None:
+        raise ValueError("it multiplies blocks of pairs, and there are no blocks")
+    if tile.block_n != tile.num_warps * (16 if gated else 32):
+        raise ValueError(f"{tile} does not have 16 outputs a warp and matrix")
     size, depth = weight.codes.shape[1] // (2 if gated else 1), weight.codes.shape[2] * 8
     most, rows = blocks.slots.shape
     ring, least = tile.block_k // WIDTH, min(rows, SHORT)

@@ -10,9 +10,10 @@ row that a graph may meet, the longest of `--contexts`; "asked" is the same with
 for the rows as they are; "no rotary" has attention as captured, of heads that nobody turned. The others are launches of
 `frame.kernels.decode_few`: tile x warps / most splits >= keys of the shortest split, "late" where cached keys are read
 after the wait, "shut" where the next kernel begins after it. Each fits all lengths, as a captured step must. `--long`
-has other launches and contexts of up to 131,072 tokens: 26 GB for Llama 8B, 13 for gpt-oss. Its result and what it
-stored are compared with the formula before it is timed; what is wrong is said and not timed. Kernels are compiled side
-by side before. The process ends with 1 where something was wrong, and measures nothing more after `--seconds`.
+has other launches and contexts of up to 131,072 tokens: 26 GB for Llama 8B, 13 for gpt-oss. What a launch
+gives and stores is compared with the formula before it is timed; what is wrong is said and not timed. Kernels are
+compiled side by side before. The process ends with 1 where something was wrong, and measures nothing more after
+`--seconds`.
 """
 
 from __future__ import annotations

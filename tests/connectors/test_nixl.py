@@ -510,7 +510,9 @@ def test_a_worker_keeps_its_memory_while_a_read_may_write_to_it(pairs, monkeypat
     states, worker = ["PROC"], here.workers.made[0].transfer
     slow_reads(here, monkeypatch, lambda handle: states[-1])
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
-    with pytest.raises(RuntimeError, match=r"a read from \S+ has gone on for 0 s and may still write to the KV cache"):
+    with pytest.raises(
+        RuntimeError, match=r"a read from \S+ has gone on for \d+ s and may still write to the KV cache"
+    ):
         worker.register({})
     assert list(worker.pending_loads()) == ["d"]
     states.append("DONE")

@@ -162,12 +162,9 @@ def test_tiles_that_no_program_has() -> None:
         coded_blocks.product(*given, None, GATE_UP, gating=OSS)
 
 
-def test_which_batches_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None as long as nobody says so; then those whose experts have few rows on average, alike up to a power of two."""
+def test_which_batches_it_serves() -> None:
+    """Those whose experts have few rows on average, alike up to a power of two."""
     shape = Shape(32, 4, 2880, 2880, torch.bfloat16)
-    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 0)
-    assert expert_choice.choose_blocks(shape, 128) is None
-    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 64)
     found = [expert_choice.choose_blocks(shape, tokens) for tokens in (128, 255, 256, 512, 1023, 1024)]
     assert [one and one.block_m for one in found] == [32, 32, 64, 64, 64, None]
     many = Shape(128, 4, 2880, 2880, torch.bfloat16)
@@ -178,7 +175,6 @@ def test_which_batches_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="chooses a kernel by the device")
 def test_steps_take_it_where_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_choice, "WARPGROUP_ROWS", 64)
     calls, kernel = [], coded_blocks.product
     monkeypatch.setattr(coded_blocks, "product", lambda *given, **how: calls.append(1) or kernel(*given, **how))
     hopper_kernel_cache = coded_experts.hopper_kernel.__globals__["_gluon"]

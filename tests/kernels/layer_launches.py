@@ -333,7 +333,7 @@ def _coded(kind: str, rows: int, depth: int, experts: int = 32) -> CodedWeights:
 
 
 def coded_layer(kind: str, tokens: int, hidden: int = 2880, inner: int = 2880, *, how: str = "") -> None:
-    """gpt-oss's experts by their codes; `how`: "" as steps do, "rounded", "deterministic", or "blocks"."""
+    """gpt-oss's experts by their codes; `how`: "" by tiles from 128 tokens on, "blocks", "rounded", "deterministic"."""
     pair = _coded(kind, 2 * inner, hidden), _coded(kind, hidden, inner)
     weights, ids = _empty(tokens, 4, dtype=F32), _empty(tokens, 4, dtype=torch.int32)
     biases = _empty(32, 2 * inner), _empty(32, hidden)

@@ -120,8 +120,8 @@ def test_prompts_of_a_thorough_warm_up_have_each_power_of_two_of_tokens(max_mode
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16, 32])
 def test_a_thorough_warm_up_meets_what_attention_launches_for_any_number_of_rows(kv_heads, most):
     triton = pytest.importorskip("frame.plugins.attention.triton")
-    f16 = torch.bfloat16
-    backend = triton.TritonAttention(BackendSetup(AttentionSpec(64, kv_heads, 128, 1.0, f16, f16, 16, "cpu"), Ops()))
+    bf16 = torch.bfloat16
+    backend = triton.TritonAttention(BackendSetup(AttentionSpec(64, kv_heads, 128, 1.0, bf16, bf16, 16, "cpu"), Ops()))
 
     def launches(rows, length):
         launch, ordered = backend.decode_launch(rows, length), backend._rule(rows).longest_first
@@ -143,10 +143,10 @@ def test_a_thorough_warm_up_meets_what_attention_launches_for_any_number_of_rows
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_thorough_warm_up_meets_what_attention_launches_for_few_rows(head_dim, window, wanted):
     few = pytest.importorskip("frame.plugins.attention.triton_few")
-    f16 = torch.bfloat16
+    bf16 = torch.bfloat16
 
     def kinds(rows, length, kv_heads, multiprocessors, most):
-        spec = AttentionSpec(32, kv_heads, head_dim, 1.0, f16, f16, 16, "cpu", window=window)
+        spec = AttentionSpec(32, kv_heads, head_dim, 1.0, bf16, bf16, 16, "cpu", window=window)
         lens = np.full(rows, length or most, np.int32)
         batch = SimpleNamespace(
             host_query_lens=np.ones(rows, np.int32), host_seq_lens=lens, max_query_len=1, deterministic=False,

@@ -210,8 +210,8 @@ def activation_bytes(sizes: Sizes, shape: Shape, vocab_size: int) -> int:
 def graph_bytes(config: FrameConfig, device: Device, sizes: Sizes, shape: Shape, vocab_size: int) -> int:
     """What is kept for captured decode steps and their draws; 0 where nothing is captured.
 
-    Steps of every size are captured once, few and short rows by themselves, all again deterministically where a single
-    request may ask for that, and again over shared prefixes where these are looked for.
+    Steps of every size are captured once, again deterministically where a single request may ask for that, and again
+    over shared prefixes where these are looked for; those of few rows once more for short rows.
     """
     if device.kind == "cpu" or config.executor.enforce_eager or not shape.kv_specs:
         return 0
