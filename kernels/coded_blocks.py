@@ -246,8 +246,9 @@ def product(
 ) -> Tensor:  # fmt: skip
     """As `coded_experts.coded_product`, of bfloat16 rows, a weight that `fits` takes, and blocks of 16 to 128 pairs.
 
-    A warp has 16 outputs of a tile, 32 without a gate: other tiles, and no blocks, are a `ValueError`. `tile.block_k` are the inputs whose
-    codes are on their way, a multiple of 128, and `num_stages` the steps of 128 inputs that there is room for of x.
+    A warp has 16 outputs of a tile, 32 without a gate: other tiles, and no blocks, are a `ValueError`.
+    `tile.block_k` are the inputs whose codes are on their way, a multiple of 128, and `num_stages` the steps of 128
+    inputs that there is room for of x.
     """
     gated = gating is not None and gating.gated
     if blocks is None:
