@@ -158,8 +158,9 @@ def test_a_file_of_another_user_is_a_miss(files, monkeypatch):
     """Whoever may write to the folder above can put another in the place of the one that was checked at the start."""
     files.write("s", KEY, block := make_block())
     files.write_record("s", "r", b"record")
+    other = os.geteuid() + 1
     with monkeypatch.context() as patch:
-        patch.setattr(os, "geteuid", lambda uid=os.geteuid(): uid + 1)
+        patch.setattr(os, "geteuid", lambda: other)
         assert not files.read("s", KEY, np.zeros_like(block), remove=False)
         assert files.record("s", "r", 100) is None
     assert files.read("s", KEY, np.zeros_like(block))
