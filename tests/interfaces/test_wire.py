@@ -49,7 +49,7 @@ class Said(msgspec.Struct):
     text: str = ""
 
 
-@pytest.mark.parametrize("depth", [1000, 4000, 100_000])
+@pytest.mark.parametrize("depth", [20_000, 100_000])
 def test_what_nests_too_deeply_is_refused_like_anything_else_that_is_wrong(depth: int) -> None:
     """Also in a field that is passed over: callers await a `ValidationError`, and nothing else ends their threads."""
     data = b"\x81\xa5other" + b"\x91" * depth + b"\xc0"
