@@ -106,7 +106,10 @@ def decoder_apart(kind: Any, find: Callable[[int, int], memoryview]) -> Callable
 def decode(data: bytes, kind: type[T]) -> T:
     """Parses bytes as `kind`; raises `msgspec.ValidationError` when they are something else."""
     decoder = _decoders.get(cast("Any", kind))
-    message: T = (decoder or _make_decoder(kind)).decode(data)
+    try:
+        message: T = (decoder or _make_decoder(kind)).decode(data)
+    except RecursionError:
+        raise msgspec.ValidationError("the message is nested too deeply") from None
     return message
 
 

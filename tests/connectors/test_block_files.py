@@ -154,6 +154,19 @@ def test_folder_is_closed_to_others(files, tmp_path):
         BlockFiles(tmp_path)
 
 
+def test_a_file_of_another_user_is_a_miss(files, monkeypatch):
+    """Whoever may write to the folder above can put another in the place of the one that was checked at the start."""
+    files.write("s", KEY, block := make_block())
+    files.write_record("s", "r", b"record")
+    other = os.geteuid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: other)
+        assert not files.read("s", KEY, np.zeros_like(block), remove=False)
+        assert files.record("s", "r", 100) is None
+    assert files.read("s", KEY, np.zeros_like(block))
+    assert files.record("s", "r", 100) == b"record"
+
+
 def test_a_file_in_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(ValueError, match=r"the folder of the disk connector, .*taken, cannot be used"):

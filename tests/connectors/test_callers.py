@@ -41,6 +41,25 @@ def test_a_caller_that_cannot_be_accepted_ends_nothing():
     assert callers.close()
 
 
+def test_a_caller_for_whom_no_thread_can_be_started_ends_nothing(monkeypatch):
+    """A flood of callers takes threads that others need: the listener's own ended, and nobody was answered any more."""
+    faults, start = [RuntimeError("can't start new thread")], threading.Thread.start
+
+    def starts(thread):
+        if thread.name == "test-caller" and faults:
+            raise faults.pop()
+        start(thread)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    callers = Callers(listener, echo, most=1, name="test")
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as caller:
+        assert caller.recv(16) == b""
+    assert said(port) == b"a"
+    assert callers.close()
+
+
 def test_closing_ends_the_listener_and_all_callers_once():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

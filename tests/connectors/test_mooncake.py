@@ -321,6 +321,12 @@ def test_answers_that_say_nothing_are_refused(body):
     listener.close()
 
 
+def test_an_address_that_cannot_be_looked_up_is_an_engine_that_is_not_there():
+    source = Source("e", "::1%" + "a" * 300, 1)
+    with pytest.raises(PeerError, match="no answer"):
+        ask(source, b"secret", Facts(1, "m", 4, "g", 1, 1, "f"), Want(b"d" * 32, "127.0.0.1", 1), 5.0)
+
+
 def test_engines_that_do_not_know_the_secret_or_differ_get_nothing(pairs, caplog, tmp_path):
     there = pairs.engine(options={"expiry_seconds": 2})
     (tmp_path / "other").write_text("another secret of the tests")

@@ -221,6 +221,13 @@ def test_the_hosts_that_blocks_may_come_from():
         NixlOptions(secret_file="x", peers=["10.1.0/99"])
 
 
+@pytest.mark.parametrize("zone", ["a" * 300, "\ud800", "eth0\nWARNING forged", "", "a/b"])
+def test_behind_an_address_of_a_network_only_an_interface_is_named(zone):
+    options = NixlOptions(secret_file="x", peers=["fe80::/10"])
+    assert options.allows("fe80::1%eth0", "127.0.0.1")
+    assert not options.allows(f"fe80::1%{zone}", "127.0.0.1")
+
+
 def test_ucx_stays_on_a_loopback_address():
     options = NixlOptions(secret_file="x")
     assert options.backend_config("127.0.0.1") == options.backend_config("::1") == "NET_DEVICES=lo"
@@ -328,3 +335,31 @@ def test_an_engine_that_never_answers_costs_its_deadline():
         with pytest.raises(PeerError, match="rests"):
             link.ask(Lease("a", 20, SHOWN), Granted)
         known.close()
+
+
+@pytest.mark.parametrize("host", ["::1%" + "a" * 300, "::1%\ud800"], ids=["long", "surrogate"])
+def test_an_address_that_cannot_be_looked_up_is_an_engine_that_is_not_there(host):
+    known = links()
+    with pytest.raises(PeerError, match="no connection"):
+        known.to(Source("engine", "a", host, 1)).ask(Lease("a", 20, SHOWN), Granted)
+    known.close()
+
+
+def test_a_listener_that_nests_its_frames_deeply_is_an_engine_that_does_not_answer():
+    """Its challenge is read before it has proved anything; what failed then silenced the connector at a renewal."""
+    nested = b"\x81\xa1x" + b"\x91" * 3000 + b"\xc0"
+    with socket.create_server(("127.0.0.1", 0)) as wrong:
+
+        def answer():
+            caller, _ = wrong.accept()
+            with caller:
+                caller.sendall(len(nested).to_bytes(4, "little") + nested)
+                caller.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        known = links()
+        with pytest.raises(PeerError, match="not a Challenge"):
+            known.to(Source("engine", "a", *wrong.getsockname())).ask(Lease("a", 20, SHOWN), Granted)
+        known.close()
+        thread.join()

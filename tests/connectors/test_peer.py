@@ -18,12 +18,14 @@ from frame.core.plugin_host.registry import Registry
 from frame.interfaces import encode
 from frame.plugins.connectors.blocks.wire import (
     MAX_KEYS,
+    VERSION,
     Ask,
     Challenge,
     Held,
     Hello,
     PeerError,
     Welcome,
+    admit,
     checksum,
     receive,
     send,
@@ -178,13 +180,14 @@ def test_an_abandoned_socket_is_taken_over_and_a_living_one_is_not(tmp_path, blo
 
 
 class Liar:
-    """Lets everybody in and then answers `answers`, frame by frame; None hangs up, "" says nothing."""
+    """Knows the secret and answers `answers`, frame by frame; None hangs up, "" says nothing."""
 
     def __init__(self, path, answers):
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen()
         self.answers = answers
+        self.asked = 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
@@ -192,11 +195,10 @@ class Liar:
         with self.listener, suppress(PeerError, OSError):
             caller, _ = self.listener.accept()
             with caller:
-                send(caller, Challenge(1, b"x"))
-                receive(caller, Hello, SECONDS)
-                send(caller, Welcome())
+                admit(caller, SECRET, SECONDS)
                 for answer in self.answers:
                     receive(caller, Ask, SECONDS)
+                    self.asked += 1
                     if answer is None:
                         return
                     caller.sendall(answer)
@@ -218,21 +220,49 @@ def frame(message):
         frame(Held(b"\1" * 3)),
         frame(Held(b"\1\1\1", [checksum(key, bytes(SIZE)) for key in KEYS[:3]])) + bytes(SIZE + 3),
         frame(Held(b"\1\1\1", [checksum(KEYS[0], bytes(SIZE))])) + bytes(3 * SIZE),
-        frame(Welcome()),
+        frame(Welcome(b"")),
         struct.pack("<I", 1 << 30),
     ],
     ids=["hangs up", "silent", "short", "no bytes", "few bytes", "few sums", "other kind", "long"],
 )
 def test_a_peer_that_fails_in_the_middle_costs_a_pause(tmp_path, answer, client):
     liar = Liar(str(tmp_path / "liar"), [answer])
-    caller = client(Address(path=str(tmp_path / "liar")), timeout=0.3, retry=60)
+    caller = client(Address(path=str(tmp_path / "liar")), timeout=2.0, retry=60)
     with pytest.raises(PeerError):
         caller.fetch(KEYS[:3], np.zeros((3, SIZE), np.uint8))
+    assert liar.asked == 1
     assert caller.resting
     with pytest.raises(PeerError, match="a moment ago"):
         caller.held(KEYS)
     caller.close()
     liar.thread.join()
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(32), None], ids=["none", "wrong", "the caller's own"])
+def test_a_listener_that_does_not_know_the_secret_gives_no_blocks(tmp_path, proof, client):
+    """It has the address of a peer that has ended, and would have wrong tokens made of blocks that it invents."""
+    sums = frame(Held(b"\1", [checksum(KEYS[0], bytes(SIZE))])) + bytes(SIZE)
+
+    def impostor():
+        caller, _ = listener.accept()
+        with caller, suppress(PeerError, OSError):
+            send(caller, Challenge(VERSION, bytes(32)))
+            hello = receive(caller, Hello, SECONDS)
+            send(caller, Welcome(hello.proof if proof is None else proof))
+            receive(caller, Ask, SECONDS)
+            caller.sendall(sums)
+
+    path = str(tmp_path / "impostor")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=impostor)
+        thread.start()
+        caller = client(Address(path=path))
+        with pytest.raises(PeerError, match="does not know the secret"):
+            caller.fetch(KEYS[:1], np.zeros((1, SIZE), np.uint8))
+        caller.close()
+        thread.join()
 
 
 def test_nobody_there(tmp_path, client):

@@ -520,6 +520,20 @@ def test_an_engine_that_is_silent_is_not_asked_again_for_a_while(monkeypatch):
         end.close()
 
 
+@pytest.mark.parametrize("host", ["::1%" + "a" * 300, "::1%\ud800"], ids=["long", "surrogate"])
+def test_an_address_that_cannot_be_looked_up_costs_its_own_prompts_only(host):
+    """A request may name it where a network of IPv6 is allowed. It ended the lane's thread, which kept the blocks."""
+    lanes = Lanes(Stream(), b"", Facts(1, "model", 4, "", 1, 1, ""), 0, timeout=SECONDS, retry=0)
+    unsent, deadline = [], time.monotonic() + SECONDS
+    for name in ("r0", "r1"):
+        lanes.begin(Parcel(name, Goal(host, 1, bytes(32), 4)))
+        while name not in unsent:
+            assert time.monotonic() < deadline
+            unsent += lanes.take().unsent
+    assert all(lane.lives for lane in lanes._lanes.values())
+    lanes.close()
+
+
 def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monkeypatch, caplog):
     """Those to which blocks are on their way keep their lanes, also while they are only being met."""
     may_meet, calls, ends = threading.Event(), [], []

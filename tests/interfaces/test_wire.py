@@ -1,9 +1,14 @@
-"""Messages that several threads read."""
+"""Messages that several threads read, and those that strangers send."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import msgspec
+import pytest
+
+from frame.core.interfaces import wire
 
 #: Threads that read messages of a kind that none of them has read before.
 SCRIPT = """
@@ -36,3 +41,17 @@ def test_threads_that_read_a_kind_for_the_first_time_at_once_do_not_end_the_proc
     """msgspec's own decoders did that: two API processes that connected at once ended the engine by SIGSEGV."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Said(msgspec.Struct):
+    """A message with nothing in it that nests."""
+
+    text: str = ""
+
+
+@pytest.mark.parametrize("depth", [20_000, 100_000])
+def test_what_nests_too_deeply_is_refused_like_anything_else_that_is_wrong(depth: int) -> None:
+    """Also in a field that is passed over: callers await a `ValidationError`, and nothing else ends their threads."""
+    data = b"\x81\xa5other" + b"\x91" * depth + b"\xc0"
+    with pytest.raises(msgspec.ValidationError, match="nested too deeply"):
+        wire.decode(data, Said)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import zmq
 
 from frame.kv_events.events import Cleared
-from frame.kv_events.publisher import Publisher, Sockets
+from frame.kv_events.publisher import Publisher, SentBatches, Sockets
 from tests.free_ports import free_ports
 from tests.kv_events.listening import opened, received, replayed, until_it_listens
 
@@ -40,6 +42,17 @@ def make() -> Iterator[Make]:
 
 def address() -> str:
     return f"tcp://127.0.0.1:{free_ports()}"
+
+
+def until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_batches_arrive_in_order_with_topic_and_number(make: Make) -> None:
@@ -139,6 +152,31 @@ def test_a_client_of_replays_that_reads_nothing_harms_nobody(make: Make) -> None
         until_it_listens(publisher, sub)
         with opened(zmq.DEALER, again, RCVHWM=0) as polite:
             assert len(replayed(polite, 0)) == 500
+
+
+def test_replays_that_nobody_reads_take_the_memory_of_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these connections had all that is kept copied for itself by one message of 8 bytes."""
+    where, again, payload, asked = address(), address(), bytes(1 << 20), 12
+    answered, since = [], SentBatches.since
+
+    def counted(self: SentBatches, place: bytes) -> Any:
+        yield from since(self, place)
+        answered.append(place)
+
+    monkeypatch.setattr(SentBatches, "since", counted)
+    publisher = make(where, encode=lambda seconds, events: payload, replay_endpoint=again)
+    for _ in range(20):
+        publisher.publish([0])
+    until(lambda: len(publisher._sent) == 20)
+    before = resident_bytes()
+    with ExitStack() as stack:
+        options = {"RCVHWM": 1, "RCVBUF": 4096}
+        for number in range(asked):
+            silent = stack.enter_context(opened(zmq.DEALER, again, **options))
+            silent.send_multipart((b"", bytes(8)))
+            until(lambda number=number: len(answered) > number)  # type: ignore[misc]
+        # what lies between the two ends, a few messages each, is not the publisher's
+        assert resident_bytes() - before < asked * 10 * len(payload)
 
 
 def test_a_replay_makes_way_for_the_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

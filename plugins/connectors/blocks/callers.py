@@ -73,8 +73,17 @@ class Callers:
             if full:
                 hang_up(caller)
             else:
-                threading.Thread(target=self._serve, args=(caller,), name=f"{self._name}-caller", daemon=True).start()
+                self._begin(caller)
         self._listener.close()
+
+    def _begin(self, caller: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(caller,), name=f"{self._name}-caller", daemon=True).start()
+        except RuntimeError as error:  # this process may have no further thread; others may be answered later
+            self._logger.debug("a caller of the %s connector is not answered: %s", self._name, error)
+            with self._lock:
+                self._open.discard(caller)
+            hang_up(caller)
 
     def _serve(self, caller: socket.socket) -> None:
         try:

@@ -244,7 +244,8 @@ def _check_private(root: Path, owner: str) -> None:
 
 def _read_checked(descriptor: int, owner: bytes, out: np.ndarray) -> bool:
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size != HEADER.size + out.nbytes:
+    # the folder was checked at the start; whoever may write to the one above can have put another there since
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode) or found.st_size != HEADER.size + out.nbytes:
         return False
     header = os.read(descriptor, HEADER.size)
     if len(header) != HEADER.size:

@@ -1,7 +1,7 @@
-"""The protocol between engines on a socket: length-prefixed msgpack frames, and proof that the caller is allowed.
+"""The protocol between engines on a socket: length-prefixed msgpack frames, and proof that both know the secret.
 
-The listener begins with a random challenge; the caller answers with its HMAC under the shared secret, so the secret
-itself is never sent, and names the set of blocks that it wants. Knows no block.
+The listener begins with a random number, and the caller answers with its own. Each side sends an HMAC of both under the
+shared secret, so the secret itself is never sent; the caller names the set of blocks that it wants. Knows no block.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ class Challenge(msgspec.Struct, frozen=True):
 class Hello(msgspec.Struct, frozen=True):
     """The caller's answer to a challenge; `space` names a set of blocks: of equal weights, layout and rank."""
 
+    nonce: bytes
     proof: bytes
     space: str
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The listener's frame that lets the caller ask."""
+    """The listener's frame that lets the caller ask, which is told by the proof whose blocks it takes."""
+
+    proof: bytes
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class Held(msgspec.Struct, frozen=True):
     checksums: list[bytes] = []
 
 
-VERSION = 2
+VERSION = 3
 
 
 def send(connection: socket.socket, message: msgspec.Struct, payload: bytes | memoryview = b"") -> None:
@@ -134,19 +137,28 @@ def admit(connection: socket.socket, secret: bytes, seconds: float) -> str:
     nonce = secrets.token_bytes(_CHALLENGE_BYTES)
     send(connection, Challenge(VERSION, nonce))
     hello = receive(connection, Hello, seconds, limit=4096)
-    if not hmac.compare_digest(hello.proof, _proof(secret, nonce)):
+    both = nonce + hello.nonce
+    right = hmac.compare_digest(hello.proof, _proof(secret, b"caller", both))
+    if not right or len(hello.nonce) != _CHALLENGE_BYTES:
         raise PeerError("the caller does not know the secret")
+    send(connection, Welcome(_proof(secret, b"listener", both)))
     return hello.space
 
 
 def introduce(connection: socket.socket, secret: bytes, space: str, seconds: float) -> None:
-    """The caller's side of the handshake. Raises `PeerError`."""
+    """The caller's side of the handshake. Raises `PeerError`, also for a listener that does not know the secret."""
     challenge = receive(connection, Challenge, seconds, limit=4096)
     if challenge.version != VERSION:
         raise PeerError(f"the peer speaks version {challenge.version}, not {VERSION}")
-    send(connection, Hello(_proof(secret, challenge.nonce), space))
-    receive(connection, Welcome, seconds, limit=4096)
+    if len(challenge.nonce) != _CHALLENGE_BYTES:
+        raise PeerError("the peer's challenge is not one of this protocol")
+    nonce = secrets.token_bytes(_CHALLENGE_BYTES)
+    both = challenge.nonce + nonce
+    send(connection, Hello(nonce, _proof(secret, b"caller", both), space))
+    welcome = receive(connection, Welcome, seconds, limit=4096)
+    if not hmac.compare_digest(welcome.proof, _proof(secret, b"listener", both)):
+        raise PeerError("the peer does not know the secret")
 
 
-def _proof(secret: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, b"frame peer 1" + nonce, "sha256")
+def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(secret, b"frame peer 3 " + side + b" " + nonces, "sha256")

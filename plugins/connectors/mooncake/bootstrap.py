@@ -130,7 +130,7 @@ def ask(source: Source, secret: bytes, facts: Facts, want: Want, seconds: float)
                 raise PeerError(answer.reason)
             channel.send(want, seconds)
             return isinstance(channel.receive(Ready | No, seconds), Ready)
-    except (OSError, HTTPException) as error:
+    except (OSError, UnicodeError, HTTPException) as error:  # the second of a name that none can have
         raise PeerError(f"no answer: {error}") from None
 
 

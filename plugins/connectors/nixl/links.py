@@ -132,8 +132,8 @@ class Link:
         place = (self._source.host, self._source.port)
         try:
             self._connection = socket.create_connection(place, timeout=self._timeout)
-        except OSError as error:
-            raise PeerError(f"no connection: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:  # the latter of a name that none can have
+            raise PeerError(f"no connection: {getattr(error, 'strerror', None) or error}") from None
         if self._closed:
             raise PeerError("it was closed")  # between the check and now, so that it found no connection to end
         channel = call(self._connection, self._secret, self._timeout)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from frame.settings import read_secret
+
+#: The name of a network interface behind an IPv6 address.
+_ZONE = re.compile(r"[0-9A-Za-z_.@-]{1,15}")
 
 
 class NixlOptions(BaseModel):
@@ -109,6 +113,9 @@ def matches(host: str, text: str) -> bool:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    zone = host.partition("%")[2]
+    if zone and _ZONE.fullmatch(zone) is None:  # in which `ipaddress` takes anything, also what forges lines of the log
+        return None
     try:
         return ipaddress.ip_address(host)
     except ValueError:

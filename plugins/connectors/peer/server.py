@@ -12,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 
 from ..blocks.callers import Callers
-from ..blocks.wire import MAX_KEYS, Ask, Held, PeerError, Welcome, admit, checksum, receive, send
+from ..blocks.wire import MAX_KEYS, Ask, Held, PeerError, admit, checksum, receive, send
 from .options import Address
 
 #: Connections at a time; further ones are closed at once.
@@ -93,7 +93,6 @@ class PeerServer:
 
     def _serve(self, caller: socket.socket) -> None:
         space = admit(caller, self._secret, _HELLO_SECONDS)
-        send(caller, Welcome())
         while True:
             # a caller may keep its connection for later
             self._answer(caller, receive(caller, Ask, None), space)

@@ -34,6 +34,10 @@ class Placed(msgspec.Struct, frozen=True, tag=True):
 
     port: int
 
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise ValueError("it names no port")
+
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Blocks of a prompt of so many tokens follow, all those that tokens behind them read.
@@ -188,8 +192,8 @@ def meet_caller(connection: socket.socket, secret: bytes, facts: Mapping[int, Fa
 def _call(place: tuple[str, int], secret: bytes, seconds: float) -> tuple[socket.socket, Channel]:
     try:
         connection = socket.create_connection(place, timeout=seconds)
-    except OSError as error:
-        raise PeerError(f"no connection: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # the latter of a name that none can have
+        raise PeerError(f"no connection: {getattr(error, 'strerror', None) or error}") from None
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection, call(connection, secret, seconds)

@@ -51,10 +51,14 @@ class Sockets:
 
 
 class SentBatches:
-    """The newest batches that were sent: at most `most` of them, whose payloads have at most `most_bytes` together."""
+    """The newest batches that were sent: at most `most` of them, whose payloads have at most `most_bytes` together.
+
+    Payloads are ZMQ's messages, whose bytes all share to whom one is sent: who asks for replays and reads none would
+    have a copy of each made else.
+    """
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        self._batches: deque[tuple[bytes, bytes]] = deque()
+        self._batches: deque[tuple[bytes, zmq.Frame]] = deque()
         self._most = most
         self._most_bytes = most_bytes
         self.num_bytes = 0
@@ -62,14 +66,14 @@ class SentBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def add(self, place: bytes, payload: bytes) -> None:
+    def add(self, place: bytes, payload: zmq.Frame) -> None:
         """Keeps a batch, and forgets the oldest ones for it; itself, too, where it alone is above the bound."""
         self._batches.append((place, payload))
         self.num_bytes += len(payload)
         while len(self._batches) > self._most or self.num_bytes > self._most_bytes:
             self.num_bytes -= len(self._batches.popleft()[1])
 
-    def since(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def since(self, place: bytes) -> Iterator[tuple[bytes, zmq.Frame]]:
         """Number and payload of each that is kept, from the number `place` on."""
         return ((number, payload) for number, payload in self._batches if number >= place)
 
@@ -190,7 +194,7 @@ class Publisher:
         while self._queue:
             number, seconds, events = self._queue.popleft()
             try:
-                place, payload = number.to_bytes(8, "big"), self._encode(seconds, events)
+                place, payload = number.to_bytes(8, "big"), zmq.Frame(self._encode(seconds, events), copy=True)
             except Exception:
                 logger.exception("a batch of KV events cannot be encoded; subscribers miss it")
                 self._num_unsent += len(events)
