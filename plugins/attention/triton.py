@@ -183,52 +183,9 @@ class TritonAttention(AttentionBackend):
             # First: of two equal prompts in one step, the second has one token left and reads what the first stores.
             scales = {"key_scale": layer.key_scale, "value_scale": layer.value_scale}
             kernels.write_kv(key[n:], value[n:], kv_cache, batch.slot_mapping[n:], **scales, share=share)
-        if plan.narrow is not None and self._narrow is not None:
-            given = query[:n], key[:n], value[:n], kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n]
-            self._narrow.decode_attention(
-                *given,
-                batch.block_table[:n],
-                scale=self.spec.scale,
-                out=out[:n],
-                launch=plan.narrow,
-                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
-                key_scale=layer.key_scale,
-                value_scale=layer.value_scale,
-                order=plan.order,
-            )
-        elif plan.few is not None:
-            decode_few.decode_attention(
-                query[:n],
-                key[:n],
-                value[:n],
-                kv_cache,
-                batch.slot_mapping[:n],
-                batch.seq_lens[:n],
-                batch.block_table[:n],
-                scale=layer.spec.scale,
-                window=layer.spec.window,
-                sinks=layer.sinks,
-                out=out[:n],
-                launch=plan.few,
-                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
-            )
-        elif plan.decode is not None:
-            decode_kernel.decode_attention(
-                query[:n],
-                key[:n],
-                value[:n],
-                kv_cache,
-                batch.slot_mapping[:n],
-                batch.seq_lens[:n],
-                batch.block_table[:n],
-                out=out[:n],
-                launch=plan.decode,
-                arrivals=self._arrivals_for(n * self.spec.num_kv_heads, query.device),
-                prefix=self._attend_prefix(layer, query[:n], kv_cache, plan),
-                order=plan.order,
-                whole_lse=None if lse is None else lse[:n],
-                share=share,
-                **_features(layer),
+        if n:
+            self._decode(
+                layer, query[:n], key[:n], value[:n], kv_cache, plan, out[:n], None if lse is None else lse[:n]
             )
         if n < len(batch.host_query_lens):
             rows, launch = (batch.query_start[n:], batch.seq_lens[n:], batch.block_table[n:]), plan.mixed
@@ -255,6 +212,55 @@ class TritonAttention(AttentionBackend):
                     **_features(layer),
                 )
         return out if lse is None else (out, lse)
+
+    def _decode(
+        self,
+        layer: LayerParams,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        plan: TritonPlan,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """Fills `out` for the rows of one token, which are stored, by the kernel that the plan names."""
+        batch, n = plan.batch, plan.num_decodes
+        given = query, key, value, kv_cache, batch.slot_mapping[:n], batch.seq_lens[:n], batch.block_table[:n]
+        arrivals = self._arrivals_for(n * self.spec.num_kv_heads, query.device)
+        if plan.narrow is not None and self._narrow is not None:
+            self._narrow.decode_attention(
+                *given,
+                scale=self.spec.scale,
+                out=out,
+                launch=plan.narrow,
+                arrivals=arrivals,
+                key_scale=layer.key_scale,
+                value_scale=layer.value_scale,
+                order=plan.order,
+            )
+        elif plan.few is not None:
+            decode_few.decode_attention(
+                *given,
+                scale=layer.spec.scale,
+                window=layer.spec.window,
+                sinks=layer.sinks,
+                out=out,
+                launch=plan.few,
+                arrivals=arrivals,
+            )
+        elif plan.decode is not None:
+            decode_kernel.decode_attention(
+                *given,
+                out=out,
+                launch=plan.decode,
+                arrivals=arrivals,
+                prefix=self._attend_prefix(layer, query, kv_cache, plan),
+                order=plan.order,
+                whole_lse=lse,
+                share=(self.spec.context.ranks, self.spec.context.rank),
+                **_features(layer),
+            )
 
     @staticmethod
     def _attend_prefix(

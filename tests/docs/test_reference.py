@@ -88,6 +88,18 @@ def test_code_on_pages_is_that_of_the_files_that_tests_run() -> None:
         assert "--8<--" not in text
 
 
+def test_every_part_of_the_example_plugin_that_is_marked_for_a_page_is_on_one() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    example = DOCS.parent / "tests" / "example_plugin" / "frame_example"
+    marked = {
+        f"{path.name}:{name}"
+        for path in example.glob("*.py")
+        for name in re.findall(r"--8<-- \[start:(\w+)\]", path.read_text(encoding="utf-8"))
+    }
+    assert marked
+    assert {one for one in marked if f"frame_example/{one} -->" not in text} == set()
+
+
 def test_every_name_of_the_contract_is_in_its_reference() -> None:
     generator()
     pages = importlib.import_module("plugin_reference").pages()
