@@ -20,7 +20,7 @@ Positions = Tensor | tuple[Tensor, Tensor]
 
 #: Heads of a warp: the same for any number of tokens, on which no row's bits depend.
 WARP_HEADS = 4
-#: From so many tokens on, a program has so many warps: on an H200, 20.7 µs for 8,192 tokens of 17 heads, 30 with two.
+#: From so many tokens on, a program has so many warps: on an H200, 20.8 µs for 8,192 tokens of 17 heads, 30.4 with two.
 MANY_TOKENS, MANY_WARPS = 512, 4
 #: Products and sums are rounded one by one, as by the reference: which of them the compiler would fuse depends on the
 #: number of warps, and so a token's bits on how many others there are.

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from frame.quoting import quoted
+
 #: Objects and lists that lie in one another, the outermost among them.
 MAX_DEPTH = 3
 #: Objects and lists, names in all of them, and plain values in all of them: block ids of a million tokens.
@@ -20,7 +22,7 @@ _MAX_NAME, _MAX_TEXT, _MAX_FLOAT = 256, 4096, 1e38
 def _checked(value: Any) -> dict[str, Any]:
     """Returns `value`, unchanged; raises `ValueError` with what is wrong with it."""
     if not isinstance(value, dict):
-        raise ValueError(f"must be an object, got {type(value).__name__}")
+        raise ValueError(f"must be an object, got {quoted(value)}")
     num_parts = num_names = num_values = 0
     for inner in _parts(value, 1):
         names, values = (inner, inner.values()) if isinstance(inner, dict) else ((), inner)
@@ -39,7 +41,7 @@ def _checked(value: Any) -> dict[str, Any]:
                 raise ValueError(f"a name must have at most {_MAX_NAME} characters, got {len(name)}")
     for name in _TRUTHS:
         if not isinstance(value.get(name), bool | None):
-            raise ValueError(f"{name} must be true or false, got {type(value[name]).__name__}")
+            raise ValueError(f"{name} must be true or false, got {quoted(value[name])}")
     if value.get("do_remote_prefill") and value.get("do_remote_decode"):
         raise ValueError("do_remote_prefill and do_remote_decode cannot both be true: one engine does not do both")
     return value

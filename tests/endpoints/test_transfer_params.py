@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,14 +51,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "parts": ({"a": [[]] * MAX_PARTS}, "at most 4096 objects and lists"),
     "names": ({str(number): 1 for number in range(MAX_NAMES + 1)}, "at most 64 names"),
     "inner names": ({"a": {str(number): 1 for number in range(MAX_NAMES)}}, "at most 64 names"),
-    "list": ([1], "must be an object"),
-    "text": ("x", "must be an object"),
+    "list": ([1], "must be an object, got [1]"),
+    "text": ("x" * 400, "(400 characters)"),
     "long name": ({"a" * 257: 1}, "at most 256 characters"),
     "long text": ({"a": "b" * 4097}, "at most 4096 characters"),
     "large": ({"a": 1 << 64}, "out of range"),
     "infinite": ({"a": 1e39}, "out of range"),
-    "no truth": ({"do_remote_prefill": "yes"}, "do_remote_prefill must be true or false, got str"),
-    "no truth either": ({"do_remote_decode": 1}, "do_remote_decode must be true or false, got int"),
+    "no truth": ({"do_remote_prefill": "yes"}, "do_remote_prefill must be true or false, got 'yes'"),
+    "no truth either": ({"do_remote_decode": 1}, "do_remote_decode must be true or false, got 1"),
     "both": ({"do_remote_prefill": True, "do_remote_decode": True}, "do_remote_prefill and do_remote_decode"),
 }
 
@@ -89,7 +90,7 @@ def test_what_proxies_send_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_told(given: Any, said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=re.escape(said)):
         READ.validate_python(given)
 
 
