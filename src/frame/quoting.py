@@ -26,6 +26,11 @@ def shortened(text: object) -> str:
     return _with_length(_ends(str(text)), str(text))
 
 
+def printable(name: str) -> str:
+    """Returns as `shortened` a name that a stranger gave, with escapes for what no line of a log can show."""
+    return shortened(repr(name)[1:-1])
+
+
 def cut_quotes(sentence: str) -> str:
     """Returns a sentence of somebody else's, such as argparse's, with its long quotations cut as in `quoted`."""
     return _LONG_QUOTE.sub(lambda found: quoted(found[1]), sentence)

@@ -9,7 +9,7 @@ from frame.core.config.flags import add_config_flags, config_from_arguments
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
 from frame.findings import predicate
-from frame.quoting import cut_quotes, quoted
+from frame.quoting import cut_quotes, printable, quoted
 
 DIGITS, WORD = "9" * 400, "x" * 400
 SHOWN = "x" * 80 + "…" + "x" * 40
@@ -119,3 +119,12 @@ def test_a_long_value_of_a_flag(arguments, capsys):
         assert "\n" not in said
         longest = max(len(word) for word in said.split())
         assert longest < 200, said
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::1%eth0"), ("a\nb\ud800\x1b", r"a\nb\ud800\x1b"), ("ü", "ü")],
+)
+def test_the_name_that_a_stranger_gave_is_one_line_that_can_be_written(name: str, shown: str) -> None:
+    assert printable(name) == shown
+    assert printable(name).encode()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from frame.interfaces import encode
+from frame.quoting import printable
 
 from ..blocks.callers import hang_up
 from ..blocks.wire import PeerError
@@ -201,5 +202,8 @@ class Links:
             elif (*place, reason) not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add((*place, reason))
                 logger.warning(
-                    "no KV blocks come from the engine at %s:%d: %s; prompts are computed here", *place, reason
+                    "no KV blocks come from the engine at %s:%d: %s; prompts are computed here",
+                    printable(source.host),
+                    source.port,
+                    reason,
                 )

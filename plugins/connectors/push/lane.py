@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from frame.interfaces import Mark
+from frame.quoting import printable
 
 from ..blocks.callers import hang_up, is_over, shut_down, stop_hearing
 from ..blocks.wire import PeerError
@@ -345,4 +346,5 @@ class Lane:
         """Logs why nothing goes there, once until something does."""
         if reason not in self._told and len(self._told) < _MAX_TOLD and not self._closed:
             self._told.add(reason)
-            logger.warning("no KV blocks go to the engine at %s:%d: %s", *self._place, reason)
+            host, port = self._place
+            logger.warning("no KV blocks go to the engine at %s:%d: %s", printable(host), port, reason)

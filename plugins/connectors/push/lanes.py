@@ -9,6 +9,8 @@ import logging
 from collections import OrderedDict
 from functools import partial
 
+from frame.quoting import printable
+
 from .carrier import Carrier, Staged
 from .facts import Facts
 from .lane import Lane
@@ -67,7 +69,8 @@ class Lanes:
                 self._refused.add(place)
                 logger.warning(
                     "no KV blocks go to the engine at %s:%d: they go to %d others, no more at a time",
-                    *place,
+                    printable(place[0]),
+                    place[1],
                     _MAX_LANES,
                 )
             return
