@@ -47,8 +47,8 @@ class TeamExecutor(Executor):
     def outcomes(self, handles: Sequence[StepHandle], answering: Sequence[int]) -> list[StepOutcome]:
         """Waits for a step; by rank what the worker answered, or raised, or None where it is not done.
 
-        May return as soon as the workers `answering` are done, or one has failed. Raises `DeadWorkerError` when one is
-        gone.
+        May return as soon as the workers `answering` are done; where one has failed it waits for all, within limits.
+        Raises `DeadWorkerError` when one is gone.
         """
         del answering
         return [step_outcome(handle) for handle in handles]
@@ -140,7 +140,7 @@ class TeamStep:
     def results(self) -> list[StepResult]:
         if self._outcomes is None:
             self._outcomes = self._executor.outcomes(self._handles, self._answering)
-        late = [rank for rank in self._answering if self._outcomes[rank] is None]
+        late = [rank for rank, outcome in enumerate(self._outcomes) if outcome is None]
         for rank, outcome in enumerate(self._outcomes):
             if isinstance(outcome, Exception):
                 error = self._executor.named(rank, outcome)

@@ -100,9 +100,11 @@ class ProcessExecutor(TeamExecutor):
         latest, hangs_at = None, time.monotonic() + self._step_seconds
         while True:
             found = [self._outcome(rank, handle) for rank, handle in enumerate(handles)]
-            if all(found[rank] is not None for rank in answering):
+            failed = any(isinstance(outcome, Exception) for outcome in found)
+            # a step that fails on one worker often does so since another has died, of which its own end tells later
+            if all(found[rank] is not None for rank in (range(len(found)) if failed else answering)):
                 break
-            if latest is None and any(isinstance(outcome, Exception) for outcome in found):
+            if latest is None and failed:
                 latest = time.monotonic() + FAILED_STEP_SECONDS
             left = (hangs_at if latest is None else latest) - time.monotonic()
             if left <= 0 and latest is None:
