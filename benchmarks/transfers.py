@@ -6,12 +6,14 @@
     python benchmarks/transfers.py tier --json $OUT/tier.json    # one GPU and --kv-offloading-size
     python benchmarks/transfers.py pair --shape tiny --platform cpu --prompt 64 --short 32 --requests 6 --wait 0.1
     python benchmarks/transfers.py pair --requests 0 --long 12 --json $OUT/long.json    # long prompts alone
+    python benchmarks/transfers.py pair --engine vllm --json $OUT/vllm.json    # the peer and its connector
 
 The shape is that of Llama 8B with random weights; nothing is downloaded. `pair` tells the bytes a second of one long
 prompt, the seconds that it adds to the first decoded token, and the rate and gaps between tokens while many prompts
 travel, beside a decode engine that computes nothing else, and beside two engines that do both. `tier` tells what a long
 prefix costs from host memory and computed, what stores cost a rate (the better of two runs), and what they cost the
-gaps between tokens of requests that come one by one.
+gaps between tokens of requests that come one by one. vLLM tells no bytes and seconds of one load: for it the long
+prompt's `added_seconds` are what can be compared.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ import random
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,35 @@ import numpy as np
 from long_prompt import SHAPES as SMALL_SHAPES
 from offline_gpu import LLAMA
 
-from frame import AsyncEngineArgs, AsyncLLM, SamplingParams
-
 SHAPES = {"llama-8b": LLAMA, "llama-1b": SMALL_SHAPES["llama-1b"], "tiny": SMALL_SHAPES["tiny"]}
 ASKS = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def library(name: str) -> tuple[Any, Any, Any]:
+    """`AsyncEngineArgs`, `AsyncLLM` and `SamplingParams` of frame or of vLLM, whose names are the same."""
+    if name == "vllm":
+        from vllm import AsyncEngineArgs as PeerArgs, SamplingParams as PeerParams
+        from vllm.v1.engine.async_llm import AsyncLLM as PeerLLM
+
+        return PeerArgs, PeerLLM, PeerParams
+    from frame import AsyncEngineArgs, AsyncLLM, SamplingParams
+
+    return AsyncEngineArgs, AsyncLLM, SamplingParams
+
+
+@contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Sets variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Engine:
@@ -49,24 +76,23 @@ class Engine:
     def __init__(self, options: argparse.Namespace, device: int, **settings: Any) -> None:
         self._vocabulary = SHAPES[options.shape]["vocab_size"]
         self._count = 0
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._is_peer = options.engine == "vllm"
+        args, llm, self._params = library(options.engine)
+        variables = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())} if self._is_peer else {}
         if options.platform != "cpu":
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             given = visible.split(",") if visible else [str(number) for number in range(device + 1)]
-            os.environ["CUDA_VISIBLE_DEVICES"] = given[device]
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
-                self._llm = AsyncLLM.from_engine_args(
-                    AsyncEngineArgs(
-                        model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", seed=0,
-                        platform=options.platform, max_model_len=options.prompt + 1024, **settings,
-                    )
-                )  # fmt: skip
-        finally:
-            if visible is None:
-                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = visible
+            variables["CUDA_VISIBLE_DEVICES"] = given[device]
+        if not self._is_peer:
+            settings["platform"] = options.platform
+        with environment(**variables), tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.shape]))
+            self._llm = llm.from_engine_args(
+                args(
+                    model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", seed=0,
+                    max_model_len=options.prompt + 1024, **settings,
+                )
+            )  # fmt: skip
 
     def prompt(self, tokens: int, seed: int) -> dict[str, Any]:
         """A random prompt."""
@@ -76,18 +102,21 @@ class Engine:
     async def ask(self, prompt: Any, tokens: int, params: dict[str, Any] | None = None) -> tuple[list[float], Any]:
         """When the request began and each output came, and the parameters that it gave back."""
         self._count += 1
-        wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        asks = {"kv_transfer_params": params} if params is not None else None
+        wanted = self._params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, extra_args=asks)
         times, made, given = [time.perf_counter()], 0, None
-        async for output in self._llm.generate(prompt, wanted, f"r{self._count}", kv_transfer=params):
+        async for output in self._llm.generate(prompt, wanted, f"r{self._count}"):
             count = len(output.outputs[0].token_ids)
             times += [time.perf_counter()] * (count - made)
-            made, given = count, output.kv_transfer_params
+            made, given = count, getattr(output, "kv_transfer_params", None) or given
         if made != tokens:
             raise RuntimeError(f"{made} tokens came back, {tokens} were asked for")
         return times, given
 
     async def counters(self) -> dict[str, float]:
-        """What the connector has counted so far."""
+        """What the connector has counted so far; nothing of vLLM's."""
+        if self._is_peer:
+            return {}
         return dict((await self._llm.stats()).connector_counters)
 
     async def forget(self) -> None:
@@ -130,22 +159,33 @@ async def many(options: argparse.Namespace, one: Any) -> tuple[float, list[list[
     return time.perf_counter() - start, found
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
 def connected(options: argparse.Namespace, secret: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of an engine that gives blocks, and of one that takes them."""
+    if options.engine == "vllm":
+        from vllm.config import KVTransferConfig
+
+        peer = {"kv_transfer_config": KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")}
+        return peer, peer
     name = options.connector
     given: dict[str, Any] = {"secret_file": secret, "direct": options.direct}
     taken = dict(given)
     if name == "push":
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         given |= {"decode": f"127.0.0.1:{port}"}
         taken |= {"port": port, "buffer_bytes": options.buffer << 20, "device_bytes": options.buffer << 20}
     shared: dict[str, Any] = {"kv_connector": name}
     if name == "push" and options.platform != "cpu":
         shared["gpu_memory_utilization"] = 0.8  # what is taken beside the KV cache must be free
     return (
-        {**shared, "plugin": {name: {**given, "max_held_share": 1.0}}},
-        {**shared, "plugin": {name: {**taken, "max_held_share": 1.0}}},
+        {**shared, "kv_role": "producer", "plugin": {name: {**given, "max_held_share": 1.0}}},
+        {**shared, "kv_role": "consumer", "plugin": {name: {**taken, "max_held_share": 1.0}}},
     )
 
 
@@ -156,8 +196,8 @@ async def pair(options: argparse.Namespace) -> dict[str, Any]:
         secret = Path(folder) / "secret"
         secret.write_text(os.urandom(32).hex())
         kinds = connected(options, str(secret))
-        producer = Engine(options, 1, kv_role="producer", max_num_batched_tokens=options.chunk, **kinds[0])
-        consumer = Engine(options, 0, kv_role="consumer", **kinds[1])
+        producer = Engine(options, 1, max_num_batched_tokens=options.chunk, **kinds[0])
+        consumer = Engine(options, 0, **kinds[1])
         async with engines(producer, consumer) as (prefill, decode):
             figures |= await one_prompt(options, prefill, decode)
             if options.requests == 0:
@@ -203,9 +243,9 @@ async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engin
         one = {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
                "added_seconds": times[1] - done - step, "step_seconds": step,
                "cached_seconds": cached[1] - cached[0] - step}  # fmt: skip
-        if options.connector == "nixl":
+        if options.engine == "frame" and options.connector == "nixl":
             one["copy_seconds"] = change(before, after, "nixl_direct_seconds")
-        else:
+        elif options.engine == "frame":
             written, spent = (change(given, sent, f"push_direct_{name}") for name in ("bytes", "seconds"))
             one |= {"written_bytes": written, "written_seconds": spent, "write_rate": written / max(spent, 1e-9)}
         found.append(one)
@@ -298,6 +338,7 @@ def main() -> None:
     """Reads the arguments and measures."""
     parser = argparse.ArgumentParser(description="KV that travels, beside the same work without it.")
     parser.add_argument("what", choices=["pair", "tier"])
+    parser.add_argument("--engine", default="frame", choices=["frame", "vllm"], help="Whose engines `pair` runs.")
     parser.add_argument("--connector", default="nixl", choices=["nixl", "push"], help="What connects a pair.")
     parser.add_argument("--direct", default=True, action=argparse.BooleanOptionalAction, help="Map the other GPU.")
     parser.add_argument("--buffer", type=int, default=4096, help="MiB in which push keeps what nobody claimed yet.")
@@ -316,6 +357,8 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=32.0, help="Host memory of the tier.")
     parser.add_argument("--json", type=Path, help="Where the figures are written.")
     options = parser.parse_args()
+    if options.engine == "vllm" and options.what == "tier":
+        parser.error("--engine vllm runs `pair` alone")
     figures = asyncio.run(pair(options) if options.what == "pair" else tier(options))
     print(json.dumps(figures, indent=1))
     if options.json:
