@@ -153,6 +153,7 @@ class ConnectorWorker(ABC):
     In each step the worker calls `begin_step(message)` before the forward pass, `hooks.before/after(layer, batch)`
     around the layers, and `end_step(finished)` after it; the first and last also in steps without tokens. `hooks` must
     be set when `register` returns, and stay: the worker reads then whether they let decode steps be captured.
+    `rank` counts the workers of this engine, as the handshakes and notes that its scheduler side gets are numbered.
     Models whose layers keep states are served only if it `moves_states`: copies of them, see `StepPlan.copies`, which
     `begin_step` finds made. It loads a state into the one block that a request has in the group.
     """
@@ -163,7 +164,7 @@ class ConnectorWorker(ABC):
         self.setup = setup
         self.options = options
         self.layout: KVLayout = setup.layout
-        self.rank: int = setup.placement.rank
+        self.rank: int = setup.placement.rank % setup.mesh.engine_size
         self.hooks = LayerHooks()
 
     @abstractmethod

@@ -97,6 +97,7 @@ class ExecutorSetup(EngineSetup):
 class ConnectorSetup(EngineSetup):
     """For `ConnectorScheduler`: the layout of the KV cache, which all workers of `mesh` have.
 
+    The engine has `mesh.engine_size` workers; `mesh.size` counts also those of engines that share its experts.
     `role` says whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange
     blocks; no other engine has or had that name. Of several engines beside one another each has a `data_rank`, from
     which those of one machine tell their ports. `address` is this machine's for engines that it exchanges blocks with.

@@ -696,3 +696,13 @@ def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs,
     here.close()
     assert time.monotonic() - start < SECONDS
     answers.set()
+
+
+@pytest.mark.parametrize("giving", [0, 1])
+def test_engines_that_share_experts_read_of_one_another(pairs, giving):
+    """The worker of the second is not the first one of the mesh, but of its engine."""
+    experts = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    gives, takes = (pairs.engine(data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
+    params = pairs.prefill(gives, "p", pairs.prompt(40))
+    assert pairs.decode(takes, "d", pairs.prompt(40), params) == 39
+    pairs.rest(gives, takes)

@@ -9,6 +9,7 @@ import pytest
 
 from frame.testing import ConnectorSuite
 from frame.testing.engines import request
+from frame.testing.fake_cache import make_layout
 
 
 @pytest.mark.some(1)
@@ -33,7 +34,7 @@ class TestPeers(ConnectorSuite):
         with self.lock:
             self.options = {"listen": address, "peers": list(self.addresses), "lookup_seconds": 20}
             made = super().engine(*args, **settings)
-        made.address = address
+        made.address = next(str(side.inner._server._address) for side in made.sides if side.inner.rank == 0)
         return made
 
     def fill(self, *prompts, layout=None, **settings):
@@ -84,3 +85,16 @@ class TestPeers(ConnectorSuite):
         assert kept.connector_gauges["peer_used_bytes"] == len(prompt) // grain * size
         assert kept.connector_gauges["peer_size_bytes"] == 1 << 30
         engine.close()
+
+    @pytest.mark.parametrize("sharing", [False, True])
+    def test_data_ranks_of_one_setting_listen_beside_one_another(self, sharing):
+        self.options = {"listen": f"unix:{self.folder}/one"}
+        settings = {"data_parallel_size": 2, "enable_expert_parallel": sharing, "tensor_parallel_size": 2}
+        sides = []
+        for data_rank in range(2):
+            config = self.config(kv_connector="peer", data_parallel_rank=data_rank, **settings)
+            sides += [self.worker_side(config, make_layout(ranks=2), rank) for rank in range(2)]
+        addresses = [str(side._server._address) for side in sides]
+        for side in sides:
+            side.close()
+        assert addresses == [f"unix:{self.folder}/{name}" for name in ("one", "one.1", "one.2", "one.2.1")]

@@ -586,3 +586,13 @@ def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monke
     lanes.close()
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize("giving", [0, 1])
+def test_engines_that_share_experts_send_to_one_another(pairs, giving):
+    """The worker of the second is not the first one of the mesh, but of its engine."""
+    experts = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    sends, takes = (pairs.engine(data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
+    params = pairs.prefill(sends, takes, "p", pairs.prompt(40))
+    assert pairs.decode(takes, "d", pairs.prompt(40), params) == 39
+    pairs.rest(sends, takes)

@@ -94,7 +94,6 @@ class StepWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: Any) -> None:
         super().__init__(setup, options)
-        self.place = self.rank % setup.mesh.engine_size  # among the workers of this engine, whose blocks are apart
         self.tokens = Stored()
         self.states = Stored()
         self.formats = ""  # names how blocks lie in memory, once `register` was called
@@ -123,7 +122,7 @@ class StepWorker(ConnectorWorker):
     @property
     def space(self) -> str:
         """The name of this rank's blocks, of which the newest message gave the first part."""
-        return f"{self._step.blocks_name}/{self.place}-{self.formats}"
+        return f"{self._step.blocks_name}/{self.rank}-{self.formats}"
 
     def register(self, caches: Mapping[str, CacheView]) -> None:
         if not caches and self.formats:

@@ -36,7 +36,7 @@ class DiskWorker(BlockWorker):
             self.put(moves, data, np.flatnonzero(read).tolist())
         if loads_later(self.layout, self.setup.mesh):  # else the step that loads goes on with what it loaded
             self._loaded += dict.fromkeys(move.owner for move in step.loads)
-        if step.loads and self.place == 0:
+        if step.loads and self.rank == 0:
             self.count("load_seconds", time.monotonic() - begun)
 
     def pending_loads(self) -> list[str]:
@@ -52,7 +52,7 @@ class DiskWorker(BlockWorker):
     def keep(self, key: bytes, data: np.ndarray) -> bool:
         begun = time.monotonic()
         kept = self._files.write(self.space, key, data)
-        if self.place == 0:  # the others write at the same time
+        if self.rank == 0:  # the others write at the same time
             self.count("save_seconds", time.monotonic() - begun)
         self.count("save_bytes", kept * data.nbytes)
         return kept

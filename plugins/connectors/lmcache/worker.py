@@ -46,8 +46,8 @@ class LMCacheWorker(LoadingWorker):
     def __init__(self, setup: ConnectorWorkerSetup, options: LMCacheOptions) -> None:
         super().__init__(setup, options, 1)
         self._max_bytes = options.max_bytes
-        self._loader = Transfers(options, self.place)
-        self._storer = Transfers(options, self.place)
+        self._loader = Transfers(options, self.rank)
+        self._storer = Transfers(options, self.rank)
         self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="lmcache-store")
         self._geometry: Geometry | None = None
         self._prompts: dict[str, Prompt] = {}

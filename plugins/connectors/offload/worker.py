@@ -51,7 +51,7 @@ class OffloadWorker(StepWorker):
         if not options.shared:
             check_room(self._share)
         self._options = options
-        self._first = self.place == 0
+        self._first = self.rank == 0
         self._slab: HostSlab | None = None
         self._states: StateCopies | None = None
         self._load_queue: SideQueue = setup.streams.side_queue()
@@ -81,7 +81,7 @@ class OffloadWorker(StepWorker):
         super().register(caches)
         if caches and self._slab is None and self._states is None:
             device, states = next(iter(caches.values())).bytes.device, share_of_states(self.layout, self._share)
-            owner = f"worker {self.place} of {mesh_name(self.setup.mesh)}"
+            owner = f"worker {self.rank} of {mesh_name(self.setup.mesh)}"
             if states:
                 form = state_form(self.states, caches, owner)
                 self._states = StateCopies(self.setup, self.states, self._make_slab(device, form, states, STATES))
@@ -248,11 +248,11 @@ class OffloadWorker(StepWorker):
         if self._shelf is None:
             space = space_name(self.layout, self._num_parts)
             self._shelf = Shelf.claim(options.shared_folder, space, setup.engine_id, mesh_name(setup.mesh))
-            self._shelf.work(self.place)
+            self._shelf.work(self.rank)
         if not form.row_bytes:
-            write_form(self._shelf, self.place, form, kind)
+            write_form(self._shelf, self.rank, form, kind)
             return None
-        return SharedSlab(self._shelf, self.place, form, self.formats, num_bytes, device, kind)
+        return SharedSlab(self._shelf, self.rank, form, self.formats, num_bytes, device, kind)
 
     def _end_loads(self) -> list[str]:
         """The requests whose loads have ended; blocks of those that failed are named."""

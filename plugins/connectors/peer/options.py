@@ -41,7 +41,9 @@ class PeerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     listen: str | None = Field(
-        None, description="Where other engines may ask for blocks: unix:/path or tcp:host:port; default: do not listen."
+        None,
+        description="Where other engines may ask for blocks: unix:/path or tcp:host:port; default: do not listen. "
+        "Further workers take the next ports or PATH.1, PATH.2, ..., and so does each further data rank for its first.",
     )
     peers: list[str] = Field(
         default_factory=list, max_length=64, description="Addresses of the engines that are asked for blocks."

@@ -37,7 +37,8 @@ class PeerWorker(LoadingWorker):
         self._peers: dict[int, PeerClient] = {}
         self._server: PeerServer | None = None
         if options.listen is not None and setup.role != "consumer":
-            address = Address.parse(options.listen, self.rank)
+            first = Address.parse(options.listen, setup.data_rank * setup.mesh.engine_size)
+            address = Address.parse(str(first), self.rank)
             self._server = PeerServer(address, self._blocks, secret=self._secret, timeout=options.timeout_seconds)
 
     def load(self, step: BlockStep) -> None:
@@ -76,7 +77,7 @@ class PeerWorker(LoadingWorker):
     def _peer(self, source: int) -> PeerClient:
         if source not in self._peers:
             self._peers[source] = PeerClient(
-                Address.parse(self._options.peers[source], self.place),
+                Address.parse(self._options.peers[source], self.rank),
                 secret=self._secret,
                 space=self.space,
                 timeout=self._options.timeout_seconds,

@@ -98,6 +98,26 @@ class ConnectorRanks(ConnectorEngines):
         taker.close()
         giver.close()
 
+    @pytest.mark.parametrize("giving", [0, 1])
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_engines_that_share_experts_transfer_as_others_do(self, ranks: int, giving: int) -> None:
+        """The workers of the second are not the first ones of the mesh; each engine has its own scheduler side."""
+        layout = make_layout(ranks=ranks)
+        settings: dict[str, Any] = {"ranks": ranks, "data_parallel_size": 2, "enable_expert_parallel": True}
+        giver = self.engine(layout, data_parallel_rank=giving, **settings)
+        taken = self.given(giver, "taken", self.prompt(40))
+        if self.shares:
+            giver.run()  # until its blocks are stored
+        taker = self.engine(layout, data_parallel_rank=1 - giving, **settings)
+        taker.run(taken)
+        taker.check()
+        if self.shares or taken.kv_transfer:
+            assert taker.num_cached("taken") >= 39 // layout.grain * layout.grain
+        giver.run()
+        giver.check()
+        taker.close()
+        giver.close()
+
     def test_a_real_model_on_two_ranks_gives_the_same_tokens(self, tmp_path: Path) -> None:
         write_tiny(tmp_path, "LlamaForCausalLM")
         ranks = {"tensor_parallel_size": 2, "executor": "threads"}
