@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from frame.testing.checkpoints import make_checkpoint
 from tests.docs.blocks import ROOT, commands, marked_file
 from tests.routing.running import route
 from tests.server.running import REAL, Running, until
@@ -228,3 +229,30 @@ def test_a_prefill_server_that_is_killed_costs_no_request(proxy: Proxy) -> None:
     assert answer.json()["choices"][0]["text"]
     assert cached(answer) == 0
     assert proxy.send("/v1/completions", {**body, "prompt": "After. " + LONG}).json()["choices"][0]["text"]
+
+
+@pytest.mark.matrix
+def test_decode_ranks_that_share_experts_read_what_a_server_computed(tmp_path: Path) -> None:
+    """As wide expert parallelism is served: the engines of the second server have one mesh, and each its own blocks."""
+    model, secret = make_checkpoint(tmp_path, "mixtral", tokenizer=True), tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 2)
+    shared = (str(model), "--kv-connector", "nixl", "--plugin.nixl.secret_file", str(secret), "--num-threads", "1")
+    made = [Running(REAL, *shared), Running(REAL, *shared, "--data-parallel-size", "2", "--enable-expert-parallel")]
+    try:
+        for one in made:
+            one.wait_ready()
+        pair, name = Proxy(*made), model.name
+        for number in range(4):
+            body = {"model": name, "prompt": [7 + number, *range(20, 80)], **GREEDY}
+            pair.params = pair.first("/v1/completions", body, str(number))
+            whole = {**body, "kv_transfer_params": pair.params}
+            headers = {"X-data-parallel-rank": str(number % 2)}
+            answer = httpx.post(pair.decode.url + "/v1/completions", json=whole, headers=headers, timeout=60).json()
+            alone = httpx.post(pair.prefill.url + "/v1/completions", json=body, timeout=60).json()
+            assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+        text = httpx.get(pair.decode.url + "/metrics", timeout=60).text
+        loads = re.findall(r'^frame_kv_connector_nixl_loaded_blocks_total{engine="(.)".*} (\S+)$', text, re.M)
+        assert sorted((rank, float(count) > 0) for rank, count in loads) == [("0", True), ("1", True)]
+    finally:
+        for one in made:
+            one.stop()
