@@ -320,6 +320,12 @@ class FrameConfig(Section):
                 yield "workers of engines that share experts meet at the port after data_parallel_rpc_port 65535"
             if executor.nnodes > 1:
                 yield f"nnodes {executor.nnodes}: each engine of data_parallel_address is on one machine so far"
+        elif executor.nnodes > 1 and len(parallel.local_ranks) > 1:
+            yield (
+                f"nnodes {executor.nnodes} with data_parallel_size {parallel.data_parallel_size}: an engine on several "
+                "machines is the only one of its server; start a server for each with data_parallel_rank, or give each "
+                "engine one machine by data_parallel_address"
+            )
 
     @classmethod
     def from_flat(cls, **values: Any) -> FrameConfig:

@@ -15,14 +15,14 @@ from typing import Any
 
 from msgspec import structs
 
-from frame.interfaces import ExecutorSetup, Nodes, Placement, SpawnedWorker
+from frame.interfaces import ExecutorSetup, Mesh, Nodes, Placement, SpawnedWorker
 from frame.links.greeting import Listener, RefusedError, send_bytes, send_json
 from frame.links.versions import differences, versions
 
 from .engine_exchange import serve_store
 from .node import run_node
 from .nodes_options import NodesOptions
-from .process import ProcessExecutor
+from .process import ProcessExecutor, shares_no_experts
 
 logger = logging.getLogger("frame.executors")
 
@@ -79,6 +79,10 @@ class NodesExecutor(ProcessExecutor):
     def close(self) -> None:
         super().close()
         self._leave(ends=not self.is_broken)
+
+    @classmethod
+    def supports(cls, mesh: Mesh) -> str | None:
+        return shares_no_experts(mesh)
 
     @classmethod
     def serve_node(cls, nodes: Nodes, options: Any = None) -> int:

@@ -179,3 +179,10 @@ class ProcessExecutor(TeamExecutor):
                 self._trailing.append((rank, handle))
             elif isinstance(outcome, Exception):
                 raise self.broken(f"worker {rank} failed in a step that other workers ended: {outcome}")
+
+
+def shares_no_experts(mesh: Mesh) -> str | None:
+    """None unless `mesh` spans engines: then why it suits no executor whose workers meet those of one engine alone."""
+    if mesh.data == 1:
+        return None
+    return f"its workers meet those of their own engine alone, and {mesh.data} engines share experts"

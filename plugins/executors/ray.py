@@ -17,13 +17,13 @@ from typing import Any
 
 from msgspec import structs
 
-from frame.interfaces import DeadWorkerError, ExecutorSetup, Placement, SpawnedWorker
+from frame.interfaces import DeadWorkerError, ExecutorSetup, Mesh, Placement, SpawnedWorker
 from frame.links.greeting import Listener, send_bytes
 from frame.links.versions import versions
 from frame.quoting import quoted
 
 from .engine_exchange import serve_store
-from .process import ProcessExecutor
+from .process import ProcessExecutor, shares_no_experts
 from .ray_options import RayOptions
 from .ray_room import strategies
 
@@ -65,13 +65,12 @@ class RayExecutor(ProcessExecutor):
         self._listener.close()  # nobody else is expected
 
     @classmethod
-    def supports(cls, mesh: Any) -> str | None:
-        del mesh
+    def supports(cls, mesh: Mesh) -> str | None:
         try:
             _ray()
         except ValueError as error:
             return str(error)
-        return None
+        return shares_no_experts(mesh)
 
     def make(self, placement: Placement) -> SpawnedWorker:
         rank, found = placement.rank, self._found[placement.rank]

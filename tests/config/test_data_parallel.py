@@ -134,6 +134,10 @@ def test_a_load_balancer_needs_no_address() -> None:
             {**OTHER, "nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
             "nnodes 2: each engine of data_parallel_address is on one machine",
         ),
+        (
+            {"data_parallel_size": 2, "nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
+            "nnodes 2 with data_parallel_size 2: an engine on several machines is the only one of its server; start a",
+        ),
         ({"data_parallel_size": 5000}, "data_parallel_size"),
         ({"data_parallel_size": 65}, "a server starts at most 64 engines, and would start 65"),
     ],

@@ -17,6 +17,7 @@ from frame.core.config.flat import from_flat
 from frame.core.interfaces.executor import DeadWorkerError
 from frame.core.plugin_host.offers import PluginError
 from frame.core.plugin_host.registry import Registry
+from frame.core.plugin_host.setups import executor_provider
 from frame.core.worker import worker_team
 from frame.interfaces import Nodes
 from frame.links import greeting
@@ -241,6 +242,17 @@ def test_executors_of_one_machine_refuse_several(folders, port, executor):
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("executor", ["nodes", "ray"])
+def test_engines_that_share_experts_are_refused_where_their_workers_would_not_meet(folders, port, executor):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    nodes = of_nodes(port) if executor == "nodes" else {}
+    experts = {"data_parallel_size": 2, "data_parallel_rank": 1, "enable_expert_parallel": True}
+    config = from_flat({**SETTINGS, "model": str(folders[0]), **nodes, **experts, "executor": executor})
+    with pytest.raises(PluginError, match="workers meet those of their own engine alone, and 2 engines share experts"):
+        executor_provider(config, Registry.load())
+
+
 def test_nobody_may_join_a_running_engine(folders, port):
     with node(folders[1], port), running(engine(folders[0], port), Registry.load()) as both:
         with pytest.raises(ConnectionRefusedError):
