@@ -136,7 +136,7 @@ def test_all_reasons_are_one_line(
 
 
 class CapturedAlike(CapturingGraphs):
-    """Its workers meet before memory is reserved, and for each capture: one that does not come leaves others waiting."""
+    """Its workers meet before memory is reserved, and for each capture: all must come to both."""
 
     met: ClassVar[threading.Barrier]
 
