@@ -12,9 +12,11 @@ from msgspec import structs
 
 from frame.core.engine import engine as engine_module, lifecycle as lifecycle_module
 from frame.interfaces import Mark, decode, encode
+from frame.plugins.connectors.blocks.wire import PeerError
 from frame.plugins.connectors.nixl import (
     agent as nixl_agent,
     holds as nixl_holds,
+    links as nixl_links,
     listener as nixl_listener,
     pulls as nixl_pulls,
 )
@@ -399,7 +401,7 @@ def test_threads_that_cannot_be_started_cost_one_computation(pairs, monkeypatch,
         if when == "renewed":
             pairs.add(here, "d", pairs.prompt(40), params)
             pairs.until(lambda: pulls._loading, here)
-        patch.setattr(pulls._threads, "submit", refuse)
+        patch.setattr(pulls._askers, "submit", refuse)
         if when == "asked":
             pairs.add(here, "d", pairs.prompt(40), params)
         pairs.finish(here, "d")
@@ -535,6 +537,31 @@ def test_a_worker_keeps_its_memory_if_it_cannot_go_and_goes_on_reading(pairs, mo
     assert here.workers.made[0].transfer.inner._agent._nixl is stuck
     later = pairs.prefill(there, "later", pairs.prompt(44, seed=1))
     assert pairs.decode(here, "e", pairs.prompt(44, seed=1), later) == 43
+    pairs.rest(there, here)
+
+
+def test_silent_ports_leave_other_hosts_their_threads(pairs, monkeypatch):
+    """Requests may name any port of a host that is allowed; each held a thread for `lookup_seconds`."""
+    there, here = pairs.engine(), pairs.engine(options={"peers": ["127.0.0.1", "127.0.0.2"]})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    over, asked, ask = threading.Event(), threading.Semaphore(0), nixl_links.Link.ask
+
+    def silent(link, question, kind):
+        if link._source.host == "127.0.0.2":
+            asked.release()
+            assert over.wait(SECONDS)
+            raise PeerError("no answer in time")
+        return ask(link, question, kind)
+
+    monkeypatch.setattr(nixl_links.Link, "ask", silent)
+    try:
+        for port in range(1, 20):
+            lost = {**params, "remote_host": "127.0.0.2", "remote_port": port}
+            pairs.add(here, f"lost {port}", pairs.prompt(40, seed=port), lost)
+        pairs.until(lambda: asked.acquire(blocking=False), here)
+        assert pairs.decode(here, "d", pairs.prompt(40), params) == 39
+    finally:
+        over.set()
     pairs.rest(there, here)
 
 
