@@ -230,6 +230,7 @@ class Engine:
             raise RuntimeError("engines that share experts still step: pause all of them, then let each sleep")
         self._catch_up()
         self._clear_cache()
+        self.executor.call("end_transfers")  # where some worker refuses, no other has let go of its memory
         self._pause.sleep(keep)  # first: where some worker raises, others may sleep
         try:
             self.executor.call("sleep", {"keep": list(keep)})
@@ -243,6 +244,8 @@ class Engine:
         if not self._pause.asleep:
             return
         self.executor.call("wake_up", {"tags": list(tags)})
+        if self.scheduler.lifecycle.abandoned and "kv_cache" in tags and all(self.executor.call("renew_cache")):
+            self.scheduler.lifecycle.give_up_abandoned()  # of workers that slept while others raised nobody would hear
         self.scheduler.adapters.lose()
         self._pause.wake(tags)
 

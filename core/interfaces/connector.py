@@ -175,6 +175,13 @@ class ConnectorWorker(ABC):
         when it returns. Called with caches again when memory is back, perhaps elsewhere and without content.
         """
 
+    def end_access(self) -> None:
+        """Called between steps on all workers before `register({})` is called on any: ends what accesses the memory.
+
+        Raises `RuntimeError` with what goes on where that cannot be ended. Then all workers keep their memory, and go
+        on to report how transfers end. The default is for connectors whose `register({})` waits and does not refuse.
+        """
+
     @abstractmethod
     def begin_step(self, message: bytes) -> None:
         """Starts the loads that the scheduler side's `message` asks for.

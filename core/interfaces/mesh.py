@@ -56,11 +56,16 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
             return _run(rank, self.data, stage)
         if not self.expert_parallel:
             return (rank,)
-        return tuple(other for base in _run(rank, self.data, stage) for other in _run(base, inner, 1))
+        return self.stage_ranks(rank)
 
     def engine_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks of the engine that `rank` is in, in order."""
         return _run(rank, self.engine_size, 1)
+
+    def stage_ranks(self, rank: int) -> tuple[int, ...]:
+        """The ranks, in order, of the pipeline stage of `rank`, in all engines that share experts."""
+        inner = self.tensor * self.prefill_context
+        return tuple(other for base in self.ranks("data", rank) for other in _run(base, inner, 1))
 
     def index(self, axis: Axis, rank: int) -> int:
         """The place of `rank` in its group of `axis`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..interfaces.collectives import Collectives, Groups, ProcessGroup, UnconnectedCollectives
 from ..interfaces.mesh import Axis, Mesh, Placement
+from ..interfaces.wire import decode, encode
 
 #: The axes along which the workers of one engine exchange tensors; engines of a dense model never wait for each other.
 ENGINE_AXES: tuple[Axis, ...] = ("tensor", "pipeline", "decode_context", "prefill_context")
@@ -31,6 +32,15 @@ def make_groups(placement: Placement, collectives: Collectives) -> Groups:
 def unconnected_groups(placement: Placement) -> Groups:
     """Groups of the same sizes without the other workers, for rehearsals of a step and for predictions."""
     return make_groups(placement, UnconnectedCollectives(placement.rank))
+
+
+def gather_all(groups: Groups, data: bytes) -> list[bytes]:
+    """Every worker's `data` by rank of the mesh, on every worker; all call it at once, as `HostGroup.gather`."""
+    given = [data]
+    for group in (groups.tensor, groups.prefill_context, groups.pipeline, groups.data):
+        if group.size > 1:
+            given = [one for part in group.host.gather(encode(given)) for one in decode(part, list[bytes])]
+    return given
 
 
 def _with_experts(mesh: Mesh, made: Mapping[Axis, ProcessGroup]) -> dict[str, ProcessGroup]:

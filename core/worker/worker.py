@@ -148,6 +148,22 @@ class Worker:
         """Ends the trace; returns the file it went to."""
         return self._profiler.stop()
 
+    def end_transfers(self) -> None:
+        """Ends the KV connector's access to the cache; raises where some goes on. The worker stays as it is."""
+        self.runner.connector.end_access()
+
+    def renew_cache(self) -> bool:
+        """Has the KV connector let go of the cache and take it again; returns whether it did, and no load goes on."""
+        self._cache_gone = True
+        try:
+            self.runner.connector.register({})
+        except Exception:
+            logger.exception("the KV connector keeps its access to the cache")
+            return False
+        finally:
+            self._give_cache()
+        return True
+
     def sleep(self, keep: tuple[str, ...] = ("weights",)) -> None:
         """Frees device memory; raises where the platform cannot. Weights that are not kept are read again later.
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import socket
 import sys
 import threading
 import time
+import types
 
 import httpx
 import pytest
 
 from frame.plugins.connectors.blocks.wire import PeerError
-from frame.plugins.connectors.mooncake import scheduler as mooncake
+from frame.plugins.connectors.mooncake import bootstrap as mooncake_bootstrap, scheduler as mooncake
 from frame.plugins.connectors.mooncake.bootstrap import Source, Want, ask
 from frame.plugins.connectors.mooncake.options import MooncakeOptions
 from frame.plugins.connectors.push.facts import Facts
+from frame.plugins.connectors.push.wire import Ready
 from frame.testing import ConnectorSuite
 from frame.testing.connector_states_suite import STATES
 from frame.testing.engines import request
@@ -394,3 +398,76 @@ def test_what_was_to_be_asked_of_a_silent_engine_is_not_asked_while_it_rests(pai
     source, want = Source("", "127.0.0.1", 1), Want(bytes(32), "127.0.0.1", 1)
     assert [side._tell(source, want) for _ in range(3)] == [False] * 3
     assert len(asked) == 1
+
+
+def test_an_engine_that_answers_byte_by_byte_has_one_limit_for_all_it_is_asked():
+    """Each byte came in time; a thread would have read 64 KiB of head."""
+    listener, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def drip():
+        caller, _ = listener.accept()
+        with caller, contextlib.suppress(OSError):
+            caller.recv(1000)
+            caller.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not over.wait(0.05):
+                caller.sendall(b"x")
+
+    thread, stop = threading.Thread(target=drip), threading.Timer(20, over.set)
+    thread.start()
+    stop.start()
+    source = Source("e", "127.0.0.1", listener.getsockname()[1])
+    with pytest.raises(PeerError, match="no answer"):
+        ask(source, b"secret", Facts(1, "m", 4, "g", 1, 1, "f"), Want(b"d" * 32, "127.0.0.1", 1), 0.3)
+    assert not over.is_set(), "it was waited for until it hung up"
+    stop.cancel()
+    over.set()
+    thread.join()
+    listener.close()
+
+
+def test_all_answers_together_come_within_one_limit(monkeypatch):
+    """Each is given what the others have left."""
+    given = []
+
+    class Channel:
+        def send(self, message, seconds):
+            given.append(seconds)
+            clock.now += 1
+
+        def receive(self, kind, seconds):
+            given.append(seconds)
+            clock.now += 1
+            return Ready()
+
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(mooncake_bootstrap, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(mooncake_bootstrap, "_query", lambda source, left: 1)
+    monkeypatch.setattr(socket, "create_connection", lambda place, timeout: contextlib.nullcontext())
+    monkeypatch.setattr(mooncake_bootstrap, "call", lambda connection, secret, seconds: Channel())
+    facts, want = Facts(1, "m", 4, "g", 1, 1, "f"), Want(b"d" * 32, "127.0.0.1", 1)
+    assert ask(Source("e", "127.0.0.1", 1), b"secret", facts, want, 10.0)
+    assert given == [10.0, 9.0, 8.0, 7.0]
+    given.clear()
+    with pytest.raises(PeerError, match=r"no answer within 2\.5 s"):
+        ask(Source("e", "127.0.0.1", 1), b"secret", facts, want, 2.5)
+    assert given == [2.5, 1.5, 0.5]
+
+
+def test_silent_ports_leave_other_hosts_their_threads(pairs, monkeypatch):
+    over, asked = threading.Event(), queue.SimpleQueue()
+
+    def silent(source, *rest):
+        asked.put(source.host)
+        if source.host == "10.0.0.1":
+            assert over.wait(60)
+            raise PeerError("no answer in time")
+        return True
+
+    monkeypatch.setattr(mooncake, "ask", silent)
+    side, want = pairs.engine().connector.inner, Want(bytes(32), "127.0.0.1", 1)
+    told = [side._submit(Source("", "10.0.0.1", port), want) for port in range(1, 60)]
+    try:
+        assert side._submit(Source("", "10.0.0.2", 1), want).result(60)
+    finally:
+        over.set()
+    assert not any(one.result(60) for one in told)

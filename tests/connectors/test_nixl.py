@@ -12,9 +12,11 @@ from msgspec import structs
 
 from frame.core.engine import engine as engine_module, lifecycle as lifecycle_module
 from frame.interfaces import Mark, decode, encode
+from frame.plugins.connectors.blocks.wire import PeerError
 from frame.plugins.connectors.nixl import (
     agent as nixl_agent,
     holds as nixl_holds,
+    links as nixl_links,
     listener as nixl_listener,
     pulls as nixl_pulls,
 )
@@ -399,7 +401,7 @@ def test_threads_that_cannot_be_started_cost_one_computation(pairs, monkeypatch,
         if when == "renewed":
             pairs.add(here, "d", pairs.prompt(40), params)
             pairs.until(lambda: pulls._loading, here)
-        patch.setattr(pulls._threads, "submit", refuse)
+        patch.setattr(pulls._askers, "submit", refuse)
         if when == "asked":
             pairs.add(here, "d", pairs.prompt(40), params)
         pairs.finish(here, "d")
@@ -434,9 +436,9 @@ def test_a_load_fails_where_the_agent_is_gone(pairs, monkeypatch):
     assert counter(here, "failed_blocks") == 10
 
 
-def slow_reads(engine, monkeypatch, state):
-    """NIXL says that reads go on, and then what `state` does."""
-    nixl = engine.workers.made[0].transfer.inner._agent._nixl
+def slow_reads(engine, monkeypatch, state, rank=0):
+    """NIXL says that reads of a rank go on, and then what `state` does."""
+    nixl = engine.workers.made[rank].transfer.inner._agent._nixl
     transfer = nixl.transfer
     monkeypatch.setattr(nixl, "transfer", lambda handle: transfer(handle) and "PROC")
     monkeypatch.setattr(nixl, "check_xfer_state", state)
@@ -535,6 +537,101 @@ def test_a_worker_keeps_its_memory_if_it_cannot_go_and_goes_on_reading(pairs, mo
     assert here.workers.made[0].transfer.inner._agent._nixl is stuck
     later = pairs.prefill(there, "later", pairs.prompt(44, seed=1))
     assert pairs.decode(here, "e", pairs.prompt(44, seed=1), later) == 43
+    pairs.rest(there, here)
+
+
+def test_silent_ports_leave_other_hosts_their_threads(pairs, monkeypatch):
+    """Requests may name any port of a host that is allowed; each held a thread for `lookup_seconds`."""
+    there, here = pairs.engine(), pairs.engine(options={"peers": ["127.0.0.1", "127.0.0.2"]})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    over, asked, ask = threading.Event(), threading.Semaphore(0), nixl_links.Link.ask
+
+    def silent(link, question, kind):
+        if link._source.host == "127.0.0.2":
+            asked.release()
+            assert over.wait(SECONDS)
+            raise PeerError("no answer in time")
+        return ask(link, question, kind)
+
+    monkeypatch.setattr(nixl_links.Link, "ask", silent)
+    try:
+        for port in range(1, 20):
+            lost = {**params, "remote_host": "127.0.0.2", "remote_port": port}
+            pairs.add(here, f"lost {port}", pairs.prompt(40, seed=port), lost)
+        pairs.until(lambda: asked.acquire(blocking=False), here)
+        assert pairs.decode(here, "d", pairs.prompt(40), params) == 39
+    finally:
+        over.set()
+    pairs.rest(there, here)
+
+
+def two_ranks_that_read(pairs, monkeypatch):
+    """A decode engine of two ranks with a read that nobody waits for any more; `states` is what NIXL says, by rank.
+
+    That of the first rank ends when it is to end.
+    """
+    monkeypatch.setattr(engine_module, "TRANSFER_SECONDS", 0.05)
+    monkeypatch.setattr(nixl_agent, "_CLOSE_SECONDS", 2)
+    layout = make_layout(256, ranks=2)
+    there, here = pairs.engine(layout, ranks=2), pairs.engine(layout, ranks=2, options={"stall_seconds": 0.05})
+    params = pairs.prefill(there, "p", pairs.prompt(40))
+    agents = [worker.transfer.inner._agent for worker in here.workers.made]
+    states = ["PROC", "PROC"]
+    for rank in range(2):
+        slow_reads(here, monkeypatch, lambda handle, rank=rank: states[rank], rank)
+    begin_none = agents[0].end_reads
+
+    def end_reads():
+        states[0] = "DONE"
+        return begin_none()
+
+    monkeypatch.setattr(agents[0], "end_reads", end_reads)
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    assert list(here.engine.scheduler.lifecycle.abandoned) == ["d"]
+    return there, here, agents, states
+
+
+def test_where_one_rank_refuses_to_sleep_no_other_lets_go(pairs, monkeypatch):
+    """Else nobody would hear how reads of the others end, and the blocks would be nobody's for ten minutes."""
+    there, here, agents, states = two_ranks_that_read(pairs, monkeypatch)
+    monkeypatch.setattr(nixl_agent, "_CLOSE_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="may still write to the KV cache: try again later"):
+        here.engine.call("sleep")
+    assert not here.engine.call("is_sleeping")
+    assert [worker.transfer.inner._agent for worker in here.workers.made] == agents
+    assert list(here.engine.scheduler.lifecycle.abandoned) == ["d"]
+    states[1] = "DONE"
+    pairs.rest(there, here)
+    assert here.engine.stats().kv_usage == 0
+    monkeypatch.undo()  # reads are as quick as they are
+    later = pairs.prefill(there, "later", pairs.prompt(44, seed=1))
+    for agent in agents:
+        agent._stall_seconds = NEVER
+    assert pairs.decode(here, "e", pairs.prompt(44, seed=1), later) == 43
+    pairs.rest(there, here)
+    here.engine.call("sleep")
+    here.engine.call("wake_up")
+
+
+def test_blocks_come_back_after_a_sleep_that_failed_once_all_reads_have_ended(pairs, monkeypatch):
+    there, here, agents, states = two_ranks_that_read(pairs, monkeypatch)
+    begin_none, second = agents[1].end_reads, here.workers.made[1]
+
+    def end_reads():
+        states[1] = "DONE"
+        return begin_none()
+
+    def keeps():
+        raise RuntimeError("its memory cannot go")
+
+    monkeypatch.setattr(agents[1], "end_reads", end_reads)
+    with monkeypatch.context() as patch:
+        patch.setattr(second.memory, "lose", keeps)
+        with pytest.raises(RuntimeError, match="its memory cannot go"):
+            here.engine.call("sleep")
+    assert not here.engine.call("is_sleeping")
+    assert not here.engine.scheduler.lifecycle.abandoned
+    assert here.engine.stats().kv_usage == 0
     pairs.rest(there, here)
 
 

@@ -27,6 +27,8 @@ def test_experts_are_spread_over_data_and_tensor_ranks_of_a_stage():
     mesh = Mesh(data=2, pipeline=2, tensor=2, expert_parallel=True)
     assert groups(mesh, "expert") == [(0, 1, 4, 5), (2, 3, 6, 7)]
     assert groups(mesh, "data") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert mesh.stage_ranks(5) == (0, 1, 4, 5)
+    assert Mesh(prefill_context=2, pipeline=2, tensor=2).stage_ranks(5) == (4, 5, 6, 7)
     assert groups(Mesh(data=2, tensor=2), "expert") == [(0,), (1,), (2,), (3,)]
 
 

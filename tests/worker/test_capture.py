@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -30,10 +32,12 @@ from frame.plugins.attention.flash import FlashAttention
 from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.models.llama import LlamaForCausalLM
-from frame.plugins.platforms.cpu import CpuPlatform
+from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
+from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, greedy, prompts, request, running
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
 from frame.testing.reference_attention import ReferenceAttention
+from frame.testing.thread_executor import with_threads
 from frame.testing.tiny import write_tiny
 from tests.plugins.attention.batches import SPEC
 from tests.plugins.attention.stand_ins import CudnnOnCpu
@@ -129,6 +133,54 @@ def test_all_reasons_are_one_line(
     kind, (line,) = chosen(folder, caplog)
     assert kind is EagerGraphs
     assert "a pooling engine has no decodes; attention backend 'torch'" in line
+
+
+class CapturedAlike(CapturingGraphs):
+    """Its workers meet before memory is reserved, and for each capture: all must come to both."""
+
+    met: ClassVar[threading.Barrier]
+
+    def reserve(self, run_dummy: Callable[[StepShape], None]) -> int:
+        self.met.wait(20)
+        return 0
+
+    def capture(self, run_dummy: Callable[[StepShape], None]) -> bool:
+        self.met.wait(20)
+        return False
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["sized", "reserved"])
+@pytest.mark.parametrize("needs", ["", "attention", "connector"])
+def test_workers_capture_all_or_none(
+    needs: str, sized: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two stages one alone has layers with a window, or a connector that needs each layer's call."""
+    CapturedAlike.met = threading.Barrier(2)
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=CapturedAlike()))
+    set_need(monkeypatch, False)
+    if needs == "attention":
+        monkeypatch.setattr(TorchAttention, "needs_python", property(lambda self: bool(self.spec.window)))
+    if needs == "connector":
+        monkeypatch.setattr(NullConnectorWorker, "register", watches_in_last_stage)
+    monkeypatch.setattr(HostMemory, "kv_bytes", lambda self, *given: 64 << 20)
+    settings = {**SMALL, "model": str(make_checkpoint(tmp_path, "gemma2")), "num_threads": 1}
+    settings |= {"executor": "threads", "pipeline_parallel_size": 2, "pipeline_layers": [3, 1]}
+    settings |= {} if sized else {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": None}
+    with (
+        caplog.at_level(logging.INFO, "frame"),
+        running(from_flat(settings), with_threads(Registry.load())) as engine,
+    ):
+        kinds = engine.executor.call("run", {"function": lambda worker: type(worker.runner.device.graphs)})
+    assert kinds == [EagerGraphs if needs else CapturedAlike] * 2
+    lines = [line for line in caplog.messages if "no step is captured" in line]
+    whose = {"attention": "needs Python in each step (worker 0)", "connector": "decode steps (worker 1)"}
+    assert len(lines) == (2 if needs else 0)
+    assert all(line.endswith(whose[needs]) for line in lines)
+
+
+def watches_in_last_stage(connector: NullConnectorWorker, caches: object) -> None:
+    if connector.rank == 1:
+        connector.hooks = Watching()
 
 
 class Capturing(EagerGraphs):

@@ -38,7 +38,7 @@ from .numerics import block_numerics
 from .open_device import OpenDevice, open_device
 from .profile import profile_step
 from .runner_setup import embed_size, make_runner
-from .trial_steps import TrialSteps, against_capture, rehearse
+from .trial_steps import TrialSteps, against_capture, rehearse, shared_reasons
 
 logger = logging.getLogger("frame.worker")
 
@@ -242,7 +242,7 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     against = against_capture(opened, loaded.model, bound)
     if connector.hooks.decode_steps:
         against.append(f"KV connector {config.transfer.kv_connector!r} needs Python in each layer of decode steps")
-    if against and not isinstance(opened.steps.graphs, EagerGraphs):
+    if not isinstance(opened.steps.graphs, EagerGraphs) and (against := shared_reasons(opened, against)):
         logger.info("no step is captured: %s", "; ".join(against))
     steps = replace(opened.steps, graphs=EagerGraphs()) if against else opened.steps
     processors = load_processors(config, opened.registry, platform.device)

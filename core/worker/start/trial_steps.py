@@ -12,10 +12,11 @@ from ...interfaces.kv_layout import part_of, with_blocks
 from ...interfaces.model import Model
 from ...interfaces.platform import Platform
 from ...interfaces.platform_steps import Steps
+from ...interfaces.wire import decode, encode
 from ...layers.cached import CachedLayer
 from ...layers.experts import exchanges_of
 from ...layers.stages import Layers
-from ...parallel.groups import make_groups, unconnected_groups
+from ...parallel.groups import gather_all, make_groups, unconnected_groups
 from ..step.runner import Runner
 from .attention_binding import BoundLayers, ChosenBackends, choose_backends
 from .kv_memory import KVMemory
@@ -59,7 +60,7 @@ class TrialSteps:
     def reserve(self) -> int:
         """Bytes that captured steps will take."""
         runner, bound = self._make()
-        if against_capture(self._opened, self._loaded, bound):
+        if shared_reasons(self._opened, against_capture(self._opened, self._loaded, bound)):
             return 0
         graphs = runner.device.graphs = self._opened.steps.graphs
         return graphs.reserve(runner.run_dummy)
@@ -95,7 +96,7 @@ def rehearse(opened: OpenDevice, platform: Platform) -> None:
 
 
 def against_capture(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers) -> list[str]:
-    """The reasons why no step is captured; empty when steps may be. KV connectors may add reasons of their own."""
+    """Why this worker captures no step; empty when it may. KV connectors may add reasons of their own."""
     model, found = loaded.model, list[str]()
     if opened.checkpoint.pooling is not None:
         found.append("a pooling engine has no decodes")
@@ -106,6 +107,22 @@ def against_capture(opened: OpenDevice, loaded: LoadedModel, bound: BoundLayers)
     python = dict.fromkeys((one.backend is None, one.name) for one in bound.planned if one.planner.needs_python)
     found += [f"{'layer' if own else 'attention backend'} {name!r} needs Python in each step" for own, name in python]
     return found
+
+
+def shared_reasons(opened: OpenDevice, own: list[str]) -> list[str]:
+    """The reasons of all workers, who call this at once, so that none waits in a capture for one that makes none.
+
+    A reason that not all have names the ranks that do.
+    """
+    ranks: dict[str, list[int]] = {}
+    given = [decode(one, list[str]) for one in gather_all(opened.groups, encode(own))]
+    for rank, reasons in enumerate(given):
+        for reason in dict.fromkeys(reasons):
+            ranks.setdefault(reason, []).append(rank)
+    return [
+        reason if len(whose) == len(given) else f"{reason} (worker {', '.join(map(str, whose))})"
+        for reason, whose in ranks.items()
+    ]
 
 
 @contextmanager

@@ -116,28 +116,57 @@ class Bootstrap:
 
 
 def ask(source: Source, secret: bytes, facts: Facts, want: Want, seconds: float) -> bool:
-    """Tells the engine at `source` what is wanted; each answer may take so long. Raises `PeerError`.
+    """Tells the engine at `source` what is wanted, which may take so long in all. Raises `PeerError`.
 
     Returns False where the prompt was computed there and is not kept.
     """
+    left = _Limit(seconds).left
     try:
-        port = _query(source, seconds)
-        with socket.create_connection((source.host, port), timeout=seconds) as connection:
-            channel = call(connection, secret, seconds)
-            channel.send(Meet(facts, 0), seconds)
-            answer = channel.receive(Ready | No, seconds)
+        port = _query(source, left)
+        with socket.create_connection((source.host, port), timeout=left()) as connection:
+            channel = call(connection, secret, left())
+            channel.send(Meet(facts, 0), left())
+            answer = channel.receive(Ready | No, left())
             if isinstance(answer, No):
                 raise PeerError(answer.reason)
-            channel.send(want, seconds)
-            return isinstance(channel.receive(Ready | No, seconds), Ready)
+            channel.send(want, left())
+            return isinstance(channel.receive(Ready | No, left()), Ready)
     except (OSError, UnicodeError, HTTPException) as error:  # the second of a name that none can have
         raise PeerError(f"no answer: {error}") from None
 
 
-def _query(source: Source, seconds: float) -> int:
+class _Limit:
+    """So many seconds, from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._latest = seconds, time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left. Raises `PeerError` where none are."""
+        left = self._latest - time.monotonic()
+        if left <= 0:
+            raise PeerError(f"no answer within {self._seconds:g} s")
+        return left
+
+
+class _LimitedSocket(socket.socket):
+    """Reads while something is `left`, however many bytes come at once."""
+
+    left: Callable[[], float]
+
+    def recv_into(self, *arguments: Any) -> int:
+        self.settimeout(self.left())
+        return super().recv_into(*arguments)
+
+
+def _query(source: Source, left: Callable[[], float]) -> int:
     """The port for those who know the secret; its host is the one that was asked, whatever the answer says."""
-    connection = HTTPConnection(source.host, source.port, timeout=seconds)
+    connection = HTTPConnection(source.host, source.port)
     try:
+        plain = socket.create_connection((source.host, source.port), timeout=left())
+        connection.sock = limited = _LimitedSocket(fileno=plain.detach())
+        limited.left = left
+        limited.settimeout(left())
         connection.request("GET", "/query")
         answer = connection.getresponse()
         body = answer.read(_MAX_ANSWER)

@@ -23,6 +23,13 @@ class MooncakeOptions(SendOptions):
     device: str = Field(
         "", max_length=256, description="Network device that Mooncake uses for rdma; default: its choice."
     )
+    timeout_seconds: float = Field(
+        5.0,
+        gt=0,
+        le=60,
+        description="Seconds for all that a prefill engine is asked about a prompt, together, and for each answer of "
+        "another engine while blocks are sent.",
+    )
     trusted_network: bool = Field(
         False,
         description="Whether only machines that you trust reach this one. Mooncake listens on all addresses, and "

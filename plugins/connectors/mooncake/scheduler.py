@@ -10,12 +10,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from frame.interfaces import ConnectorSetup, RequestView
 
+from ..blocks.askers import Askers
 from ..blocks.wire import PeerError
 from ..nixl.pulls import whole_grains
 from ..push.decode_side import Wish
@@ -25,7 +27,6 @@ from ..push.scheduler import SendScheduler
 from .bootstrap import Bootstrap, Source, Want, ask
 from .options import MooncakeOptions
 
-_THREADS = 8
 #: Prompts for which decode engines have asked and that no request has computed yet.
 _MAX_WANTS = 4096
 #: Prompts that were computed and are not kept.
@@ -106,7 +107,7 @@ class MooncakeScheduler(SendScheduler):
             )
         self._mooncake = options
         self._bootstrap: Bootstrap | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._askers: Askers | None = None
         self._asked: dict[str, Asked | None] = {}  # by request id
         self._facts: Facts | None = None
         self._warned: set[str] = set()
@@ -128,7 +129,7 @@ class MooncakeScheduler(SendScheduler):
 
     def open_asks(self, secret: bytes, facts: Sequence[Facts]) -> None:
         self._facts = facts[0]
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-ask")
+        self._askers = Askers("mooncake-ask")
 
     def matched_tokens(self, request: RequestView, num_computed: int) -> tuple[int | None, bool]:
         wish = None if self.arrivals is None else self.arrivals.wish(request)
@@ -161,8 +162,8 @@ class MooncakeScheduler(SendScheduler):
         if self._bootstrap is not None:
             self._bootstrap.close()
             self._bootstrap = None
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._askers is not None:
+            self._askers.close()
 
     def _ask(self, request: RequestView, wish: Wish) -> Asked | None:
         """Asks for the prompt of a request, once; None where its parameters name nobody who may be asked."""
@@ -185,20 +186,29 @@ class MooncakeScheduler(SendScheduler):
 
     def _submit(self, source: Source, want: Want) -> Future[bool] | None:
         resting = self._rests.get(source, 0.0) > time.monotonic()
-        return None if self._threads is None or resting else self._threads.submit(self._tell, source, want)
+        if self._askers is None or resting:
+            return None
+        return self._askers.submit((source.host, source.port), partial(self._tell, source, want))
 
     def _tell(self, source: Source, want: Want) -> bool:
         """Runs in a thread: whether the other engine may send it; one that did not answer is not asked for a while."""
         if self._secret is None or self._facts is None or self._rests.get(source, 0.0) > time.monotonic():
             return False
         try:
-            return ask(source, self._secret, self._facts, want, self._mooncake.timeout_seconds)
+            found = ask(source, self._secret, self._facts, want, self._mooncake.timeout_seconds)
+            self._heard(source, True)
+            return found
         except PeerError as error:
+            self._heard(source, False)
             if self._mooncake.retry_seconds:
                 self._rests = {one: until for one, until in self._rests.items() if until > time.monotonic()}
                 self._rests[source] = time.monotonic() + self._mooncake.retry_seconds
             self._warn(f"no KV blocks come from the engine at {source.host}:{source.port}: {error}")
             return False
+
+    def _heard(self, source: Source, answers: bool) -> None:
+        if self._askers is not None:
+            self._askers.heard((source.host, source.port), answers)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned and len(self._warned) < 64:

@@ -71,6 +71,9 @@ class MultiWorker(ConnectorWorker):
         elif len(hooks) == 1:
             self.hooks = hooks[0]
 
+    def end_access(self) -> None:
+        _each([part.end_access for part in self._parts])
+
     def handshake(self) -> bytes:
         return encode([part.handshake() for part in self._parts])
 

@@ -129,7 +129,7 @@ class Agent:
     def end_reads(self) -> str | None:
         """Begins none of the reads that have not begun, and waits for the others: they may write to the memory.
 
-        Returns what goes on after some seconds. Then the agent goes on, too, and may be asked again.
+        Returns what goes on after some seconds. Either way the agent goes on with later reads.
         """
         known = threading.Event()
 
@@ -142,10 +142,8 @@ class Agent:
         latest = time.monotonic() + _CLOSE_SECONDS
         while (reads := list(self._reads)) and time.monotonic() < latest:
             time.sleep(_READ_POLL)
-        if not reads:
-            return None
         self._work.put(self._begin_again)
-        return f"{told(reads)} and may still write to the KV cache"
+        return f"{told(reads)} and may still write to the KV cache" if reads else None
 
     def close(self) -> bool:
         """Ends all reads and takes the memory back; nothing is read or written when it returns.

@@ -93,6 +93,11 @@ class Link:
         self._lock = threading.Lock()
         self._closed = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the other engine answered the last question, if only by a refusal."""
+        return self._channel is not None
+
     def ask(self, question: Question, kind: type[T]) -> T:
         """The answer. Raises `PeerError`, at once while it rests after a failure, and where the answer is no."""
         with self._lock:

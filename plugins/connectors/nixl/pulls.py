@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,19 +16,19 @@ from typing import TypeVar
 from frame.interfaces import KVLayout, RequestView
 from frame.transfers import news
 
+from ..blocks.askers import Askers
 from ..blocks.wire import PeerError
 from .holds import MAX_RENEWALS
 from .links import Acquaintance, Links, Source
 from .messages import MARGIN_SECONDS, AgentFacts, Load, digest
 from .options import NixlOptions
 from .shapes import Facts
-from .wire import Done, Granted, Lease, Release, Renew, Renewed
+from .wire import Done, Granted, Lease, Question, Release, Renew, Renewed
 
 logger = logging.getLogger("frame.connectors.nixl")
 
 T = TypeVar("T")
 
-_THREADS = 8
 _CLOSE_SECONDS = 2.0
 #: Leases are renewed when this part of them is left.
 _RENEW_AT = 0.5
@@ -81,7 +81,7 @@ class Pulls:
         self._address = address
         self._groups = facts.groups
         self._links = Links(secret, facts, timeout=options.lookup_seconds, retry=options.retry_seconds)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nixl-ask")
+        self._askers = Askers("nixl-ask")
         self._pulls: dict[str, Pull | None] = {}  # by request id; None: it brings no blocks
         self._granted: dict[str, Pull] = {}  # whose blocks may be read, before that begins
         self._loading: dict[str, Pull] = {}  # whose blocks are being read, also of ended requests
@@ -98,7 +98,7 @@ class Pulls:
             if self._is_pulled(pull.source):
                 return None, False  # by another request with the same parameters, after which it may be here
             pull.patience = time.monotonic() + self._options.lookup_seconds
-            pull.asked = self._submit(lambda: self._ask(pull))
+            pull.asked = self._submit(pull.source, lambda: self._ask(pull))
             if pull.asked is None:
                 return 0, False
             pull.asked.add_done_callback(lambda _: news.tell())
@@ -168,7 +168,7 @@ class Pulls:
                 and grant.deadline - MARGIN_SECONDS > now > grant.deadline - grant.seconds * _RENEW_AT
             ):
                 pull.renewals += 1
-                pull.renewal = self._submit(partial(self._ask_more, pull.source, grant.ticket))
+                pull.renewal = self._submit(pull.source, partial(self._ask_more, pull.source, grant.ticket))
                 pull.rests_until = now + _REST_SECONDS if pull.renewal is None else 0.0
         return later
 
@@ -195,7 +195,7 @@ class Pulls:
             self._release(pull)
         wait(self._told.copy(), _CLOSE_SECONDS)
         self._links.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._askers.close()
 
     def _pull(self, request: RequestView) -> Pull | None:
         """What the request's parameters say of its prompt; read once."""
@@ -253,7 +253,7 @@ class Pulls:
         start = time.monotonic()
         link = self._links.to(pull.source)
         try:
-            found = link.ask(Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
+            found = self._question(pull.source, Lease(pull.source.request, pull.num_tokens, pull.digest), Granted)
         except PeerError as error:
             logger.debug("no blocks of request %s: %s", pull.source.request, error)
             return None
@@ -266,7 +266,7 @@ class Pulls:
         """Runs in a thread: the end of the lease."""
         start = time.monotonic()
         try:
-            return start + self._links.to(source).ask(Renew(ticket), Renewed).seconds
+            return start + self._question(source, Renew(ticket), Renewed).seconds
         except PeerError:
             return None
 
@@ -274,15 +274,15 @@ class Pulls:
         """Tells the other engine, in a thread, that nothing, or nothing more, is read."""
         if pull.asked is not None and pull.asked.cancel():
             pull.asked = None
-        told = self._submit(lambda: self._tell(pull))
+        told = self._submit(pull.source, lambda: self._tell(pull))
         if told is not None:
             self._told.add(told)
             told.add_done_callback(self._told.discard)
 
-    def _submit(self, work: Callable[[], T]) -> Future[T] | None:
+    def _submit(self, source: Source, work: Callable[[], T]) -> Future[T] | None:
         """Has a thread do it; None where none can be started, and then it is done later or never."""
         try:
-            return self._threads.submit(work)
+            return self._askers.submit((source.host, source.port), work)
         except RuntimeError as error:
             self._warn("threads", f"a prefill engine is not asked, or not told: {error}")
             return None
@@ -291,9 +291,17 @@ class Pulls:
         grant = None if pull.asked is None else pull.asked.result()  # it was begun before this
         ticket = b"" if grant is None else grant.ticket
         try:
-            self._links.to(pull.source).ask(Release(pull.source.request, pull.num_shown, pull.digest, ticket), Done)
+            self._question(pull.source, Release(pull.source.request, pull.num_shown, pull.digest, ticket), Done)
         except PeerError as error:
             logger.debug("request %s was not released: %s", pull.source.request, error)
+
+    def _question(self, source: Source, question: Question, kind: type[T]) -> T:
+        """Asks what `source` names; raises `PeerError`."""
+        link = self._links.to(source)
+        try:
+            return link.ask(question, kind)
+        finally:
+            self._askers.heard((source.host, source.port), link.is_open)
 
     def _warn(self, about: str, text: str) -> None:
         if about not in self._warned and len(self._warned) < 64:

@@ -89,8 +89,8 @@ class NixlWorker(ConnectorWorker):
         places = {name: view.bytes.data_ptr() for name, view in caches.items()}
         if self._agent is not None and places == self._places:
             return  # it was to go, and another read or another part of the worker did not let it
-        if self._agent is not None and not caches and (goes_on := self._agent.end_reads()) is not None:
-            raise RuntimeError(f"{goes_on}: try again later")
+        if not caches:
+            self.end_access()
         self._end_agent()
         self._places = places
         self._mirror = None
@@ -129,6 +129,10 @@ class NixlWorker(ConnectorWorker):
         buffered = self._mirror is not None
         self._facts = WorkerFacts(machine(), RankShape.of(told), self._agent.facts, buffered)
         self._untold = self._facts if again else None
+
+    def end_access(self) -> None:
+        if self._agent is not None and (goes_on := self._agent.end_reads()) is not None:
+            raise RuntimeError(f"{goes_on}: try again later")
 
     def _share(self, regions: Sequence[Tensor]) -> Direct | None:
         """How others of this machine reach the memory of this worker's device; None where they do not."""

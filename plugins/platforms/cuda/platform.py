@@ -32,7 +32,7 @@ from frame.interfaces import (
 from frame.ops import Ops
 
 from ..options import CudaOptions
-from .agreement import Agreement
+from .agreement import Agreement, CapturePeers
 from .collectives import CudaCollectives
 from .compile.compiler import without_lines
 from .compile.known_starts import KnownStart
@@ -66,7 +66,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, setup: PlatformSetup, options: CudaOptions | None = None) -> None:
         super().__init__(setup, options or CudaOptions())
-        self.agreement = self._captures_alike = Agreement()
+        self.agreement, self._peers = Agreement(), CapturePeers()
         self._pieces: PiecewiseGraphs | None = None
         self._collectives: CudaCollectives | None = None
         self._ops = CudaOps(self.options.hopper_products, self.options.hopper_experts, self.device)
@@ -137,9 +137,13 @@ class CudaPlatform(Platform):
         )
         mesh, rank = placement.mesh, placement.rank
         if len(alike := mesh.ranks("tensor", rank)) > 1:  # other stages launch other products
-            self.agreement = self._captures_alike = Agreement(collectives.host("agreement", alike))
-        if len(engine := mesh.engine_ranks(rank)) > len(alike):
-            self._captures_alike = Agreement(collectives.host("captures", engine))
+            self.agreement = Agreement(collectives.host("agreement", alike), alike, rank)
+        self._peers.stage = self._peers.all = self.agreement
+        if len(stage := mesh.stage_ranks(rank)) > len(alike):
+            self._peers.stage = self._peers.all = Agreement(collectives.host("stage", stage), stage, rank)
+        if mesh.size > len(stage):
+            everyone = range(mesh.size)
+            self._peers.all = Agreement(collectives.host("captures", everyone), everyone, rank)
         return collectives
 
     @contextmanager
@@ -178,7 +182,7 @@ class CudaPlatform(Platform):
         kernels = CudaKernels(self)
         if self.setup.enforce_eager or not self.options.graph_sizes:
             return Steps(kernels=kernels)
-        self._pieces = PiecewiseGraphs(PieceCapturer(self.device))
+        self._pieces = PiecewiseGraphs(PieceCapturer(self.device), self._peers)
         graphs = CudaGraphs(
             Capturer(self.device),
             self.options,
@@ -190,7 +194,7 @@ class CudaPlatform(Platform):
             shares_prefixes=self.setup.shares_prefixes,
             serves_adapters=self.setup.serves_adapters,
             sums=self.setup.placement.mesh.tensor > 1,
-            agree=lambda number: self._captures_alike.most(number),
+            peers=self._peers,
         )
         return Steps(CudaShapes(graphs), graphs, kernels, compiler=graphs)
 

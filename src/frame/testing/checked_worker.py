@@ -35,6 +35,9 @@ class CheckedWorker(ConnectorWorker):
         self.inner.register(caches)
         self.hooks = self.inner.hooks
 
+    def end_access(self) -> None:
+        self.inner.end_access()
+
     def begin_step(self, message: bytes) -> None:
         self.inner.begin_step(message)
 

@@ -152,7 +152,7 @@ class FakeWorker:
         return FakeHandle(executed)
 
     def call(self, method: str, arguments: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """Answers `describe`, `echo`, `sleep`, `wake_up`, and `synchronize`, where a dead worker raises.
+        """Answers what an engine calls for sleep, `describe`, `echo`, and `synchronize`, where a dead worker raises.
 
         Raises `ValueError` for anything else.
         """
@@ -163,6 +163,10 @@ class FakeWorker:
             return arguments
         if method == "synchronize":
             return self.check()
+        if method == "end_transfers":
+            return self.transfer.end_access()
+        if method == "renew_cache":
+            return self._renew()
         if method == "sleep":
             return self._sleep()
         if method == "wake_up":
@@ -170,7 +174,8 @@ class FakeWorker:
                 self.memory = FakeMemory(self.layout, self.rank)
                 self.transfer.register(self.memory.views)
             return None
-        raise ValueError(f"no worker method {method!r}; there are: describe, echo, sleep, synchronize, wake_up")
+        known = "describe, echo, end_transfers, renew_cache, sleep, synchronize, wake_up"
+        raise ValueError(f"no worker method {method!r}; there are: {known}")
 
     def _sleep(self) -> None:
         try:
@@ -179,6 +184,15 @@ class FakeWorker:
             self.transfer.register(self.memory.views)
             raise
         self.memory.lose()
+
+    def _renew(self) -> bool:
+        try:
+            self.transfer.register({})
+        except Exception:
+            return False
+        finally:
+            self.transfer.register(self.memory.views)
+        return True
 
     def check(self) -> None:
         """Raises when a test declared the worker dead."""

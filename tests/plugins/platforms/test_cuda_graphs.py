@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from frame.core.interfaces.model import ForwardStep
 from frame.core.interfaces.platform_steps import StepShape
 from frame.core.interfaces.step import PrefixRows, StepPlan
+from frame.plugins.platforms.cuda.agreement import Agreement, CapturePeers
 from frame.plugins.platforms.cuda.graphs import cuda_graphs
 from frame.plugins.platforms.cuda.graphs.cuda_graphs import LEAST_BYTES, CudaGraphs
 from frame.plugins.platforms.cuda.graphs.piecewise import SIZES as SIZES_OF_PROMPTS, PiecewiseGraphs
@@ -48,6 +49,14 @@ class Ones:
         return torch.ones(self.tokens, 2)
 
 
+class Peers(CapturePeers):
+    """Others of one stage; `agree` tells of a number what the largest is that a worker has given."""
+
+    def __init__(self, agree: Callable[[int], int]) -> None:
+        self.stage = self.all = Agreement()
+        self.all.most = agree  # type: ignore[method-assign]
+
+
 class Device:
     """Runs dummy steps as a runner does; `captured` are the graphs that were asked for, in order.
 
@@ -77,7 +86,7 @@ class Device:
             max_tokens=prompts,
             max_model_len=max_model_len,
             deterministic=deterministic,
-            agree=agree,
+            peers=Peers(agree),
         )
         self.capturer.row_seconds = 1 / (most_padding + 0.5) if most_padding else 0
         self.shapes = CudaShapes(self.graphs)

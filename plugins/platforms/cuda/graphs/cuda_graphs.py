@@ -22,6 +22,7 @@ from frame.layers import CachedLayer
 from frame.weight_offload.null import moves_weights
 
 from ...options import CudaOptions
+from ..agreement import CapturePeers, PeerOutOfMemory
 from .capture import CapturedGraph
 from .piecewise import PiecewiseGraphs, read_bytes, sizes_for
 from .shapes import MAX_ROWS, SHORT_LENGTHS, decode_shape, kind_of, name_of, prompt_shape
@@ -30,8 +31,8 @@ logger = logging.getLogger("frame.platforms.cuda")
 
 #: The driver gives out memory in pieces of this size, so that a capture which seems to take none may take some.
 LEAST_BYTES = 2 << 20
-#: Says to other workers that a capture failed, in place of the bytes that it took.
-_FAILED = 1 << 62
+#: Says to other workers, in place of bytes or a size, that this one captures no step with prompts.
+_TOO_LARGE = 1 << 62
 
 
 class StepCapturer(Protocol):
@@ -57,9 +58,8 @@ class CudaGraphs(Graphs, Compiler):
     have graphs of their own (`SHORT_LENGTHS`), unless no row can be longer. Ordinary steps of other shapes run in
     pieces, which are captured when a step needs them, or when all else is, but not between steps that are served: that
     may take too long. `limit` rows and `max_tokens` tokens are the most of a step, `max_model_len` those of a row.
-    Workers of one engine must capture alike, also those of other pipeline stages, which receive as many rows as were
-    padded to: `agree` returns the largest number that any gives.
-    `sums`: layers are summed over workers.
+    Workers capture alike, with `peers`, also those of other pipeline stages, which receive as many rows as were padded
+    to. `sums`: layers are summed over workers.
     """
 
     def __init__(
@@ -75,14 +75,15 @@ class CudaGraphs(Graphs, Compiler):
         shares_prefixes: bool = False,
         serves_adapters: bool = False,
         sums: bool = False,
-        agree: Callable[[int], int] = lambda number: number,
+        peers: CapturePeers | None = None,
     ) -> None:
         sizes = {size for size in options.graph_sizes if size < limit} | {min(limit, MAX_ROWS)}
         self.sizes = sorted(size for size in sizes if size <= MAX_ROWS)
         self.checks_inputs = options.check_captured_inputs
         self._captures_draws = options.capture_draws
         self._capturer = capturer
-        self._agree, self._sums = agree, sums
+        self._peers, self._sums = peers or CapturePeers(), sums
+        self._has_told = False  # that a worker of the stage has failed at the shape that is being captured
         self._pieces = pieces
         self._max_tokens = max_tokens if options.capture_prompts and not deterministic else 0
         self.deterministic = deterministic
@@ -127,9 +128,11 @@ class CudaGraphs(Graphs, Compiler):
     def prepare(self, model: Model, shapes: Shapes) -> Model:
         """Implements `Compiler`: from the model's weights follows which steps with prompts are worth a graph."""
         del shapes
-        if not (model.whole_prompts or model.segments or moves_weights(model)):
-            num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
-            layer_bytes = self._agree(read_bytes(model) // num_layers)  # stages may have unequal numbers of layers
+        num_layers = max(1, sum(isinstance(module, CachedLayer) for module in model.modules()))
+        never = model.whole_prompts or model.segments or moves_weights(model)
+        # stages may have unequal numbers of layers, and one alone weights that move
+        layer_bytes = self._peers.all.most(_TOO_LARGE if never else read_bytes(model) // num_layers)
+        if layer_bytes < _TOO_LARGE:
             self._pieces.sizes = sizes_for(layer_bytes, 1, self._max_tokens, sums=self._sums)
         return model
 
@@ -241,14 +244,14 @@ class CudaGraphs(Graphs, Compiler):
             seconds = time.perf_counter() - start
             self._capture_seconds = min(self._capture_seconds, seconds)
             logger.debug("%s captured in %.0f ms; all take %d MiB", name_of(shape), 1e3 * seconds, self._used >> 20)
-        except torch.OutOfMemoryError:
-            self._stop("the device has no memory left")
+        except torch.OutOfMemoryError as error:
+            self._stop(str(error) if isinstance(error, PeerOutOfMemory) else "the device has no memory left")
         except Exception as error:
             if self._most_padding is None:
                 raise  # at the start somebody looks
             self._stop(f"{name_of(shape)} was not captured: {type(error).__name__}: {error}")
         if self._num_first == 0 and self._most_padding is None:
-            self._most_padding = self._agree(self._weigh())
+            self._most_padding = self._peers.all.most(self._weigh())
         return bool(self._todo) and self._num_first > 0
 
     def _weigh(self) -> int:
@@ -275,8 +278,16 @@ class CudaGraphs(Graphs, Compiler):
             return urgent
         if self._todo and not served:
             return self._todo.pop()
-        size = 0 if served else self._lacking()
+        size = 0 if served else self._lacking_anywhere()
         return prompt_shape(size) if size else None
+
+    def _lacking_anywhere(self) -> int:
+        """The most that a stage lacks, as pieces may have failed in one; 0 where one has given up, and so all."""
+        size = self._peers.all.most(_TOO_LARGE if self._pieces.has_given_up else self._lacking())
+        if size < _TOO_LARGE:
+            return size
+        self._pieces.stop()
+        return 0
 
     def _lacking(self) -> int:
         """Tokens of a step with prompts that is to be captured, 0 for none.
@@ -297,19 +308,21 @@ class CudaGraphs(Graphs, Compiler):
     def _run_capture(self, shape: StepShape, run_dummy: Callable[[StepShape], None]) -> None:
         """Captures a shape on all workers or on none, and counts what it takes where it takes most."""
         before, failed = self._used, None
-        self._capturing = shape
+        self._capturing, self._has_told = shape, False
         try:
             run_dummy(shape)
         except Exception as error:
             failed = error
         finally:
             self._capturing = None
-        taken = self._agree(_FAILED if failed else self._used - before)
-        if taken < _FAILED:
-            self._used = before + taken
-            return
-        self._forget(shape)
-        raise failed or torch.OutOfMemoryError("another worker of this engine could not capture the step")
+        if not self._has_told:
+            failed = self._peers.stage.failure(failed)
+        if not self._peers.one_stage:
+            failed = self._peers.all.failure(failed)
+        if failed is not None:
+            self._forget(shape)
+            raise failed
+        self._used = before + self._peers.all.most(self._used - before)
 
     def _forget(self, shape: StepShape) -> None:
         if self._captured.pop(shape, None) is not None and not shape.max_seq_len:
@@ -317,22 +330,34 @@ class CudaGraphs(Graphs, Compiler):
         self._draws.pop(shape, None)
 
     def _capture(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
-        captured = self._capturer.capture(forward)
+        captured = self._capture_alike(forward)
         self._captured[shape] = captured
         self._used += captured.num_bytes
         if not shape.max_seq_len:
             kind = kind_of(shape.deterministic, shape.shared, shape.adapted)
             insort(self._ready.setdefault(kind, []), shape.padded_rows)
 
+    def _capture_alike(self, work: Callable[[], Tensor]) -> CapturedGraph:
+        """Captures `work` if all workers of the stage can: the others would wait for the sums of a replay."""
+        try:
+            captured = self._capturer.capture(work)
+        except Exception as error:
+            self._has_told = True
+            raise self._peers.stage.failure(error) or error from None
+        if (failed := self._peers.stage.failure()) is not None:
+            self._has_told = True
+            raise failed
+        return captured
+
     def _capture_draw(self, shape: StepShape, kind: str, draw: Callable[[], Tensor]) -> None:
         """Captures a draw; if the first fails, no draw is captured from then on, and steps run without."""
         try:
-            made = self._capturer.capture(draw)
+            made = self._capture_alike(draw)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             logger.warning("draws are not captured: %s: %s", type(error).__name__, error)
-            self._captures_draws = False
+            self._captures_draws = self._has_told = False
             self._draws.clear()
             return
         self._draws.setdefault(shape, {})[kind] = made

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from frame.interfaces import Forward, ForwardStep
 from frame.layers import Experts, Router
 
+from ..agreement import CapturePeers
+
 logger = logging.getLogger("frame.platforms.cuda")
 
 #: Sizes in tokens; a step is padded to the next.
@@ -109,11 +111,17 @@ class PiecewiseGraphs:
     which libraries choose their kernels for that size, and the next step of the size is captured. If that fails too, or
     the first step of a fourth size, or if the device has no memory left, nothing is captured any more. Steps larger
     than the last of `sizes`, which ascend, are not captured.
+
+    What fails on one worker of a stage fails on all, before a piece is replayed whose sums the others would wait for.
+    Other stages go on: they hear by `has_given_up` that this one captures nothing more, and steps are padded to `sizes`
+    until all `stop` at once.
     """
 
-    def __init__(self, capturer: PiecewiseCapturer) -> None:
+    def __init__(self, capturer: PiecewiseCapturer, peers: CapturePeers | None = None) -> None:
         self.sizes: list[int] = []
+        self.has_given_up = False
         self._capturer = capturer
+        self._peers = peers or CapturePeers()
         self._failed: set[int] = set()  # once
         self._graphs: dict[int, PiecewiseGraph] = {}
         self._places: dict[tuple[int, ...], Tensor] = {}
@@ -136,6 +144,14 @@ class PiecewiseGraphs:
     def drop(self) -> None:
         """Forgets all graphs, because what they read has moved."""
         self._failed.clear()
+        self._forget()
+
+    def stop(self) -> None:
+        """Captures nothing any more and pads no step."""
+        self.sizes = []
+        self.drop()
+
+    def _forget(self) -> None:
         self._graphs.clear()
         self._places.clear()
         self._capturer.forget()
@@ -144,7 +160,7 @@ class PiecewiseGraphs:
         """The hidden states of a step of that size, valid until the next run."""
         graph = self._graphs.get(size)
         if graph is None:
-            return self._capture(size, forward) if size in self.sizes else forward()
+            return forward() if self.has_given_up or size not in self.sizes else self._capture(size, forward)
         step = forward.step()
         for piece in graph.pieces:
             piece.run(step)
@@ -154,11 +170,18 @@ class PiecewiseGraphs:
     def _capture(self, size: int, forward: Forward) -> Tensor:
         """Runs a step and captures it: each piece is replayed as soon as it ends, so that the results are real."""
         pieces: list[GraphPiece] = []
-        capturer = self._capturer
+        capturer, stage, shared = self._capturer, self._peers.stage, list[Exception]()
+
+        def end() -> Replay:
+            replay = capturer.end()
+            shared.extend(filter(None, [stage.failure()]))
+            if shared:
+                raise shared[0]
+            replay()
+            return replay
 
         def attend(call: Attend, *arguments: Any) -> Tensor:
-            replay = capturer.end()
-            replay()
+            replay = end()
             out = call(*arguments)
             place = self._place_for(out)
             place.copy_(out)
@@ -172,11 +195,10 @@ class PiecewiseGraphs:
             with capturer.capture():
                 capturer.begin()
                 hidden = forward(step)
-                last = capturer.end()
-                last()
+                last = end()
         except Exception as error:
             pieces.clear()
-            self._fail(size, error)
+            self._fail(size, shared.pop() if shared else stage.failure(error) or error)
         else:
             self._graphs[size] = PiecewiseGraph(pieces, last, hidden)
             return hidden
@@ -189,8 +211,11 @@ class PiecewiseGraphs:
             self._capturer.forget()
             logger.debug("%d tokens are captured later: %s: %s", size, type(error).__name__, error)
             return
-        self.sizes = []
-        self.drop()
+        self.has_given_up = True
+        if self._peers.one_stage:
+            self.stop()
+        else:
+            self._forget()
         logger.warning("steps with prompts are no longer captured: %s: %s", type(error).__name__, error)
 
     def _place_for(self, out: Tensor) -> Tensor:
