@@ -610,3 +610,13 @@ def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monke
     lanes.close()
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [(0, 1), (1, 1), (1, 2)])
+def test_an_engine_that_shares_experts_with_others_is_sent_all_that_its_own_workers_need(pairs, engine, ranks):
+    """Its mesh has the workers of all, by whose number each of its own is one of the later ones."""
+    experts = {"data_parallel_size": 2, "enable_expert_parallel": True, "data_parallel_rank": engine}
+    there, here = pairs.engine(ranks=ranks, **experts), pairs.engine(ranks=ranks, **experts)
+    params = pairs.prefill(there, here, "p", pairs.prompt(40))
+    assert pairs.decode(here, "d", pairs.prompt(40), params) == 39
+    pairs.rest(there, here)

@@ -71,6 +71,7 @@ class NixlWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: NixlOptions) -> None:
         super().__init__(setup, options)
+        self._rank = self.rank % setup.mesh.engine_size  # among the workers of this engine, of which others know
         self._options = options
         self._direct = 0, 0.0  # of the reads past NIXL of this agent, what was reported
         self._queue = setup.streams.side_queue()
@@ -168,7 +169,7 @@ class NixlWorker(ConnectorWorker):
             if loading.arrived:
                 _count(counters, "nixl_loaded_blocks", sum(counts))
                 _count(counters, "nixl_loaded_bytes", self._num_bytes(counts))
-                if self.rank % self.setup.mesh.engine_size == 0:  # the others read at the same time
+                if self._rank == 0:  # the others read at the same time
                     _count(counters, "nixl_load_seconds", time.monotonic() - loading.start)
             elif not loading.given_up:
                 failed.append(owner)
@@ -185,7 +186,7 @@ class NixlWorker(ConnectorWorker):
         notes = []
         if notices or failed or given or self._untold is not None:
             note = NixlNote(notices=notices, failed=failed, given=given, facts=self._untold)
-            notes.append((self.rank, encode(note)))
+            notes.append((self._rank, encode(note)))
             self._untold = None
         return TransferReport(
             received=received,
@@ -268,7 +269,7 @@ class NixlWorker(ConnectorWorker):
     def _begin(self, agent: Agent, load: Load) -> None:
         fit = self._fit(load.fit)
         from_ranks = readers(fit.pieces)
-        mine = from_ranks[self.rank]
+        mine = from_ranks[self._rank]
         loading = Loading(load, time.monotonic(), max(1, len(mine)))
         if not mine or not _covers(load, fit.theirs, mine):
             self._loads[load.number] = loading
@@ -277,7 +278,7 @@ class NixlWorker(ConnectorWorker):
         self._queue.run(_nothing)
         mark = self._queue.mark()
         self._loads[load.number] = loading
-        first, count = sum(map(len, from_ranks[: self.rank])), sum(map(len, from_ranks))
+        first, count = sum(map(len, from_ranks[: self._rank])), sum(map(len, from_ranks))
         for number, rank in enumerate(mine, first):
             notice = Notice(load.ticket, number, count).packed()
             wanted = partial(self._rows, load, fit, rank)
@@ -298,7 +299,7 @@ class NixlWorker(ConnectorWorker):
         tables = [np.array(blocks, np.int64) for blocks in load.ours]
         theirs = [np.array(blocks, np.int64) for blocks in load.blocks]
         alike = dict[tuple[int, ...], list[Piece]]()
-        for piece in of_rank(fit.pieces[self.rank], rank):
+        for piece in of_rank(fit.pieces[self._rank], rank):
             layers = own.shape.layers[piece.ours], facts.ranks[rank][piece.theirs]
             memories = own.agent.layers[piece.ours], peer.layers[piece.theirs]
             kinds = (

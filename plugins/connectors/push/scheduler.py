@@ -70,7 +70,7 @@ class SendScheduler(ConnectorScheduler):
         if setup.role != "consumer":
             self.sends = self.open_sends(self._secret, facts)
         if setup.role != "producer":
-            self.arrivals = Arrivals(self.layout, setup.mesh.size, self._options.wait_seconds)
+            self.arrivals = Arrivals(self.layout, setup.mesh.engine_size, self._options.wait_seconds)
             self.door = Door(
                 setup.address,
                 self._options.port + setup.data_rank if self._options.port else 0,

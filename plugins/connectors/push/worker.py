@@ -70,6 +70,7 @@ class PushWorker(ConnectorWorker):
 
     def __init__(self, setup: ConnectorWorkerSetup, options: SendOptions) -> None:
         super().__init__(setup, options)
+        self._rank = self.rank % setup.mesh.engine_size  # among the workers of this engine, of which others know
         self._options = options
         self._secret = options.secret()
         self._send_queue, self._late_queue, self._load_queue = (setup.streams.side_queue() for _ in range(3))
@@ -134,7 +135,7 @@ class PushWorker(ConnectorWorker):
         if self._loadings is not None:
             self._end_loads(self._loadings, report, note)
         if note.arrivals or note.unsent:
-            report.notes = [(self.rank, encode(note))]
+            report.notes = [(self._rank, encode(note))]
         return report
 
     def pending_loads(self) -> list[str]:
@@ -192,7 +193,7 @@ class PushWorker(ConnectorWorker):
                     self.setup.address,
                     secret=self._secret,
                     facts=facts,
-                    rank=self.rank,
+                    rank=self._rank,
                     expiry=options.expiry_seconds,
                     session=session,
                     buffer=buffer,
@@ -224,7 +225,7 @@ class PushWorker(ConnectorWorker):
             self._carrier,
             secret,
             facts,
-            self.rank,
+            self._rank,
             timeout=options.timeout_seconds,
             retry=options.retry_seconds,
             patience=options.expiry_seconds * _WAITING_SHARE,

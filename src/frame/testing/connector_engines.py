@@ -42,8 +42,10 @@ class ConnectorEngines(PluginSuite):
         return made
 
     def worker_side(self, config: Any, layout: KVLayout, rank: int = 0) -> ConnectorWorker:
-        """A new worker side, of one of the ranks that `config` asks for."""
-        placement = Placement(rank=rank, local_rank=rank, mesh=mesh_of(config))
+        """A new worker side, of one of the ranks of the engine that `config` asks for, which may be one of several."""
+        mesh, engine = mesh_of(config), config.data_parallel.data_parallel_rank or 0
+        first = engine * mesh.engine_size if mesh.data > 1 else 0
+        placement = Placement(rank=first + rank, local_rank=rank, mesh=mesh)
         made: ConnectorWorker = self.make(config=config, part="worker", layout=layout, placement=placement)
         return made
 
