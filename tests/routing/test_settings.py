@@ -64,3 +64,13 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     errors = capsys.readouterr().err
     assert said in errors
     assert errors.count("\n") == 1
+
+
+def test_options_of_another_policy_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = ["--host", "192.0.2.1"]  # an address that no machine has, so that the command ends
+    options = ["--plugin.pairs.min-body-bytes", "5", "--plugin.prefix.max-blocks", "4096"]
+    assert main(["route", "a:1", "--policy", "prefix", *options, *nowhere]) == 1
+    errors = capsys.readouterr().err
+    said = "options of plugin 'pairs' have no effect (min_body_bytes): this front's route policy is 'prefix'"
+    assert said in errors
+    assert errors.count("have no effect") == 1
