@@ -21,6 +21,7 @@ def page() -> str:
     setup = endpoint_setup(config, serving)
     endpoints = [registry.make("endpoint", provider.name, setup, config) for provider in our_providers("endpoint")]
     document = build_routes([endpoint.router() for endpoint in endpoints]).openapi()
+    admin = build_routes([endpoint.router() for endpoint in endpoints if endpoint.admin]).openapi()["paths"]
     parts = [
         "# API",
         "Every route of a server, from the document that it gives at `/openapi.json`. Packages add more. Fields that "
@@ -31,6 +32,8 @@ def page() -> str:
         for method, operation in operations.items():
             title = f"{method.upper()} {path}"
             parts.append(f"## {title}")
+            if method in admin.get(path, ()):
+                parts.append("On the [admin listener](../serving.md#admin-routes) only.")
             if operation.get("description"):
                 parts.append(operation["description"])
             schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")

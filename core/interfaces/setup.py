@@ -97,10 +97,11 @@ class ExecutorSetup(EngineSetup):
 class ConnectorSetup(EngineSetup):
     """For `ConnectorScheduler`: the layout of the KV cache, which all workers of `mesh` have.
 
-    The engine has `mesh.engine_size` workers; `mesh.size` counts also those of engines that share its experts.
-    `role` says whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange
-    blocks; no other engine has or had that name. Of several engines beside one another each has a `data_rank`, from
-    which those of one machine tell their ports. `address` is this machine's for engines that it exchanges blocks with.
+    This engine has `mesh.engine_size` workers; their ranks among these, from 0 on, number what `connect` is given, and
+    are `ConnectorWorker.rank`. Engines that share experts have one mesh, whose workers are `mesh.size`. `role` says
+    whether this engine loads blocks, saves them, or both. `engine_id` names it among engines that exchange blocks; no
+    other engine has or had that name. Of several engines beside one another each has a `data_rank`, from which those of
+    one machine tell their ports. `address` is this machine's for engines that it exchanges blocks with.
     `make(kind, name, setup, options, part)` builds another plugin, with the options that the user set for it and, over
     them, `options`; `part` is the tag of what is to be built of it, as "worker". Both may be left out.
     """

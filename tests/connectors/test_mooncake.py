@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import re
 import socket
 import sys
 import threading
@@ -264,12 +265,35 @@ def test_parameters_that_are_not_right_cost_the_computation(pairs):
     pairs.rest(there, here)
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({}, "remote_bootstrap_addr is missing"),
+        ({"remote_bootstrap_addr": 5}, "remote_bootstrap_addr must be an address such as http://HOST:PORT, got 5"),
+        (
+            {"remote_bootstrap_addr": "http://a:1/b"},
+            "remote_bootstrap_addr must be an address such as http://HOST:PORT",
+        ),
+        ({"remote_engine_id": 5}, "remote_engine_id must be a text of at most 512 characters, got 5"),
+        (
+            {"bootstrap_server_host": "a"},
+            "bootstrap_server_host and bootstrap_server_port must be an address such as http://HOST:PORT, got "
+            "'http://a:None'",
+        ),
+    ],
+)
+def test_the_parameter_that_is_wrong_is_named(params, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        Source.of(params)
+
+
 def test_a_host_that_is_none_of_the_peers_is_not_asked(pairs, caplog):
     there, here = pairs.engine(options={"expiry_seconds": 1}), pairs.engine()
     pairs.prefill(there, here, "p", pairs.prompt(40))
     params = pairs.takes(there, remote_bootstrap_addr=f"http://localhost:{bootstrap(there)}")
     assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
-    assert "'localhost' is none of the hosts of `peers`" in caplog.text
+    said = "'localhost' is none of the hosts of --plugin.mooncake.peers (none are listed, so 127.0.0.1, the --kv-ip"
+    assert said in caplog.text
     pairs.rest(there, here)
 
 

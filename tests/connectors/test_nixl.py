@@ -189,22 +189,28 @@ def test_more_than_the_share_is_not_kept(pairs, caplog):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "said"),
     [
-        {"remote_request_id": "another"},
-        {"remote_engine_id": "another"},
-        {"remote_host": "localhost"},  # not the address of this engine, nor among its peers
-        {"remote_port": 1},
-        {"remote_port": True},
-        {"remote_host": None},
-        {"remote_engine_id": 5},
+        ({"remote_request_id": "another"}, ""),
+        ({"remote_engine_id": "another"}, ""),
+        # not the address of this engine, nor among its peers
+        ({"remote_host": "localhost"}, "remote_host 'localhost' is none of the hosts of --plugin.nixl.peers (none are"),
+        ({"remote_port": 1}, ""),
+        (
+            {"remote_port": True},
+            "kv_transfer_params: remote_port must be a port from 1 to 65535, got True; such prompts",
+        ),
+        ({"remote_port": "12x"}, "remote_port must be a port from 1 to 65535, got '12x'"),
+        ({"remote_host": None}, "kv_transfer_params: remote_host is missing; such prompts are computed here"),
+        ({"remote_engine_id": 5}, "kv_transfer_params: remote_engine_id must be a text of 1 to 512 characters, got 5"),
     ],
 )
-def test_parameters_that_are_not_right_cost_the_computation(pairs, changes):
+def test_parameters_that_are_not_right_cost_the_computation(pairs, caplog, changes, said):
     there, here = pairs.engine(), pairs.engine()
     prompt = pairs.prompt(40)
     params = pairs.prefill(there, "p", prompt)
     assert pairs.decode(here, "d", prompt, {**params, **changes}) == 0
+    assert said in caplog.text
     assert pairs.decode(here, "e", pairs.prompt(40), params) == 36
     pairs.until(lambda: not there.busy, there)
     here.check()
@@ -708,7 +714,9 @@ def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):
     pairs.options["port"] = port
     side = pairs.scheduler_side(pairs.config(kv_connector="nixl"), make_layout())
     with pytest.raises(
-        ValueError, match=rf"the nixl connector cannot listen on 127\.0\.0\.1:{port}: Address already in"
+        ValueError,
+        match=rf"the nixl connector cannot listen on 127\.0\.0\.1:{port}: Address already in "
+        r"use; choose another --kv-ip or --plugin\.nixl\.port$",
     ):
         side.connect({0: there.workers.made[0].transfer.handshake()})
     side.close()
@@ -795,11 +803,12 @@ def test_a_decode_engine_closes_in_time_where_the_other_side_says_nothing(pairs,
     answers.set()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("giving", [0, 1])
-def test_engines_that_share_experts_read_of_one_another(pairs, giving):
+def test_engines_that_share_experts_read_of_one_another(pairs, giving, ranks):
     """The worker of the second is not the first one of the mesh, but of its engine."""
     experts = {"data_parallel_size": 2, "enable_expert_parallel": True}
-    gives, takes = (pairs.engine(data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
+    gives, takes = (pairs.engine(ranks=ranks, data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
     params = pairs.prefill(gives, "p", pairs.prompt(40))
     assert pairs.decode(takes, "d", pairs.prompt(40), params) == 39
     pairs.rest(gives, takes)

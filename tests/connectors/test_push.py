@@ -321,6 +321,29 @@ def test_parameters_that_are_not_right_cost_the_computation(pairs):
     pairs.rest(there, here)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"remote_host": "localhost"}, "remote_host 'localhost' is none of the hosts of --plugin.push.peers (none are"),
+        ({"remote_port": True}, "kv_transfer_params: remote_port must be a port from 1 to 65535, got True; the blocks"),
+        (
+            {"remote_host": 5},
+            "kv_transfer_params: remote_host must be a text of 1 to 512 characters, got 5; the blocks",
+        ),
+        ({"remote_port": None}, "kv_transfer_params: remote_port is missing; the blocks of such prompts are not sent"),
+    ],
+)
+def test_a_wrong_parameter_is_named_once_and_the_option_does_not_stand_for_it(pairs, caplog, changes, said):
+    here = pairs.engine(options={"wait_seconds": 0.05})
+    there = pairs.engine(options={"decode": f"127.0.0.1:{port(here)}"})
+    for number in range(2):
+        prompt = pairs.prompt(40, seed=number)
+        pairs.prefill(there, here, f"p{number}", prompt, **changes)
+        assert pairs.decode(here, f"d{number}", prompt) == 0
+    assert caplog.text.count(said) == 1
+    pairs.rest(there, here)
+
+
 def test_blocks_go_to_nobody_who_does_not_know_the_prompt_and_its_salt(pairs):
     there, here = pairs.engine(), pairs.engine(options={"wait_seconds": 0.3})
     params = pairs.prefill(there, here, "p", pairs.prompt(40), salt="a")
@@ -453,7 +476,8 @@ def test_a_port_in_use_ends_the_start_with_a_sentence(pairs):
     there = pairs.engine()
     pairs.options["port"] = number = port(there)
     side = pairs.scheduler_side(pairs.config(kv_connector="push"), make_layout())
-    with pytest.raises(ValueError, match=rf"push connector cannot listen on 127\.0\.0\.1:{number}: Address already in"):
+    said = rf"push connector cannot listen on 127\.0\.0\.1:{number}: Address already in use; choose another --kv-ip or "
+    with pytest.raises(ValueError, match=said + r"--plugin\.push\.port$"):
         side.connect({0: there.workers.made[0].transfer.handshake()})
     side.close()
 
@@ -588,11 +612,12 @@ def test_blocks_for_more_engines_than_can_be_sent_to_at_a_time_are_refused(monke
         end.close()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("giving", [0, 1])
-def test_engines_that_share_experts_send_to_one_another(pairs, giving):
+def test_engines_that_share_experts_send_to_one_another(pairs, giving, ranks):
     """The worker of the second is not the first one of the mesh, but of its engine."""
     experts = {"data_parallel_size": 2, "enable_expert_parallel": True}
-    sends, takes = (pairs.engine(data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
+    sends, takes = (pairs.engine(ranks=ranks, data_parallel_rank=rank, **experts) for rank in (giving, 1 - giving))
     params = pairs.prefill(sends, takes, "p", pairs.prompt(40))
     assert pairs.decode(takes, "d", pairs.prompt(40), params) == 39
     pairs.rest(sends, takes)

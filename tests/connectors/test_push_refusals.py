@@ -207,8 +207,8 @@ def test_a_sender_that_stops_loses_its_memory():
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"model": "other"}, "the model"),
-        ({"grain": 8}, "the block size"),
+        ({"model": "other"}, r"the model \(a hash of config.json, weights and dtype\)"),
+        ({"grain": 8}, rf"the block size \(8 at the calling engine, {FACTS.grain} at the called one\)"),
         ({"groups": "other"}, "what layers keep"),
         ({"tensor": 2}, "tensor_parallel_size"),
         ({"pipeline": 2}, "pipeline_parallel_size"),

@@ -129,8 +129,20 @@ def test_nothing_is_made_without_an_address() -> None:
             },
             "have ports in common: each of 2 data ranks takes the next port of both",
         ),
-        ({"kv_events_endpoint": "ipc:///nowhere/at/all"}, "KV events cannot be published at ipc:///nowhere/at/all: No"),
-        ({"kv_events_endpoint": "tcp://192.0.2.1:5557"}, "KV events cannot be published at tcp://192.0.2.1:5557"),
+        (
+            {"kv_events_endpoint": "ipc:///nowhere/at/all"},
+            "KV events cannot be published at ipc:///nowhere/at/all: No such file or directory; choose another "
+            "--kv-events-endpoint",
+        ),
+        (
+            {"kv_events_endpoint": "tcp://192.0.2.1:5557"},
+            "KV events cannot be published at tcp://192.0.2.1:5557: Cannot assign requested address; choose another",
+        ),
+        (
+            {"kv_events_endpoint": "inproc://here", "kv_events_replay_endpoint": "tcp://nowhere.invalid:5557"},
+            "KV events cannot be published at tcp://nowhere.invalid:5557: its host is no address of this machine; "
+            "choose another --kv-events-replay-endpoint",
+        ),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_do_ends_its_start_in_one_sentence(settings: dict[str, Any], said: str) -> None:

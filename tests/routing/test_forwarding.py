@@ -130,7 +130,7 @@ async def test_a_stream_without_a_first_event_is_begun_anew() -> None:
         assert (answer.status_code, answer.content) == (200, b"".join(EVENTS))
 
 
-async def test_nothing_is_repeated_once_the_client_has_got_something() -> None:
+async def test_nothing_is_repeated_once_the_client_has_got_something(caplog: pytest.LogCaptureFixture) -> None:
     async with turns(stream(EVENTS[0], end=False), stream(*EVENTS)) as (made, f):
         answer = await f.client.post(CHAT, json={"stream": True})
         first, last = answer.content.split(b"\n\n")[:2]
@@ -139,6 +139,8 @@ async def test_nothing_is_repeated_once_the_client_has_got_something() -> None:
         assert error["message"] == "the server broke off its answer"
         assert len(made[1].seen) == 0
         assert f.fleet.servers[0].broken == 1
+        url = f.fleet.servers[0].url
+        assert f"{url} broke off an answer: the answer ended before it was whole, or was no HTTP\n" in caplog.text
 
 
 async def test_a_message_stream_that_breaks_off_ends_in_anthropics_form() -> None:

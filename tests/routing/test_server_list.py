@@ -87,12 +87,12 @@ def test_the_command_line_names_events_in_the_order_of_servers() -> None:
     ("content", "said"),
     [
         (b"a:1 events=5557", "line 1: events '5557' is no address; write tcp://HOST:PORT"),
-        (b"a:1 events=tcp://*:5557", "line 1: events tcp://*:5557 would show"),
+        (b"a:1 events=tcp://*:5557", "line 1: events tcp://*:5557 names no host; write the server's"),
         (
             b"a:1 events=tcp://a:65535 ranks=2",
             "line 1: events tcp://a:65535 has no port from 1 to 65535 for data rank 1",
         ),
-        (b"a:1 events=inproc://x", "line 1: events inproc://x is an address within one process"),
+        (b"a:1 events=inproc://x", "line 1: events 'inproc://x' is no address; write tcp://HOST:PORT or ipc:///PATH"),
         (b"a:1 replay=tcp://a:5557", "line 1: replay needs events"),
         (b"a:1 events=tcp://a:1 ranks=0", "line 1: ranks must be a whole number from 1 to 64, got '0'"),
         (b"a:1 event=tcp://a:1", "line 1 says 'event=tcp://a:1'"),

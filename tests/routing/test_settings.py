@@ -21,11 +21,24 @@ from frame.core.cli.main import main
         (["a:1", "--plugin.pairs.min-body-bytes", "-1"], "option min_body_bytes of plugin 'pairs'"),
         (["a:1", "--max-retries", "many"], "--max-retries must be a whole number from 0 to 99, got 'many'"),
         (["a:1", "--health-seconds", "nan"], "--health-seconds must be seconds from 0.05 to 3600, got 'nan'"),
-        (["a:1", "--kv-events", "5557"], "events '5557' is no address"),
+        (["a:1", "--kv-events", "5557"], "--kv-events '5557' is no address; write tcp://HOST:PORT or ipc:///PATH\n"),
+        (
+            ["a:1", "--kv-events", "tcp://*:1"],
+            "--kv-events tcp://*:1 names no host; write the server's, as tcp://127.0",
+        ),
+        (
+            ["a:1", "--kv-events", "tcp://a:1", "--kv-events-replay", "inproc://a"],
+            "--kv-events-replay 'inproc://a' is no address; write tcp://HOST:PORT or ipc:///PATH\n",
+        ),
+        (
+            ["a:1/v1"],
+            "'a:1/v1' is no address of a server: /v1 does not belong there, since requests' own paths have it",
+        ),
+        (["a:1", "--kv-events-replay", "tcp://a:1"], "--kv-events-replay needs --kv-events, the address at which KV"),
         (["--servers", "x", "--kv-events", "tcp://a:1"], "--servers FILE and addresses on the command line exclude"),
         (
             ["a:1", "--kv-events", "tcp://a:1", "--kv-events-ranks", ""],
-            "ranks must be a whole number from 1 to 64, got ''",
+            "--kv-events-ranks must be a whole number from 1 to 64, got ''",
         ),
         (["a:1", "--kv-events-ranks", "2"], "--kv-events-ranks needs --kv-events, the addresses at which"),
         (["a:1", "--kv-events-curve-key", "k" * 40], "--kv-events-curve-key needs --kv-events, the addresses at which"),
@@ -51,3 +64,13 @@ def test_wrong_arguments_are_refused_in_one_sentence(
     errors = capsys.readouterr().err
     assert said in errors
     assert errors.count("\n") == 1
+
+
+def test_options_of_another_policy_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = ["--host", "192.0.2.1"]  # an address that no machine has, so that the command ends
+    options = ["--plugin.pairs.min-body-bytes", "5", "--plugin.prefix.max-blocks", "4096"]
+    assert main(["route", "a:1", "--policy", "prefix", *options, *nowhere]) == 1
+    errors = capsys.readouterr().err
+    said = "options of plugin 'pairs' have no effect (min_body_bytes): this front's route policy is 'prefix'"
+    assert said in errors
+    assert errors.count("have no effect") == 1

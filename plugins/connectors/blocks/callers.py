@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from frame.links.lost import end_when_lost
+from frame.quoting import shortened
 
 from .wire import PeerError
 
@@ -96,6 +98,23 @@ class Callers:
             with self._lock:
                 self._open.discard(caller)
             caller.close()
+
+
+def listen(host: str, port: int, name: str, option: str = "port") -> socket.socket:
+    """A listener of the connector `name`; port 0: any free one. Raises `ValueError` when the address cannot be used.
+
+    `host` is the setting `kv_ip`, and `option` the connector's that chose the port.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:  # the latter of a name that none can have
+        number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
+        why = str(getattr(error, "strerror", None) or error) if number is None else os.strerror(number)
+        flags = "--kv-ip" + f" or --plugin.{name}.{option}" * bool(port)
+        raise ValueError(
+            f"the {name} connector cannot listen on {shortened(host)}:{port}: {why}; choose another {flags}"
+        ) from None
 
 
 def is_over(connection: socket.socket) -> bool:

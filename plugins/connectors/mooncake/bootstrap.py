@@ -17,11 +17,14 @@ from typing import Any
 
 import msgspec
 
-from ..blocks.callers import Callers
+from frame.quoting import quoted
+
+from ..blocks.callers import Callers, listen
+from ..blocks.remote import MAX_TEXT, ParamsError
 from ..blocks.wire import PeerError
 from ..nixl.wire import call
 from ..push.facts import Facts
-from ..push.inbox import MAX_CALLERS, listen
+from ..push.inbox import MAX_CALLERS
 from ..push.wire import Meet, No, Ready, meet_caller
 
 _SECONDS = 5.0
@@ -49,20 +52,34 @@ class Source:
     port: int
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Source | None:
-        """From the parameters of a request; None where they lack something, or name it wrongly."""
-        engine, address = params.get("remote_engine_id") or "", params.get("remote_bootstrap_addr")
+    def of(cls, params: Mapping[str, Any]) -> Source:
+        """From the parameters of a request; raises `ParamsError` where they lack something, or name it wrongly."""
+        engine, name = params.get("remote_engine_id") or "", "remote_bootstrap_addr"
+        if not isinstance(engine, str) or len(engine) > MAX_TEXT:
+            raise ParamsError(
+                "remote_engine_id", f"must be a text of at most {MAX_TEXT} characters, got {quoted(engine)}"
+            )
+        address, older = params.get(name), [params.get(f"bootstrap_server_{part}") for part in ("host", "port")]
+        if address is None and older == [None, None]:
+            raise ParamsError(name, "is missing")
         if address is None:
-            address = f"http://{params.get('bootstrap_server_host')}:{params.get('bootstrap_server_port')}"
-        if not isinstance(engine, str) or not isinstance(address, str) or max(len(engine), len(address)) > 512:
-            return None
-        try:
-            found = urllib.parse.urlsplit(address)
-            host, port = found.hostname, found.port
-        except ValueError:
-            return None
-        whole = found.scheme == "http" and found.path in ("", "/") and not (found.query or found.username)
-        return cls(engine, host, port) if whole and host and port else None
+            name, address = "bootstrap_server_host and bootstrap_server_port", f"http://{older[0]}:{older[1]}"
+        if (found := _host_and_port(address)) is None:
+            raise ParamsError(name, f"must be an address such as http://HOST:PORT, got {quoted(address)}")
+        return cls(engine, *found)
+
+
+def _host_and_port(address: Any) -> tuple[str, int] | None:
+    """Those of an address of http that names nothing else; None for another value."""
+    if not isinstance(address, str) or len(address) > MAX_TEXT:
+        return None
+    try:
+        found = urllib.parse.urlsplit(address)
+        host, port = found.hostname, found.port
+    except ValueError:
+        return None
+    whole = found.scheme == "http" and found.path in ("", "/") and not (found.query or found.username)
+    return (host, port) if whole and host and port else None
 
 
 class Bootstrap:
@@ -78,7 +95,7 @@ class Bootstrap:
         self._secret = secret
         self._facts = {0: facts}
         self._want = want
-        front = listen(host, port, "mooncake")
+        front = listen(host, port, "mooncake", "bootstrap_port")
         back = listen(host, 0, "mooncake")
         self.port = int(front.getsockname()[1])
         name = f"[{host}]" if ":" in host else host

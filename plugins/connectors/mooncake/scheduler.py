@@ -16,9 +16,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 from frame.interfaces import ConnectorSetup, RequestView
+from frame.quoting import quoted
 
 from ..blocks.askers import Askers
+from ..blocks.remote import ParamsError
 from ..blocks.wire import PeerError
+from ..nixl.options import peers_words
 from ..nixl.pulls import whole_grains
 from ..push.decode_side import Wish
 from ..push.facts import Facts
@@ -176,12 +179,17 @@ class MooncakeScheduler(SendScheduler):
         return self._asked[name]
 
     def _source(self, params: Mapping[str, Any]) -> Source | None:
-        source = Source.of(params)
-        if source is None:
-            self._warn("kv_transfer_params lack a remote_bootstrap_addr such as http://HOST:PORT; prompts are computed")
-        elif not self._mooncake.allows(source.host, self.setup.address):
-            self._warn(f"{source.host!r} is none of the hosts of `peers`; prompts are computed")
-            source = None
+        try:
+            source = Source.of(params)
+        except ParamsError as error:
+            self._warn(f"kv_transfer_params: {error}; such prompts are computed here", error.name)
+            return None
+        if not self._mooncake.allows(source.host, self.setup.address):
+            allowed = peers_words("mooncake", self._mooncake.peers, self.setup.address)
+            self._warn(
+                f"kv_transfer_params: {quoted(source.host)} is none of {allowed}; such prompts are computed here"
+            )
+            return None
         return source
 
     def _submit(self, source: Source, want: Want) -> Future[bool] | None:
@@ -210,7 +218,7 @@ class MooncakeScheduler(SendScheduler):
         if self._askers is not None:
             self._askers.heard((source.host, source.port), answers)
 
-    def _warn(self, text: str) -> None:
-        if text not in self._warned and len(self._warned) < 64:
-            self._warned.add(text)
+    def _warn(self, text: str, about: str = "") -> None:
+        if (about or text) not in self._warned and len(self._warned) < 64:
+            self._warned.add(about or text)
             self.logger.warning("%s", text)

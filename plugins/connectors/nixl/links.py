@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from frame.interfaces import encode
 from frame.quoting import printable
 
 from ..blocks.callers import hang_up
+from ..blocks.remote import port_of, text_of
 from ..blocks.wire import PeerError
 from .maps import check_orders, groups_of, pieces
 from .messages import Fit
@@ -38,17 +39,10 @@ class Source:
     port: int
 
     @classmethod
-    def of(cls, params: Any) -> Source | None:
-        """From the parameters of a request; None where they lack something, or name it wrongly."""
-        found = [params.get(f"remote_{name}") for name in ("engine_id", "request_id", "host")]
-        port = params.get("remote_port")
-        if isinstance(port, str) and port.isascii() and port.isdigit():
-            port = int(port)
-        texts = all(isinstance(text, str) and 0 < len(text) <= 512 for text in found)
-        if not texts or not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
-            return None
-        engine, request, host = found
-        return cls(engine, request, host, port)
+    def of(cls, params: Mapping[str, Any]) -> Source:
+        """From the parameters of a request; raises `ParamsError` where they lack something, or name it wrongly."""
+        engine, request, host = (text_of(params, f"remote_{name}") for name in ("engine_id", "request_id", "host"))
+        return cls(engine, request, host, port_of(params, "remote_port"))
 
 
 @dataclass(frozen=True)

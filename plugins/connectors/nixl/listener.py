@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from ..blocks.callers import Callers
+from ..blocks.callers import Callers, listen
 from .holds import Holds
 from .messages import AgentFacts
 from .shapes import Facts, difference
@@ -52,11 +52,7 @@ class NixlListener:
         self._facts = facts
         self._holds = holds
         self._agents = agents
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise ValueError(f"the nixl connector cannot listen on {host}:{port}: {error.strerror or error}") from None
+        listener = listen(host, port, "nixl")
         self.port = int(listener.getsockname()[1])
         self._callers = Callers(listener, self._serve, most=MAX_CALLERS, name="nixl")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from frame.quoting import shortened
 from frame.settings import read_secret
 
 #: The name of a network interface behind an IPv6 address.
@@ -102,6 +104,12 @@ def is_loopback(host: str) -> bool:
     """Whether `host` names this machine alone."""
     address: Any = _address(host)
     return host == "localhost" if address is None else bool(address.is_loopback)
+
+
+def peers_words(connector: str, peers: Sequence[str], own: str) -> str:
+    """The hosts that requests may name, and the flag that lists them, for the end of a sentence."""
+    listed = ", ".join(peers) if peers else f"none are listed, so {own}, the --kv-ip of this engine"
+    return f"the hosts of --plugin.{connector}.peers ({shortened(listed)})"
 
 
 def matches(host: str, text: str) -> bool:

@@ -14,14 +14,16 @@ from functools import partial
 from typing import TypeVar
 
 from frame.interfaces import KVLayout, RequestView
+from frame.quoting import quoted
 from frame.transfers import news
 
 from ..blocks.askers import Askers
+from ..blocks.remote import ParamsError
 from ..blocks.wire import PeerError
 from .holds import MAX_RENEWALS
 from .links import Acquaintance, Links, Source
 from .messages import MARGIN_SECONDS, AgentFacts, Load, digest
-from .options import NixlOptions
+from .options import NixlOptions, peers_words
 from .shapes import Facts
 from .wire import Done, Granted, Lease, Question, Release, Renew, Renewed
 
@@ -207,14 +209,18 @@ class Pulls:
     def _read(self, request: RequestView) -> Pull | None:
         if request.params.get("do_remote_prefill") is not True:
             return None
-        source, num_tokens = Source.of(request.params), whole_tokens(request, self._layout)
+        num_tokens = whole_tokens(request, self._layout)
         if num_tokens and not any(group.keeps_states for group in self._layout.groups):
             num_tokens = request.prompt_len - 1
-        if source is None:
-            self._warn("params", "kv_transfer_params lack a remote engine, request, host or port; prompts are computed")
+        try:
+            source = Source.of(request.params)
+        except ParamsError as error:
+            self._warn(f"params {error.name}", f"kv_transfer_params: {error}; such prompts are computed here")
             return None
         if not self._options.allows(source.host, self._address):
-            self._warn(f"host {source.host}", f"{source.host!r} is none of the hosts of `peers`; prompts are computed")
+            allowed = peers_words("nixl", self._options.peers, self._address)
+            text = f"kv_transfer_params: remote_host {quoted(source.host)} is none of {allowed}"
+            self._warn(f"host {source.host}", f"{text}; such prompts are computed here")
             return None
         # it needs no whole block, and must show that it knows the prompt all the same, to have the others given back
         shown = num_tokens or request.prompt_len - 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from ..blocks.callers import Callers
+from ..blocks.callers import Callers, listen
 from .facts import Facts
-from .inbox import MAX_CALLERS, listen
+from .inbox import MAX_CALLERS
 from .wire import Placed, meet_caller
 
 _HELLO_SECONDS = 5.0

@@ -11,7 +11,7 @@ from frame.interfaces import KVLayout, Mesh, encode
 _VERSION = 4
 _WORDS = {
     "version": "the version of the protocol",
-    "model": "the model",
+    "model": "the model (a hash of config.json, weights and dtype)",
     "grain": "the block size",
     "groups": "what layers keep",
     "tensor": "tensor_parallel_size",
@@ -38,9 +38,13 @@ class Facts(msgspec.Struct, frozen=True):
         return cls(_VERSION, layout.model, layout.grain, groups, mesh.tensor, mesh.pipeline, formats)
 
     def difference(self, other: Facts) -> str | None:
-        """The first thing in which `other` differs, in words with both values; None where nothing does."""
+        """The first thing in which `other`, the caller's, differ, with both numbers; None where nothing does."""
         for name, words in _WORDS.items():
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
-                return f"{words} ({ours} and {theirs})" if isinstance(ours, int) else words
+                return (
+                    f"{words} ({theirs} at the calling engine, {ours} at the called one)"
+                    if isinstance(ours, int)
+                    else words
+                )
         return None

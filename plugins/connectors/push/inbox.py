@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frame.interfaces import KVLayout
 
-from ..blocks.callers import Callers, await_end, fall_silent, shut_down
+from ..blocks.callers import Callers, await_end, fall_silent, listen, shut_down
 from ..blocks.host_arena import Arena
 from ..blocks.mapped_memory import PROBE_BYTES
 from ..blocks.wire import PeerError, receive_into
@@ -381,15 +381,6 @@ class Inbox:
         events[digest] = state
         if len(events) > _MAX_EVENTS:
             del events[next(iter(events))]
-
-
-def listen(host: str, port: int, name: str) -> socket.socket:
-    """A listener of the connector `name`. Raises `ValueError` when the address cannot be used."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ValueError(f"the {name} connector cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def _discard(caller: socket.socket, num_bytes: int, seconds: float) -> None:

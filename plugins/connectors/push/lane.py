@@ -229,7 +229,7 @@ class Lane:
 
     def _ask(self, parcel: Parcel, waits: bool) -> Ready | Have | No | Full:
         if self._closed or (self._channel is None and time.monotonic() < self._rests_until):
-            raise PeerError("nothing is tried for a while after a failure")
+            raise PeerError("it failed less than retry_seconds ago, and is not tried before")
         kept = self._channel is not None
         try:
             if self._channel is None:

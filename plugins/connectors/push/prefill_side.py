@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from frame.interfaces import KVLayout, RequestView, StepPlan
+from frame.quoting import quoted
 
+from ..blocks.remote import ParamsError, port_of, text_of
 from ..nixl.messages import MAX_BLOCKS, digest
+from ..nixl.options import peers_words
 from .messages import Chunk, End, Goal, PushStep, Start, moved_tokens, spans
 from .options import PushOptions, SendOptions
 
@@ -261,21 +264,27 @@ class Pushes(Sends):
 
     def place(self, request: RequestView, shown: bytes) -> tuple[str, int] | None:
         del shown
-        place = place_of(request.params) or self._place
+        try:
+            place = place_of(request.params) or self._place
+        except ParamsError as error:
+            self.warn(f"params {error.name}", f"kv_transfer_params: {error}; the blocks of such prompts are not sent")
+            return None
         if place is None:
             self.warn("params", "kv_transfer_params name no remote_host and remote_port, and the option decode none")
             return None
         if place != self._place and not self._options.allows(place[0], self._address):
-            self.warn(f"host {place[0]}", f"{place[0]!r} is none of the hosts of `peers`; no blocks are sent there")
+            allowed = peers_words("push", self._options.peers, self._address)
+            text = f"kv_transfer_params: remote_host {quoted(place[0])} is none of {allowed}; no blocks are sent there"
+            self.warn(f"host {place[0]}", text)
             return None
         return place
 
 
 def place_of(params: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Where a request's parameters say that its prompt is decoded; None where they do not, or wrongly."""
-    host, port = params.get("remote_host"), params.get("remote_port")
-    if isinstance(port, str) and port.isascii() and port.isdigit() and len(port) < 6:
-        port = int(port)
-    if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
+    """Where a request's parameters say that its prompt is decoded; None where they say neither host nor port.
+
+    Raises `ParamsError` where one of both is missing or wrong.
+    """
+    if params.get("remote_host") is None and params.get("remote_port") is None:
         return None
-    return (host, port) if isinstance(host, str) and 0 < len(host) <= 512 else None
+    return text_of(params, "remote_host"), port_of(params, "remote_port")

@@ -10,11 +10,16 @@ from frame.quoting import quoted
 _MOST_PATH = 90
 
 
-def problem(name: str, address: str, rank: int = 0) -> str | None:
-    """Why the setting `name` cannot be `address`, in a sentence; None where it can, for the given data rank too."""
+def problem(name: str, address: str, rank: int = 0, *, listens: bool = True) -> str | None:
+    """Why the setting `name` cannot be `address`, in a sentence; None where it can, for the given data rank too.
+
+    One that another process `listens` at is no address within this one.
+    """
     scheme, _, rest = address.partition("://")
     if scheme == "tcp":
         host, port = host_of(address), rest.rpartition(":")[2]
+        if host == "*" and not listens:
+            return f"{name} {address} names no host; write the server's, as tcp://127.0.0.1:{port}"
         if host == "*":
             return (
                 f"{name} {address} would show the tokens of all prompts on every network of this machine: write the "
@@ -26,9 +31,10 @@ def problem(name: str, address: str, rank: int = 0) -> str | None:
             return None
     elif scheme == "ipc" and rest.startswith("/"):
         return None if len(rest.encode()) <= _MOST_PATH else f"{name} {address} is longer than {_MOST_PATH} bytes"
-    elif scheme == "inproc" and rest:
+    elif scheme == "inproc" and rest and listens:
         return None
-    return f"{name} {quoted(address)} is no address; write tcp://HOST:PORT, ipc:///PATH or inproc://NAME"
+    choices = "tcp://HOST:PORT, ipc:///PATH or inproc://NAME" if listens else "tcp://HOST:PORT or ipc:///PATH"
+    return f"{name} {quoted(address)} is no address; write {choices}"
 
 
 def host_of(address: str) -> str:

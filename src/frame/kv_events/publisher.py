@@ -6,6 +6,7 @@ it is asked for all batches from a number on, and answers with one message for e
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -50,6 +51,14 @@ class Sockets:
     max_queue_size: int = 100_000
 
 
+class AddressError(Exception):
+    """`address` cannot be had; the text says why."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(why)
+        self.address = address
+
+
 class SentBatches:
     """The newest batches that were sent: at most `most` of them, whose payloads have at most `most_bytes` together.
 
@@ -82,7 +91,7 @@ class Publisher:
     """Numbers batches from 0 on and sends them; `encode` makes the payload of events at a time.
 
     The engine's thread calls `publish`, which never waits: where too many batches wait, one is dropped, and its number
-    is missing for subscribers. Raises `zmq.ZMQError` for an address that cannot be had.
+    is missing for subscribers. Raises `AddressError` for an address that cannot be had.
     """
 
     def __init__(self, sockets: Sockets, encode: Callable[[float, list[Event]], bytes]) -> None:
@@ -162,6 +171,11 @@ class Publisher:
                 made.setsockopt(zmq.CURVE_SERVER, True)
                 made.setsockopt(zmq.CURVE_SECRETKEY, self._curve_key)
             (made.connect if connect else made.bind)(address)
+        except zmq.ZMQError as error:
+            made.close(0)
+            unknown = "its host is no address of this machine"
+            why = unknown if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+            raise AddressError(address, why) from None
         except BaseException:
             made.close(0)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,9 @@ def make_events(config: FrameConfig, layout: KVLayout) -> CacheEvents:
     if not config.cache.enable_prefix_caching:
         logger.warning("KV events tell of the prefix cache, which enable_prefix_caching turns off: there will be none")
     try:
-        import zmq
+        import_module("zmq")
 
-        from .publisher import Publisher, Sockets
+        from .publisher import AddressError, Publisher, Sockets
     except ImportError:
         raise ConfigError("kv_events_endpoint needs pyzmq: pip install 'frame-llm[events]'") from None
     rank, found = parallel.first_rank, dict[str, str | None]()
@@ -80,9 +81,9 @@ def make_events(config: FrameConfig, layout: KVLayout) -> CacheEvents:
     )
     try:
         publisher = Publisher(sockets, encoder.encode)
-    except zmq.ZMQError as error:
-        where = endpoint if again is None else f"{endpoint} and {again}"
-        raise ConfigError(f"KV events cannot be published at {where}: {error.strerror}") from None
+    except AddressError as error:
+        flag = "--kv-events-endpoint" if error.address == endpoint else "--kv-events-replay-endpoint"
+        raise ConfigError(f"KV events cannot be published at {error.address}: {error}; choose another {flag}") from None
     logger.info("KV events: %s %s", "sent to" if sockets.connect else "published at", endpoint)
     for one in (endpoint, again):
         if one is not None and sockets.curve_key is None and not is_local(one):

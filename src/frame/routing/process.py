@@ -17,6 +17,7 @@ from frame.core.processes.child_process import allow_files
 from frame.core.processes.listeners import bind, close_all, url
 from frame.core.server.certificates import tls_context
 from frame.core.server.http import Server, make_server
+from frame.quoting import quoted
 
 from .asked_policy import AskedPolicy
 from .fleet import Fleet
@@ -27,6 +28,7 @@ from .page import page_files
 from .upstream import Upstream
 
 if TYPE_CHECKING:
+    from frame.core.interfaces.provider import Provider
     from frame.kv_events.followers import Followers
 
     from .policy import RoutePolicy
@@ -177,6 +179,7 @@ def run_front(settings: RouteSettings) -> int:
     registry = Registry.load()
     registry.check(settings.config)
     provider = registry.select("route-policy", settings.policy, lambda kind: None)
+    _warn_of_unused(registry, settings, provider)
     policy = cast("RoutePolicy", registry.make("route-policy", provider, Setup(), settings.config))
     _check_client()
     allow_files()  # each request has two connections
@@ -188,6 +191,14 @@ def run_front(settings: RouteSettings) -> int:
             return runner.run(RouteProcess(settings, policy, provider.name, listener).run())
     finally:
         close_all(server, listener)
+
+
+def _warn_of_unused(registry: Registry, settings: RouteSettings, used: Provider) -> None:
+    """Names options of other plugins than the policy in the log: a front has no other plugin."""
+    for given, values in settings.config.plugin.items():
+        if values and not any(given in offer.names and offer.provider is used for offer in registry.offers):
+            text = "options of plugin %s have no effect (%s): this front's route policy is %s"
+            logger.warning(text, quoted(given), ", ".join(values), quoted(used.name))
 
 
 def _check_client() -> None:

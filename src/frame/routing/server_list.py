@@ -67,6 +67,7 @@ def server_url(text: str) -> str:
         (not host, "it names no host"),
         (port == 0 or parts.netloc.endswith(":"), "its port is none"),
         (bool(parts.query or parts.fragment or "?" in written or "#" in written), "it ends before any ? or #"),
+        (parts.path.rstrip("/").endswith("/v1"), "/v1 does not belong there, since requests' own paths have it"),
         (not written.isascii() or not written.isprintable() or " " in written, "it holds characters that no URL has"),
     )
     if reason := next((why for is_so, why in wrong if is_so), None):
@@ -88,24 +89,25 @@ def listed(
             raise ConfigError(f"{flag} has {len(addresses)} addresses for {len(both)} servers; give each one")
     found = []
     for place, (url, role) in enumerate(both):
-        one = event_addresses(events[place] if events else None, replays[place] if replays else None, ranks)
+        own = events[place] if events else None, replays[place] if replays else None
+        one = event_addresses(*own, ranks, names=("--kv-events", "--kv-events-replay", "--kv-events-ranks"))
         found.append(ListedServer(server_url(url), cast("ServerRole", role), kv_events=one))
     return checked(found)
 
 
-def event_addresses(events: str | None, replay: str | None = None, ranks: str = "1") -> EventAddresses | None:
-    """The addresses as they are written; raises `ConfigError`."""
+def event_addresses(
+    events: str | None, replay: str | None = None, ranks: str = "1", names: tuple[str, str, str] = _NAMES
+) -> EventAddresses | None:
+    """The addresses as they are written, by what the sentences call them; raises `ConfigError`."""
     if not (ranks.isascii() and ranks.isdigit() and len(ranks) < 4 and 0 < int(ranks) <= _MOST_RANKS):
-        raise ConfigError(f"ranks must be a whole number from 1 to {_MOST_RANKS}, got {quoted(ranks)}")
+        raise ConfigError(f"{names[2]} must be a whole number from 1 to {_MOST_RANKS}, got {quoted(ranks)}")
     if events is None:
         if replay is not None:
-            raise ConfigError("replay needs events, the address at which KV events are published")
+            raise ConfigError(f"{names[1]} needs {names[0]}, the address at which KV events are published")
         return None
-    for name, address in (("events", events), ("replay", replay)):
-        if address is not None and (sentence := problem(name, address, int(ranks) - 1)):
+    for name, address in zip(names, (events, replay), strict=False):
+        if address is not None and (sentence := problem(name, address, int(ranks) - 1, listens=False)):
             raise ConfigError(sentence)
-        if address is not None and address.startswith("inproc:"):
-            raise ConfigError(f"{name} {address} is an address within one process")
     return EventAddresses(events, replay, int(ranks))
 
 

@@ -188,9 +188,13 @@ def _dropped(headers: list[tuple[bytes, bytes]], hop: frozenset[bytes]) -> froze
 
 def _reason(error: BaseException) -> str:
     """What went wrong, in words without the address."""
+    from aiohttp import ClientPayloadError
+
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    if isinstance(error, ClientPayloadError):  # whose own words are those of its parser
+        return "the answer ended before it was whole, or was no HTTP"
     number = getattr(cause, "errno", None)
     if isinstance(cause, ssl.SSLError):
         text = f"TLS failed: {getattr(cause, 'verify_message', None) or cause.reason or cause}"
