@@ -46,6 +46,11 @@ class Watch(TorchDispatchMode):
         self.kept: list[Any] = []
         self.computed = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from importing its compiler, which takes a second, when the first step is written down."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name in _MADE_OF_OTHERS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,21 @@ def test_without_a_compiler_nothing_is_written_down(folder, monkeypatch):
     graphs = llm.collective_rpc(lambda worker: type(worker.runner.device.graphs))[0]
     assert graphs is EagerGraphs
     assert len(tokens(llm, PROMPTS[:1])[0]) == len(want[0])
+
+
+_SERVED = """
+import sys
+from frame import LLM, SamplingParams
+from frame.plugins.platforms.cpu_steps import Recording
+made, run = [], Recording.run
+Recording.run = lambda recording: (made.append(recording), run(recording))[1]
+llm = LLM(model=sys.argv[1], skip_tokenizer_init=True, num_threads=1)
+llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=6, detokenize=False), use_tqdm=False)
+print(bool(made), "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.some(1)
+def test_the_first_request_does_not_wait_until_torch_has_imported_its_compiler(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _SERVED, folder], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
