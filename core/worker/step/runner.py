@@ -183,7 +183,7 @@ class Runner:
         return step
 
     def _capture(self, plan: StepPlan) -> None:
-        """Called behind each step, also one that failed here: another stage may have ended it, and captures with all."""
+        """Called behind each step, also one that failed here: another stage may have ended it, and waits for all."""
         if plan.capture and self.lockstep.captures:
             self.device.graphs.capture(self.run_dummy)
 
