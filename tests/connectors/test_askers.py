@@ -20,11 +20,15 @@ class Silent:
         self.askers = Askers("test")
         self.over = threading.Event()
         self.begun = threading.Semaphore(0)
-        self.num_begun = 0
+        self._begun = list[int]()  # ports; appending is one step, adding is not
+
+    @property
+    def num_begun(self) -> int:
+        return len(self._begun)
 
     def ask(self, host: str, port: int) -> Future[str]:
         def wait() -> str:
-            self.num_begun += 1
+            self._begun.append(port)
             self.begun.release()
             assert self.over.wait(SECONDS)
             return f"{host}:{port}"
