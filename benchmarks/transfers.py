@@ -240,9 +240,10 @@ async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engin
             change(before, after, f"{options.connector}_{name}") for name in ("loaded_bytes", "load_seconds")
         )
         step = float(np.median(np.diff(times[2:])))
-        one = {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9),
-               "added_seconds": times[1] - done - step, "step_seconds": step,
+        one = {"added_seconds": times[1] - done - step, "step_seconds": step,
                "cached_seconds": cached[1] - cached[0] - step}  # fmt: skip
+        if options.engine == "frame":
+            one |= {"bytes": moved, "seconds": seconds, "rate": moved / max(seconds, 1e-9)}
         if options.engine == "frame" and options.connector == "nixl":
             one["copy_seconds"] = change(before, after, "nixl_direct_seconds")
         elif options.engine == "frame":
@@ -250,7 +251,8 @@ async def one_prompt(options: argparse.Namespace, prefill: Engine, decode: Engin
             one |= {"written_bytes": written, "written_seconds": spent, "write_rate": written / max(spent, 1e-9)}
         found.append(one)
     medians = {name: float(np.median([one[name] for one in found])) for name in found[0]}
-    return {"one prompt": max(found, key=lambda one: one["rate"]), "medians": medians, "all": found}
+    best = max(found, key=lambda one: one.get("rate", -one["added_seconds"]))
+    return {"one prompt": best, "medians": medians, "all": found}
 
 
 async def many_prompts(options: argparse.Namespace, prefill: Engine, decode: Engine) -> dict[str, Any]:

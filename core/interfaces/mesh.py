@@ -58,10 +58,6 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
             return (rank,)
         return self.stage_ranks(rank)
 
-    def engine_ranks(self, rank: int) -> tuple[int, ...]:
-        """The ranks of the engine that `rank` is in, in order."""
-        return _run(rank, self.engine_size, 1)
-
     def stage_ranks(self, rank: int) -> tuple[int, ...]:
         """The ranks, in order, of the pipeline stage of `rank`, in all engines that share experts."""
         inner = self.tensor * self.prefill_context

@@ -22,7 +22,7 @@ from frame.links.versions import differences, versions
 from .engine_exchange import serve_store
 from .node import run_node
 from .nodes_options import NodesOptions
-from .process import ProcessExecutor, shares_no_experts
+from .process import ProcessExecutor, against_shared_experts
 
 logger = logging.getLogger("frame.executors")
 
@@ -82,7 +82,7 @@ class NodesExecutor(ProcessExecutor):
 
     @classmethod
     def supports(cls, mesh: Mesh) -> str | None:
-        return shares_no_experts(mesh)
+        return against_shared_experts(mesh)
 
     @classmethod
     def serve_node(cls, nodes: Nodes, options: Any = None) -> int:

@@ -105,7 +105,7 @@ class ProcessExecutor(TeamExecutor):
             if all(found[rank] is not None for rank in (range(len(found)) if failed else answering)):
                 break
             if latest is None and failed:
-                latest = time.monotonic() + FAILED_STEP_SECONDS
+                latest = min(time.monotonic() + FAILED_STEP_SECONDS, hangs_at)
             left = (hangs_at if latest is None else latest) - time.monotonic()
             if left <= 0 and latest is None:
                 raise self._hanging([rank for rank, outcome in enumerate(found) if outcome is None])
@@ -181,7 +181,7 @@ class ProcessExecutor(TeamExecutor):
                 raise self.broken(f"worker {rank} failed in a step that other workers ended: {outcome}")
 
 
-def shares_no_experts(mesh: Mesh) -> str | None:
+def against_shared_experts(mesh: Mesh) -> str | None:
     """None unless `mesh` spans engines: then why it suits no executor whose workers meet those of one engine alone."""
     if mesh.data == 1:
         return None

@@ -23,7 +23,7 @@ from frame.links.versions import versions
 from frame.quoting import quoted
 
 from .engine_exchange import serve_store
-from .process import ProcessExecutor, shares_no_experts
+from .process import ProcessExecutor, against_shared_experts
 from .ray_options import RayOptions
 from .ray_room import strategies
 
@@ -70,7 +70,7 @@ class RayExecutor(ProcessExecutor):
             _ray()
         except ValueError as error:
             return str(error)
-        return shares_no_experts(mesh)
+        return against_shared_experts(mesh)
 
     def make(self, placement: Placement) -> SpawnedWorker:
         rank, found = placement.rank, self._found[placement.rank]

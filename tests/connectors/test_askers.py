@@ -20,11 +20,15 @@ class Silent:
         self.askers = Askers("test")
         self.over = threading.Event()
         self.begun = threading.Semaphore(0)
-        self.num_begun = 0
+        self._begun = list[int]()  # ports; appending is one step, adding is not
+
+    @property
+    def num_begun(self) -> int:
+        return len(self._begun)
 
     def ask(self, host: str, port: int) -> Future[str]:
         def wait() -> str:
-            self.num_begun += 1
+            self._begun.append(port)
             self.begun.release()
             assert self.over.wait(SECONDS)
             return f"{host}:{port}"
@@ -110,3 +114,24 @@ def test_closing_waits_for_what_has_begun_alone() -> None:
     made.askers.close()
     assert all(one.done() for one in asked[:STRANGERS_PER_HOST])
     assert made.num_begun == STRANGERS_PER_HOST
+
+
+def test_closing_ends_also_what_waits_for_a_thread() -> None:
+    """Else whoever waits for its result does so for ever."""
+    made, closed = Silent(), threading.Event()
+    asked = [made.ask("bad", port) for port in range(STRANGERS_PER_HOST + 1)]
+    made.await_begun(STRANGERS_PER_HOST)
+    asked[-1].add_done_callback(lambda _: closed.set())
+    hosts = [f"good {number}" for number in range(THREADS - STRANGERS_PER_HOST)]
+    for host in hosts:
+        made.askers.heard((host, 1), True)
+        asked.append(made.ask(host, 1))
+    made.await_begun(len(hosts))
+    asked += [made.ask("late", port) for port in range(4)]
+    closing = threading.Thread(target=made.askers.close)
+    closing.start()
+    assert closed.wait(SECONDS)
+    made.over.set()
+    closing.join(SECONDS)
+    assert all(one.done() for one in asked)
+    assert made.num_begun == THREADS

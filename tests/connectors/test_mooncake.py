@@ -495,3 +495,16 @@ def test_silent_ports_leave_other_hosts_their_threads(pairs, monkeypatch):
     finally:
         over.set()
     assert not any(one.result(60) for one in told)
+
+
+def test_threads_that_cannot_be_started_cost_one_computation(pairs, monkeypatch, caplog):
+    there, here = pairs.engine(), pairs.engine()
+    params, side = pairs.prefill(there, here, "p", pairs.prompt(40)), here.connector.inner
+
+    def refuse(place, work):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(side._askers, "submit", refuse)
+        assert pairs.decode(here, "d", pairs.prompt(40), params) == 0
+    assert [line for line in caplog.messages if "a prefill engine is not asked: can't start new thread" in line]

@@ -278,6 +278,11 @@ def test_wrong_addresses_show_the_right_form(text):
         Address.parse(text)
 
 
+def test_a_port_that_leaves_none_to_a_further_worker_is_named():
+    with pytest.raises(ValueError, match=r"'tcp:host:65530' leaves no port to the worker that is 6 behind its own"):
+        Address.parse("tcp:host:65530", 6)
+
+
 def test_addresses_by_rank():
     assert str(Address.parse("tcp:[::1]:9000", 2)) == "tcp:::1:9002"
     assert str(Address.parse("unix:/run/peer", 1)) == "unix:/run/peer.1"

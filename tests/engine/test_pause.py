@@ -424,6 +424,33 @@ def test_sleep_takes_the_cache_from_the_connector_and_waking_gives_it_back(watch
         watched.step()
 
 
+@pytest.mark.parametrize("hook", ["end_access", "register"])
+def test_a_connector_may_refuse_before_or_when_its_memory_goes(
+    hook: str, watched: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connectors without `end_access` do so in `register`; with it they are not told of a sleep that does not come."""
+    was = Watcher.register
+
+    def refuse(watcher: Watcher, caches: Mapping[str, CacheView] | None = None) -> None:
+        if caches:
+            was(watcher, caches)
+        else:
+            raise RuntimeError("something reads on")
+
+    monkeypatch.setattr(Watcher, hook, refuse)
+    with pytest.raises(RuntimeError, match="something reads on"):
+        watched.call("sleep")
+    assert not watched.call("is_sleeping")
+    first, *rest = Watcher.told
+    assert rest == ([] if hook == "end_access" else [first])
+    watched.add(make_request("a", [5, 6, 7], max_tokens=2))
+    while watched.has_unfinished():
+        watched.step()
+    monkeypatch.undo()
+    watched.call("sleep")
+    assert watched.call("is_sleeping")
+
+
 def test_a_connector_keeps_the_cache_where_the_platform_cannot_sleep(
     watched: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

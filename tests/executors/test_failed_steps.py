@@ -99,6 +99,16 @@ def test_a_worker_that_still_runs_a_failed_step_is_named_in_time(team, monkeypat
     assert executor.is_broken
 
 
+def test_a_failed_step_is_not_waited_for_until_the_parent_ends_the_engine(team, monkeypatch):
+    """Which could not say why it ended."""
+    executor = team(Worker(BROKEN), Worker())
+    monkeypatch.setattr(executor, "_step_seconds", 0.2)
+    start = time.monotonic()
+    with pytest.raises(DeadWorkerError, match=r"^worker 1 did not end a step that failed: worker 0 of 2: connection"):
+        executor.sample().results()
+    assert time.monotonic() - start < process.FAILED_STEP_SECONDS
+
+
 def test_a_worker_that_does_not_answer_is_not_waited_for(team):
     executor = team(Worker(["tokens"]), Worker())
     assert executor.sample().results() == ["tokens"]

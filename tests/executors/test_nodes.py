@@ -241,7 +241,6 @@ def test_executors_of_one_machine_refuse_several(folders, port, executor):
         make_engine(engine(folders[0], port, executor=executor), Registry.load())
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("executor", ["nodes", "ray"])
 def test_engines_that_share_experts_are_refused_where_their_workers_would_not_meet(folders, port, executor):
     if executor == "ray":
@@ -253,6 +252,7 @@ def test_engines_that_share_experts_are_refused_where_their_workers_would_not_me
         executor_provider(config, Registry.load())
 
 
+@pytest.mark.matrix
 def test_nobody_may_join_a_running_engine(folders, port):
     with node(folders[1], port), running(engine(folders[0], port), Registry.load()) as both:
         with pytest.raises(ConnectionRefusedError):

@@ -17,12 +17,6 @@ def test_tensor_ranks_are_neighbours_and_stages_are_apart():
     assert mesh.output_rank == 6
 
 
-def test_an_engine_is_one_data_rank_with_all_its_stages():
-    mesh = Mesh(data=2, pipeline=2, prefill_context=2, tensor=2)
-    assert {mesh.engine_ranks(rank) for rank in range(16)} == {tuple(range(8)), tuple(range(8, 16))}
-    assert all(rank in mesh.engine_ranks(rank) for rank in range(16))
-
-
 def test_experts_are_spread_over_data_and_tensor_ranks_of_a_stage():
     mesh = Mesh(data=2, pipeline=2, tensor=2, expert_parallel=True)
     assert groups(mesh, "expert") == [(0, 1, 4, 5), (2, 3, 6, 7)]

@@ -6,14 +6,18 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 
 from frame.core.config.flat import from_flat
+from frame.core.engine import idle_capture
 from frame.core.interfaces.attention import AttentionBackend, GroupBatch
+from frame.core.interfaces.collectives import Groups
 from frame.core.interfaces.connector import NullConnectorWorker
+from frame.core.interfaces.mesh import Mesh
 from frame.core.interfaces.model import LayerHooks
 from frame.core.interfaces.platform_steps import (
     AnyShape,
@@ -23,7 +27,9 @@ from frame.core.interfaces.platform_steps import (
     Steps,
     StepShape,
 )
+from frame.core.parallel.groups import gather_all
 from frame.core.plugin_host.registry import Registry
+from frame.core.worker.start import start
 from frame.core.worker.step.runner import Runner
 from frame.interfaces import BackendSetup
 from frame.plugins.attention import torch as torch_attention
@@ -33,6 +39,7 @@ from frame.plugins.attention.torch import TorchAttention
 from frame.plugins.attention.triton import TritonAttention
 from frame.plugins.models.llama import LlamaForCausalLM
 from frame.plugins.platforms.cpu import CpuPlatform, HostMemory
+from frame.testing import run_mesh
 from frame.testing.checkpoints import make_checkpoint
 from frame.testing.engines import SMALL, drain, greedy, prompts, request, running
 from frame.testing.pooling_checkpoints import make_pooling_checkpoint
@@ -181,6 +188,65 @@ def test_workers_capture_all_or_none(
 def watches_in_last_stage(connector: NullConnectorWorker, caches: object) -> None:
     if connector.rank == 1:
         connector.hooks = Watching()
+
+
+class AlwaysCapturedAlike(CapturedAlike):
+    """Asks for captures without end."""
+
+    def wanted(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("part", ["_write", "_sample_rows"])
+def test_a_step_that_fails_in_one_stage_is_followed_by_its_capture_on_all(
+    part: str, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the other stage waits in it for this one."""
+    AlwaysCapturedAlike.met = threading.Barrier(2)
+    monkeypatch.setattr(CpuPlatform, "steps", lambda self: Steps(graphs=AlwaysCapturedAlike()))
+    monkeypatch.setattr(idle_capture, "BUSY_STEPS", 0)
+    settings = {**SMALL, "model": str(folder), "num_threads": 1, "executor": "threads", "pipeline_parallel_size": 2}
+    work = getattr(Runner, part)
+
+    def fail(runner: Runner, *given: object) -> object:
+        if runner.stage.draws:
+            raise RuntimeError("only the last stage cannot")
+        return work(runner, *given)
+
+    with running(from_flat(settings), with_threads(Registry.load())) as engine:
+        expected = drain(engine, [request("a", [5, 6, 7], 3)])
+        with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "frame.engine"):
+            patch.setattr(Runner, part, fail)
+            with pytest.raises(AssertionError, match="request b failed"):
+                drain(engine, [request("b", [5, 6, 7], 3)])
+        errors = [record.exc_info for record in caplog.records if record.exc_info]
+        assert {str(info[1]) for info in errors} == {"worker 1 of 2: only the last stage cannot"}
+        again = drain(engine, [request("c", [5, 6, 7], 3)])
+    assert not AlwaysCapturedAlike.met.broken
+    assert [one.token_ids for one in again["c"]] == [one.token_ids for one in expected["a"]]
+
+
+@pytest.mark.parametrize("lacks", range(4))
+def test_engines_that_capture_at_the_start_alone_end_it_together(lacks: int) -> None:
+    """Of stages one alone may lack a step: it would wait for the others."""
+
+    def work(groups: Groups) -> int:
+        left = 3 if groups.data.rank * 2 + groups.pipeline.rank == lacks else 1
+        graphs = SimpleNamespace(wanted=lambda: captured < left)
+        captured = 0
+
+        def capture(run_dummy: object) -> bool:
+            nonlocal captured
+            gather_all(groups, b"")
+            captured += 1
+            return False
+
+        graphs.capture = capture
+        device, lockstep = SimpleNamespace(graphs=graphs), SimpleNamespace(captures=False)
+        start._capture_first(SimpleNamespace(device=device, lockstep=lockstep, run_dummy=None), groups)  # type: ignore[arg-type]
+        return captured
+
+    assert run_mesh(Mesh(data=2, pipeline=2, expert_parallel=True), work, seconds=20) == [3] * 4
 
 
 class Capturing(EagerGraphs):

@@ -18,7 +18,7 @@ from frame.kv_scales.calculated import FirstSteps
 from frame.transfers.device_bytes import device_bytes
 
 from ...config.tree import FrameConfig
-from ...interfaces.collectives import Collectives, NoCollectives
+from ...interfaces.collectives import Collectives, Groups, NoCollectives
 from ...interfaces.connector import CacheView
 from ...interfaces.executor import WorkerDescription, WorkerFacts, WorkerReady
 from ...interfaces.kv import KVLayout
@@ -27,6 +27,7 @@ from ...interfaces.mesh import Placement
 from ...interfaces.model import Model
 from ...interfaces.platform import MemorySnapshot
 from ...interfaces.platform_steps import EagerGraphs
+from ...parallel.groups import gather_all
 from ...plugin_host.registry import Registry
 from ..pooling.pooling import Pooling
 from ..sample.processors import load_processors
@@ -135,7 +136,7 @@ class WorkerStart:
         loaded, self._loaded = self._loaded, None
         with ExitStack() as undo:
             memory, views, runner = self._timed("kv cache", lambda: _with_cache(loaded, layout, undo))
-            self._timed("warm up", lambda: _record(runner))
+            self._timed("warm up", lambda: _capture_first(runner, loaded.opened.groups))
             logger.info(
                 "%s: %s", _name(loaded.opened), ", ".join(f"{stage} {spent:.2f} s" for stage, spent in self._stages)
             )
@@ -256,7 +257,8 @@ def _with_cache(loaded: _Loaded, layout: KVLayout, undo: ExitStack) -> tuple[KVM
     return memory, views, runner
 
 
-def _record(runner: Runner) -> None:
-    graphs = runner.device.graphs
-    while graphs.capture(runner.run_dummy) or (graphs.wanted() and not runner.lockstep.captures):
+def _capture_first(runner: Runner, groups: Groups) -> None:
+    """Captures what comes before the first request: all there is where nothing is captured later, on all workers."""
+    graphs, later = runner.device.graphs, runner.lockstep.captures
+    while graphs.capture(runner.run_dummy) or (not later and any(gather_all(groups, b"1" if graphs.wanted() else b""))):
         pass

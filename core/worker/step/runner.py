@@ -141,6 +141,7 @@ class Runner:
                 self._serve_peers(agreed.shape)
         except BaseException:
             self.stage.settle()
+            self._capture(plan)
             raise
 
     def _execute(self, plan: StepPlan, shape: StepShape) -> _Executed:
@@ -174,13 +175,17 @@ class Runner:
             raise
         finally:
             step.experts = self.balance.advance(dummy=inputs is None)
-        if step.plan.capture and self.lockstep.captures:
-            self.device.graphs.capture(self.run_dummy)
+            self._capture(step.plan)
         step.wants_capture = self.wants_capture
         self._pending.append(step)
         while self._pending and self._pending[0].delivered:
             self._pending.popleft()
         return step
+
+    def _capture(self, plan: StepPlan) -> None:
+        """Called behind each step, also one that failed here: another stage may have ended it, and waits for all."""
+        if plan.capture and self.lockstep.captures:
+            self.device.graphs.capture(self.run_dummy)
 
     @property
     def wants_capture(self) -> bool:

@@ -63,7 +63,7 @@ class Askers:
             self._waiting = []
         for task in waiting:
             task.future.cancel()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)  # what was not begun ends in `_run`, as else its future never would
 
     def _run(self, task: _Task) -> None:
         with self._lock:

@@ -193,10 +193,15 @@ class MooncakeScheduler(SendScheduler):
         return source
 
     def _submit(self, source: Source, want: Want) -> Future[bool] | None:
+        """Has a thread tell it; None where that is of no use now, or no thread can be started."""
         resting = self._rests.get(source, 0.0) > time.monotonic()
         if self._askers is None or resting:
             return None
-        return self._askers.submit((source.host, source.port), partial(self._tell, source, want))
+        try:
+            return self._askers.submit((source.host, source.port), partial(self._tell, source, want))
+        except RuntimeError as error:
+            self._warn(f"a prefill engine is not asked: {error}")
+            return None
 
     def _tell(self, source: Source, want: Want) -> bool:
         """Runs in a thread: whether the other engine may send it; one that did not answer is not asked for a while."""

@@ -89,7 +89,7 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other engine answered the last question, if only by a refusal."""
+        """Whether there is a connection: over it the last question was answered, if only by a refusal."""
         return self._channel is not None
 
     def ask(self, question: Question, kind: type[T]) -> T:

@@ -27,7 +27,11 @@ class Address(NamedTuple):
         if kind == "unix" and rest.startswith("/"):
             return cls(path=f"{rest}.{rank}" if rank else rest)
         host, _, port = rest.rpartition(":")
-        if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) + rank < 65536:
+        if kind == "tcp" and host and len(port) < 6 and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+            if int(port) + rank > 65535:
+                raise ValueError(
+                    f"{quoted(text)} leaves no port to the worker that is {rank} behind its own: give a lower one"
+                )
             return cls(host=host.strip("[]"), port=int(port) + rank)
         raise ValueError(f"{quoted(text)} is not an address; write unix:/path or tcp:host:port")
 

@@ -14,6 +14,10 @@ class PeerOutOfMemory(torch.OutOfMemoryError):
     """The device of another worker has no memory left; the message names it."""
 
 
+class PeerFailed(RuntimeError):
+    """Another worker has failed; the message names it."""
+
+
 class Agreement:
     """Decisions over the workers of `host`, all of which make the same calls in the same order.
 
@@ -36,16 +40,17 @@ class Agreement:
         """The error of the first worker that gave one, as this worker is to take it; None where none did.
 
         An error of memory is one on all workers: `PeerOutOfMemory` where it was another's. Other errors of others are
-        `RuntimeError`.
+        `PeerFailed`. What another worker has told before it must tell again itself: `error` is not told then.
         """
         short = isinstance(error, torch.OutOfMemoryError)
-        own = None if error is None else _Failure(f"{type(error).__name__}: {error}", short)
+        told_by_other = error is None or isinstance(error, PeerOutOfMemory | PeerFailed)
+        own = None if told_by_other else _Failure(f"{type(error).__name__}: {error}", short)
         for rank, data in zip(self._ranks, self._host.gather(msgspec.json.encode(own)), strict=True):
             failure = msgspec.json.decode(data, type=_Failure | None)
             if failure is not None and rank == self._rank:
                 return error
             if failure is not None:
-                kind = PeerOutOfMemory if failure.short else RuntimeError
+                kind = PeerOutOfMemory if failure.short else PeerFailed
                 return kind(f"worker {rank}: {failure.message}")
         return None
 

@@ -113,7 +113,8 @@ class CheckedConnector(ConnectorScheduler):
         both = report.counters.keys() & report.gauges.keys()
         assert not both, f"{sorted(both)} are counters and gauges"
         ranks = {rank for rank, _ in report.notes}
-        assert ranks <= set(range(self.setup.mesh.size)), f"notes of ranks {sorted(ranks)}, which are not all there"
+        known = set(range(self.setup.mesh.engine_size))
+        assert ranks <= known, f"notes of ranks {sorted(ranks)}, which are not all there"
         released = list(self.inner.update(report) or ())
         strange = [name for name in released if not self.ended.get(name)]
         assert not strange, f"update returned {strange}, whose blocks are not held"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -80,6 +81,24 @@ class ConnectorEnds(ConnectorEngines):
         other.run(given, request("stored", prompts[0]), request("stored too", prompts[2]))
         other.check()
         other.close()
+        engine.close()
+
+    @pytest.mark.parametrize("lets_go", [False, True])
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_sleep_that_does_not_come_leaves_all_as_it_was(self, ranks: int, lets_go: bool) -> None:
+        """Where one worker refuses others were asked, or had let go of memory that they get again as it was."""
+        prompts = [self.prompt(30), self.prompt(26, seed=2)]
+        self.fill(prompts[0], ranks=ranks)
+        engine = self.engine(ranks=ranks)
+        engine.add(request("loads", prompts[0]))
+        _begin(engine, lambda: bool(engine.loading) or engine.ended("loads"))
+        with contextlib.suppress(RuntimeError):  # it refuses
+            engine.engine.executor.call("end_transfers")
+            if lets_go and not engine.loading:
+                engine.engine.executor.call("renew_cache")
+        engine.run(request("after", prompts[1]), request("again", prompts[0]))
+        engine.check()
+        self.serves(engine)
         engine.close()
 
     @pytest.mark.parametrize("steps", [0, 1, 3])

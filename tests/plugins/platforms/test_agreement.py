@@ -1,5 +1,6 @@
 """Workers of one engine capture alike and choose the same kernels, whatever each measures."""
 
+import pytest
 import torch
 
 from frame.interfaces import HostGroup
@@ -39,3 +40,17 @@ def test_products_follow_the_times_of_the_first_worker():
     products._met = {shape: torch.empty(64, 32)}
     products.settle(8, Agreement(FirstRank(packed(theirs))).first)
     assert products._table == theirs
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("no")], ids=["refused", "memory"])
+def test_an_error_that_is_told_on_names_the_worker_that_had_it(error):
+    """As a stage tells all others what it has agreed on."""
+
+    def work(group):
+        agreement = Agreement(group.host, (4, 5), 4 + group.rank)
+        agreed = agreement.failure(error if group.rank == 1 else None)
+        again = agreement.failure(agreed)
+        return isinstance(again, torch.OutOfMemoryError), str(again)
+
+    memory = isinstance(error, torch.OutOfMemoryError)
+    assert run_ranks(2, work) == [(memory, f"worker 5: {type(error).__name__}: no"), (memory, "no")]

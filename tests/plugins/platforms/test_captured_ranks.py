@@ -157,7 +157,7 @@ def test_draws_that_one_rank_cannot_capture_none_captures(caplog: pytest.LogCapt
     assert first == second
     captured, draws, *_ = first
     assert (len(captured), draws) == (4, [])
-    line = f"draws are not captured: RuntimeError: worker 1: RuntimeError: {REFUSED}"
+    line = f"draws are not captured: PeerFailed: worker 1: RuntimeError: {REFUSED}"
     assert sum(line in one for one in caplog.messages) == 1
 
 
