@@ -28,6 +28,11 @@ def counted(running: Running, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
+def until_found(running: Running, num_tokens: int) -> None:
+    """A server shows what it knew last of an engine that takes longer than two seconds to answer, as on a busy machine."""
+    until(lambda: counted(running, "hit_tokens") > num_tokens, 20, lambda: running.text)
+
+
 def arguments(folder: object, *more: str) -> list[str]:
     shared = ["--plugin.offload.shared", "true", "--plugin.offload.shared_folder", str(folder)]
     return ["--kv-offloading-size", "0.02", *shared, "--num-threads", "1", *more]
@@ -48,7 +53,7 @@ def test_kill_9_leaves_a_readable_tier(tmp_path, more):
         os.kill(engine, signal.SIGKILL)
         until(lambda: not alive(engine))
         assert [told(running, prompt) for prompt in PROMPTS] == first
-        assert counted(running, "hit_tokens") > 3 * 100
+        until_found(running, 3 * 100)
         assert counted(running, "checked_read_bytes") > 0
         assert counted(running, "checked_failed_blocks") == 0
         running.until_said("are there from an engine before this one")
@@ -79,8 +84,9 @@ def test_kill_9_leaves_states_that_are_found(tmp_path, family):
         os.kill(engine, signal.SIGKILL)
         until(lambda: not alive(engine))
         assert [tokens(running, prompt) for prompt in given] == first
-        assert counted(running, "loaded_states") == 3
+        until_found(running, 3 * 80 - 1)
         assert counted(running, "hit_tokens") == 3 * 80
+        assert counted(running, "loaded_states") == 3
         assert counted(running, "checked_failed_blocks") == 0
         running.stop()
         assert running.process.returncode == 0, running.text
@@ -93,7 +99,7 @@ def test_a_worker_that_is_killed_leaves_a_readable_tier(tmp_path):
         first = [told(running, prompt) for prompt in PROMPTS]
         os.kill(running.below("engine")[1], signal.SIGKILL)
         assert [told(running, prompt) for prompt in PROMPTS] == first
-        assert counted(running, "hit_tokens") > 3 * 100
+        until_found(running, 3 * 100)
         running.stop()
     assert not list(tmp_path.iterdir())
 
@@ -104,7 +110,7 @@ def test_a_server_of_two_ranks_finds_what_one_of_one_stored(tmp_path):
         texts = [told(first, prompt) for prompt in PROMPTS]
         with server(REAL, *arguments(tmp_path, "--tensor-parallel-size", "2")) as second:
             assert [told(second, prompt) for prompt in PROMPTS] == texts
-            assert counted(second, "hit_tokens") > 3 * 100
+            until_found(second, 3 * 100)
             assert counted(second, "shared_failed_blocks") == 0
 
 
@@ -114,6 +120,6 @@ def test_a_second_server_finds_what_the_first_stored(tmp_path):
         texts = [told(first, prompt) for prompt in PROMPTS]
         with server(REAL, *arguments(tmp_path)) as second:
             assert [told(second, prompt) for prompt in PROMPTS] == texts
-            assert counted(second, "hit_tokens") > 3 * 100
+            until_found(second, 3 * 100)
             assert counted(second, "shared_read_bytes") > 0
             assert counted(second, "shared_failed_blocks") == 0
