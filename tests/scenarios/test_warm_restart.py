@@ -29,7 +29,7 @@ def counted(running: Running, name: str) -> float:
 
 
 def until_found(running: Running, num_tokens: int) -> None:
-    """A server shows what it knew last of an engine that takes longer than two seconds to answer, as on a busy machine."""
+    """A server shows what it knew last of an engine that takes two seconds to answer, as on a busy machine."""
     until(lambda: counted(running, "hit_tokens") > num_tokens, 20, lambda: running.text)
 
 
