@@ -321,10 +321,10 @@ class FrameConfig(Section):
             if executor.nnodes > 1:
                 yield f"nnodes {executor.nnodes}: each engine of data_parallel_address is on one machine so far"
         elif executor.nnodes > 1 and len(parallel.local_ranks) > 1:
+            apart = "" if executor.enable_expert_parallel else ", or start a server for each with data_parallel_rank"
             yield (
                 f"nnodes {executor.nnodes} with data_parallel_size {parallel.data_parallel_size}: an engine on several "
-                "machines is the only one of its server; start a server for each with data_parallel_rank, or give each "
-                "engine one machine by data_parallel_address"
+                f"machines is the only one of its server; give each one machine by data_parallel_address{apart}"
             )
 
     @classmethod

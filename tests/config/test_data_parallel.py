@@ -136,7 +136,18 @@ def test_a_load_balancer_needs_no_address() -> None:
         ),
         (
             {"data_parallel_size": 2, "nnodes": 2, "tensor_parallel_size": 2, "master_addr": "a"},
-            "nnodes 2 with data_parallel_size 2: an engine on several machines is the only one of its server; start a",
+            "an engine on several machines is the only one of its server; give each one machine by "
+            "data_parallel_address, or start a server for each with data_parallel_rank$",
+        ),
+        (
+            {
+                "data_parallel_size": 2,
+                "enable_expert_parallel": True,
+                "nnodes": 2,
+                "tensor_parallel_size": 2,
+                "master_addr": "a",
+            },
+            "nnodes 2 with data_parallel_size 2: .*; give each one machine by data_parallel_address$",
         ),
         ({"data_parallel_size": 5000}, "data_parallel_size"),
         ({"data_parallel_size": 65}, "a server starts at most 64 engines, and would start 65"),
