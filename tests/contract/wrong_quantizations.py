@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -227,9 +228,11 @@ class Shrunk(Rounded):
 class Restless(Rounded):
     """Names itself otherwise each time that it is built."""
 
+    _numbers = count()
+
     @property
     def numerics(self) -> str:
-        return f"rounded, {id(self)}"
+        return f"rounded, {next(self._numbers)}"
 
 
 class Routers(Rounded):
